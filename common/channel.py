@@ -1,0 +1,83 @@
+"""Channel and server options, and TLS. One place, because a misspelt gRPC option is ignored in silence."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+
+MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+"""Both directions. gRPC's own limit of 4 MiB is below a long prompt with log probabilities."""
+
+_MESSAGE_SIZE = [
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+]
+
+SERVER_OPTIONS: list[tuple[str, int]] = [
+    *_MESSAGE_SIZE,
+    # A stream is silent while a long prompt is computed. Without these two, a client's pings in that time would count
+    # as abuse and be answered with GOAWAY "too_many_pings".
+    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+    ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.keepalive_permit_without_calls", 1),
+    # Two processes on one port would share its connections at random instead of the second one failing.
+    ("grpc.so_reuseport", 0),
+]
+
+CLIENT_OPTIONS: list[tuple[str, int]] = [
+    *_MESSAGE_SIZE,
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    # Reconnect soon after a restart: gRPC's own backoff grows to two minutes.
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.min_reconnect_backoff_ms", 200),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class ServerTls:
+    """Files in PEM. With `client_ca` clients must show a certificate of it (mutual TLS)."""
+
+    certificate: Path
+    key: Path
+    client_ca: Path | None = None
+
+    def credentials(self) -> grpc.ServerCredentials:
+        roots = self.client_ca.read_bytes() if self.client_ca else None
+        return grpc.ssl_server_credentials(
+            [(self.key.read_bytes(), self.certificate.read_bytes())],
+            root_certificates=roots,
+            require_client_auth=roots is not None,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ClientTls:
+    """Files in PEM. `ca` unset: the system's roots."""
+
+    ca: Path | None = None
+    certificate: Path | None = None
+    key: Path | None = None
+
+    def credentials(self) -> grpc.ChannelCredentials:
+        return grpc.ssl_channel_credentials(
+            root_certificates=self.ca.read_bytes() if self.ca else None,
+            private_key=self.key.read_bytes() if self.key else None,
+            certificate_chain=self.certificate.read_bytes() if self.certificate else None,
+        )
+
+
+def aio_channel(address: str, tls: ClientTls | None = None) -> grpc.aio.Channel:
+    """A channel for asyncio; the caller closes it."""
+    if tls is None:
+        return grpc.aio.insecure_channel(address, options=CLIENT_OPTIONS)
+    return grpc.aio.secure_channel(address, tls.credentials(), options=CLIENT_OPTIONS)
+
+
+def channel(address: str, tls: ClientTls | None = None) -> grpc.Channel:
+    """A blocking channel; the caller closes it."""
+    if tls is None:
+        return grpc.insecure_channel(address, options=CLIENT_OPTIONS)
+    return grpc.secure_channel(address, tls.credentials(), options=CLIENT_OPTIONS)

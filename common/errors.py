@@ -1,0 +1,154 @@
+"""Errors of both services, and their one mapping to and from gRPC status (google.rpc.Status with details).
+
+Raise these anywhere; the interceptor of `common.server` turns them into a status. Any other exception is a fault of
+ours: INTERNAL, logged with its traceback, without its text leaking to the client.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import grpc
+from google.protobuf import any_pb2, duration_pb2
+from google.rpc import code_pb2, error_details_pb2, status_pb2
+
+DOMAIN = "fissile"
+STATUS_DETAILS_KEY = "grpc-status-details-bin"
+
+
+@dataclass(frozen=True, slots=True)
+class FieldViolation:
+    """`field` is the path in the request, such as `options.sampling.top_p`."""
+
+    field: str
+    description: str
+
+
+class FissileError(Exception):
+    """A failure with a gRPC status. `reason` is a stable UPPER_SNAKE_CASE word for programs."""
+
+    code: grpc.StatusCode = grpc.StatusCode.INTERNAL
+    reason = "INTERNAL"
+
+    def __init__(
+        self, message: str, *, violations: Sequence[FieldViolation] = (), retry_after: float | None = None
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.violations = tuple(violations)
+        self.retry_after = retry_after
+        """Seconds."""
+
+    def to_status(self) -> status_pb2.Status:
+        details: list[any_pb2.Any] = [_pack(error_details_pb2.ErrorInfo(reason=self.reason, domain=DOMAIN))]
+        if self.violations:
+            fields = [
+                error_details_pb2.BadRequest.FieldViolation(field=v.field, description=v.description)
+                for v in self.violations
+            ]
+            details.append(_pack(error_details_pb2.BadRequest(field_violations=fields)))
+        if self.retry_after is not None:
+            delay = duration_pb2.Duration()
+            delay.FromNanoseconds(int(self.retry_after * 1e9))
+            details.append(_pack(error_details_pb2.RetryInfo(retry_delay=delay)))
+        return status_pb2.Status(code=self.code.value[0], message=self.message, details=details)
+
+
+class InvalidArgumentError(FissileError):
+    """A bad field of a request."""
+
+    code = grpc.StatusCode.INVALID_ARGUMENT
+    reason = "INVALID_ARGUMENT"
+
+    @classmethod
+    def of(cls, field: str, description: str) -> "InvalidArgumentError":
+        return cls(f"{field}: {description}", violations=[FieldViolation(field, description)])
+
+
+class NotFoundError(FissileError):
+    code = grpc.StatusCode.NOT_FOUND
+    reason = "NOT_FOUND"
+
+
+class AlreadyExistsError(FissileError):
+    code = grpc.StatusCode.ALREADY_EXISTS
+    reason = "ALREADY_EXISTS"
+
+
+class ResourceExhaustedError(FissileError):
+    code = grpc.StatusCode.RESOURCE_EXHAUSTED
+    reason = "RESOURCE_EXHAUSTED"
+
+
+class UnavailableError(FissileError):
+    code = grpc.StatusCode.UNAVAILABLE
+    reason = "UNAVAILABLE"
+
+
+class DeadlineExceededError(FissileError):
+    code = grpc.StatusCode.DEADLINE_EXCEEDED
+    reason = "DEADLINE_EXCEEDED"
+
+
+class CancelledError(FissileError):
+    code = grpc.StatusCode.CANCELLED
+    reason = "CANCELLED"
+
+
+class UnimplementedError(FissileError):
+    code = grpc.StatusCode.UNIMPLEMENTED
+    reason = "UNIMPLEMENTED"
+
+
+class InternalError(FissileError):
+    """Our fault."""
+
+
+_BY_CODE: dict[grpc.StatusCode, type[FissileError]] = {
+    cls.code: cls
+    for cls in (
+        InvalidArgumentError,
+        NotFoundError,
+        AlreadyExistsError,
+        ResourceExhaustedError,
+        UnavailableError,
+        DeadlineExceededError,
+        CancelledError,
+        UnimplementedError,
+        InternalError,
+    )
+}
+
+
+def from_rpc_error(error: grpc.RpcError) -> FissileError:
+    """The typed error behind a failed call. Works for `grpc` and `grpc.aio` errors; both have these methods."""
+    code: grpc.StatusCode = error.code()  # type: ignore[attr-defined]
+    message: str = error.details() or code.name.lower()  # type: ignore[attr-defined]
+    violations: list[FieldViolation] = []
+    retry_after: float | None = None
+    for detail in _status_of(error).details:
+        if detail.Is(error_details_pb2.BadRequest.DESCRIPTOR):
+            bad_request = error_details_pb2.BadRequest()
+            detail.Unpack(bad_request)
+            violations += [FieldViolation(v.field, v.description) for v in bad_request.field_violations]
+        elif detail.Is(error_details_pb2.RetryInfo.DESCRIPTOR):
+            retry = error_details_pb2.RetryInfo()
+            detail.Unpack(retry)
+            retry_after = retry.retry_delay.ToNanoseconds() / 1e9
+    result = _BY_CODE.get(code, FissileError)(message, violations=violations, retry_after=retry_after)
+    result.code = code
+    return result
+
+
+def _status_of(error: grpc.RpcError) -> status_pb2.Status:
+    for key, value in error.trailing_metadata() or ():  # type: ignore[attr-defined]
+        if key == STATUS_DETAILS_KEY:
+            return status_pb2.Status.FromString(value)
+    return status_pb2.Status(code=code_pb2.UNKNOWN)
+
+
+def _pack(
+    message: error_details_pb2.ErrorInfo | error_details_pb2.BadRequest | error_details_pb2.RetryInfo,
+) -> any_pb2.Any:
+    packed = any_pb2.Any()
+    packed.Pack(message)
+    return packed

@@ -1,0 +1,41 @@
+"""Prometheus metrics of both services: bucket borders in one place, and the `/metrics` endpoint."""
+
+import logging
+from collections.abc import Callable
+
+from prometheus_client import (
+    CollectorRegistry,
+    GCCollector,
+    PlatformCollector,
+    ProcessCollector,
+    start_http_server,
+)
+
+logger = logging.getLogger(__name__)
+
+TTFT_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+TOKEN_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.5)
+REQUEST_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+LENGTH_BUCKETS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
+
+
+def new_registry() -> CollectorRegistry:
+    """A registry of its own, with process metrics: two services in one process (tests) must not share counters."""
+    registry = CollectorRegistry()
+    ProcessCollector(registry=registry)
+    PlatformCollector(registry=registry)
+    GCCollector(registry=registry)
+    return registry
+
+
+def serve_metrics(registry: CollectorRegistry, host: str, port: int) -> Callable[[], None]:
+    """Serve `/metrics` from a thread; returns the function that stops it. Raises OSError if the port is taken."""
+    server, thread = start_http_server(port, addr=host, registry=registry)
+    logger.info("metrics on http://%s:%d/metrics", host, server.server_address[1])
+
+    def stop() -> None:
+        server.shutdown()
+        server.server_close()
+        thread.join(timeout=2)
+
+    return stop

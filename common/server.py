@@ -1,0 +1,153 @@
+"""What both services' gRPC servers have in common: health, reflection, channelz, error mapping, signals.
+
+One asyncio event loop per process (grpc.aio needs that).
+"""
+
+import asyncio
+import logging
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import grpc
+from grpc_channelz.v1 import channelz
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from common.channel import SERVER_OPTIONS, ServerTls
+from common.errors import STATUS_DETAILS_KEY, FissileError, InternalError, UnavailableError
+
+logger = logging.getLogger(__name__)
+
+Handler = grpc.RpcMethodHandler
+
+
+class ErrorInterceptor(grpc.aio.ServerInterceptor):
+    """Turns a `FissileError` into its status; anything else into INTERNAL, logged here and without its text."""
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Handler:
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            return handler
+        method = handler_call_details.method
+        if handler.unary_unary:
+            return _rebuild(
+                grpc.unary_unary_rpc_method_handler, _guard_unary(handler.unary_unary, method), handler
+            )
+        if handler.unary_stream:
+            return _rebuild(
+                grpc.unary_stream_rpc_method_handler, _guard_stream(handler.unary_stream, method), handler
+            )
+        if handler.stream_stream:
+            return _rebuild(
+                grpc.stream_stream_rpc_method_handler, _guard_stream(handler.stream_stream, method), handler
+            )
+        return handler
+
+
+def _rebuild(make: Callable[..., Handler], behaviour: Callable[..., Any], handler: Handler) -> Handler:
+    return make(
+        behaviour,
+        request_deserializer=handler.request_deserializer,
+        response_serializer=handler.response_serializer,
+    )
+
+
+def _guard_unary(behaviour: Callable[..., Awaitable[Any]], method: str) -> Callable[..., Awaitable[Any]]:
+    if not asyncio.iscoroutinefunction(behaviour):  # blocking handlers of library servicers
+        return behaviour
+
+    async def guarded(request: Any, context: grpc.aio.ServicerContext) -> Any:
+        try:
+            return await behaviour(request, context)
+        except Exception as error:
+            await abort(context, error, method)
+
+    return guarded
+
+
+def _guard_stream(behaviour: Callable[..., AsyncIterator[Any]], method: str) -> Callable[..., Any]:
+    async def guarded(request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
+        try:
+            async for response in behaviour(request, context):
+                yield response
+        except Exception as error:
+            await abort(context, error, method)
+
+    # grpc.aio tells generators from coroutines by inspection; library servicers may be coroutines that write.
+    if asyncio.iscoroutinefunction(behaviour):
+        return behaviour
+    return guarded
+
+
+async def abort(context: grpc.aio.ServicerContext, error: Exception, method: str) -> None:
+    """End the call with the status of `error`. Never returns normally."""
+    if isinstance(error, (grpc.aio.AbortError, grpc.aio.UsageError)):
+        raise error
+    if not isinstance(error, FissileError):
+        logger.exception("%s failed", method, exc_info=error)
+        error = InternalError("internal error; the server's log has the details")
+    status = error.to_status().SerializeToString()
+    await context.abort(error.code, error.message, ((STATUS_DETAILS_KEY, status),))
+
+
+class ServiceServer:
+    """A grpc.aio server around one service.
+
+    Health is NOT_SERVING until `set_serving(True)`; both the overall ("") and the service's own entry are kept.
+    """
+
+    def __init__(self, service_name: str, tls: ServerTls | None = None) -> None:
+        self._service_name = service_name
+        self._tls = tls
+        self.server = grpc.aio.server(interceptors=[ErrorInterceptor()], options=SERVER_OPTIONS)
+        self._health = health.aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self.server)
+        channelz.add_channelz_servicer(self.server)
+        names = [service_name, health.SERVICE_NAME, reflection.SERVICE_NAME, "grpc.channelz.v1.Channelz"]
+        reflection.enable_server_reflection(names, self.server)
+
+    async def start(self, host: str, port: int) -> int:
+        """Bind and serve; returns the port (of use when 0 was asked for). Raises UnavailableError if it is taken."""
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        try:
+            if self._tls is None:
+                bound = self.server.add_insecure_port(address)
+            else:
+                bound = self.server.add_secure_port(address, self._tls.credentials())
+        except RuntimeError as error:
+            raise UnavailableError(f"cannot listen on {address}: is the port taken?") from error
+        await self.set_serving(False)
+        await self.server.start()
+        return bound
+
+    async def set_serving(self, serving: bool) -> None:
+        status = (
+            health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
+        )
+        for name in ("", self._service_name):
+            await self._health.set(name, status)
+
+    async def stop(self, grace: float) -> None:
+        """Refuse new calls, give open ones `grace` seconds, then cancel them."""
+        await self._health.enter_graceful_shutdown()
+        await self.server.stop(grace)
+
+
+def stop_event_on_signals() -> asyncio.Event:
+    """An event that SIGTERM or SIGINT sets; a second signal ends the process at once with status 130."""
+    event = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def on_signal() -> None:
+        if event.is_set():
+            raise SystemExit(130)
+        event.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+    return event

@@ -1,0 +1,87 @@
+"""What one step is (`ScheduledBatch`, scheduler → runner) and what came of it (`BatchOutput`, runner → scheduler).
+
+Both are plain immutable data that pickle well: a tensor-parallel rank or a remote runner needs nothing else.
+
+A **slot** is a row of the runner's persistent per-sequence state, 0 ≤ slot < max_num_seqs. The scheduler owns the
+assignment: a slot belongs to one sequence from the step whose `new_sequences` bind it until another `NewSequence` binds
+it again. Steps run in the order they were submitted, so binding a slot anew is enough to forget its former owner.
+"""
+
+from dataclasses import dataclass, field
+
+from worker.core.params import SamplingParams
+
+DEFERRED_TOKEN = -1
+"""In `ScheduledBatch.input_ids`: "the token that this slot sampled in an earlier step", still only on the device."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewSequence:
+    """Everything the runner must know about a slot, sent when a sequence is bound to it.
+
+    That is at first admission and again after each preemption by recompute (and for each child of a fork): the runner
+    keeps nothing of an earlier binding.
+    """
+
+    slot: int
+    token_ids: tuple[int, ...]
+    """Committed tokens, prompt and output. The tokens to run still come in `input_ids`."""
+    num_prompt_tokens: int
+    sampling: SamplingParams
+    block_ids: tuple[int, ...]
+    """The block table so far, including the blocks for this step. Later blocks come as `new_block_ids`."""
+    group_id: int = -1
+    """Per-request state group (kv-cache: pools for other state), −1 if the model has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledBatch:
+    """One step. All per-row lists are aligned with `slots`; rows with more than one token may stand anywhere."""
+
+    step: int
+    slots: list[int]
+    num_scheduled_tokens: list[int]
+    num_computed_tokens: list[int]
+    """Tokens of the row whose KV is in the cache before this step: the position of its first input token."""
+    input_ids: list[int]
+    """Flat, rows one after another; `DEFERRED_TOKEN` where the host does not know the token yet."""
+    samples: list[bool]
+    """Whether the row's last token reaches the end of the known sequence, so that a token is sampled."""
+    new_sequences: list[NewSequence] = field(default_factory=list)
+    new_block_ids: list[tuple[int, list[int]]] = field(default_factory=list)
+    """(slot, blocks to append to its table), for slots bound in an earlier step."""
+    replaced_block_ids: list[tuple[int, int, int]] = field(default_factory=list)
+    """(slot, index in its table, new block): after copy-on-write. Applied before the step runs."""
+    blocks_to_copy: list[tuple[int, int]] = field(default_factory=list)
+    """(source, destination) device blocks. Order: swap out, copy, swap in, then the step."""
+    blocks_to_swap_out: list[tuple[int, int]] = field(default_factory=list)
+    """(device block, host block)."""
+    blocks_to_swap_in: list[tuple[int, int]] = field(default_factory=list)
+    """(host block, device block)."""
+    blocks_to_zero: list[int] = field(default_factory=list)
+    """Secure mode: device blocks to clear, before anything else in the step."""
+    num_candidates: int = 0
+    """Beam search: when positive, return this many best next tokens with log probabilities for each beam row."""
+    beam_rows: list[int] = field(default_factory=list)
+    """Rows (indices into `slots`) that belong to a beam; they return candidates in place of a sampled token."""
+    is_dummy: bool = False
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens this step computes, all rows together."""
+        return len(self.input_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchOutput:
+    """What the runner returns for a step. Lists are aligned with the batch's `slots`."""
+
+    step: int
+    token_ids: list[list[int]]
+    """New tokens of each row, in order: one for a sampling row (accepted drafts plus one under speculation), else none."""
+    errors: dict[int, str] = field(default_factory=dict)
+    """Row → why it could not be sampled (its logits were not finite). Such a row has no tokens."""
+    candidates: dict[int, list[tuple[int, float]]] = field(default_factory=dict)
+    """Row → `num_candidates` (token id, log probability), best first; beam rows only."""
+    run_seconds: float = 0.0
+    """Time the device spent on this step, for the delay factor and for statistics."""

@@ -1,0 +1,45 @@
+"""What a client asks of one sequence: how to sample and when to stop. Immutable, shared by engine and runner."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How the next token is drawn. Values are already validated; `seed` is always resolved (never "unset").
+
+    The draw is keyed by (seed, position of the new token in the sequence), never by step or batch, so a sequence gives
+    the same tokens alone or in a batch, before or after preemption, and on another worker.
+    """
+
+    temperature: float = 1.0
+    """Below 1e-5 means greedy."""
+    top_k: int = 0
+    """0 means all of the vocabulary."""
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+    """Unsigned 64 bit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopConditions:
+    """When a sequence ends. Token ids only: stop strings are the router's."""
+
+    max_tokens: int
+    """Most tokens to generate, at least 1. Tokens generated earlier by another worker count."""
+    min_tokens: int = 0
+    """EOS and stop tokens do not end the sequence before this many generated tokens."""
+    eos_token_ids: frozenset[int] = frozenset()
+    """The model's end-of-sequence ids; empty when the request ignores EOS."""
+    stop_token_ids: frozenset[int] = frozenset()
+    stop_token_sequences: tuple[tuple[int, ...], ...] = ()
+    """Each non-empty. Matched against generated tokens only, never across the end of the prompt."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BeamParams:
+    """Beam search (as `transformers` defines it: 2 × width candidates a step, finished hypotheses by normalised score)."""
+
+    width: int
+    length_penalty: float = 1.0
+    early_stopping: bool = False
