@@ -121,8 +121,8 @@ _BY_CODE: dict[grpc.StatusCode, type[FissileError]] = {
 
 def from_rpc_error(error: grpc.RpcError) -> FissileError:
     """The typed error behind a failed call. Works for `grpc` and `grpc.aio` errors; both have these methods."""
-    code: grpc.StatusCode = error.code()  # type: ignore[attr-defined]
-    message: str = error.details() or code.name.lower()  # type: ignore[attr-defined]
+    code: grpc.StatusCode = error.code()
+    message: str = error.details() or code.name.lower()
     violations: list[FieldViolation] = []
     retry_after: float | None = None
     for detail in _status_of(error).details:
@@ -140,7 +140,7 @@ def from_rpc_error(error: grpc.RpcError) -> FissileError:
 
 
 def _status_of(error: grpc.RpcError) -> status_pb2.Status:
-    for key, value in error.trailing_metadata() or ():  # type: ignore[attr-defined]
+    for key, value in error.trailing_metadata() or ():
         if key == STATUS_DETAILS_KEY:
             return status_pb2.Status.FromString(value)
     return status_pb2.Status(code=code_pb2.UNKNOWN)

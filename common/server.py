@@ -35,13 +35,9 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
             return handler
         method = handler_call_details.method
         if handler.unary_unary:
-            return _rebuild(
-                grpc.unary_unary_rpc_method_handler, _guard_unary(handler.unary_unary, method), handler
-            )
+            return _rebuild(grpc.unary_unary_rpc_method_handler, _guard_unary(handler.unary_unary, method), handler)
         if handler.unary_stream:
-            return _rebuild(
-                grpc.unary_stream_rpc_method_handler, _guard_stream(handler.unary_stream, method), handler
-            )
+            return _rebuild(grpc.unary_stream_rpc_method_handler, _guard_stream(handler.unary_stream, method), handler)
         if handler.stream_stream:
             return _rebuild(
                 grpc.stream_stream_rpc_method_handler, _guard_stream(handler.stream_stream, method), handler
@@ -126,9 +122,7 @@ class ServiceServer:
         return bound
 
     async def set_serving(self, serving: bool) -> None:
-        status = (
-            health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
-        )
+        status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
         for name in ("", self._service_name):
             await self._health.set(name, status)
 
