@@ -77,7 +77,7 @@ class AbortSequence(_message.Message):
     def __init__(self, sequence_id: _Optional[int] = ...) -> None: ...
 
 class RequestOutput(_message.Message):
-    __slots__ = ("sequence_id", "index", "token_offset", "token_ids", "logprobs", "prompt_logprobs", "finish_reason", "detail", "stop_token_id", "num_cached_tokens", "timings", "num_draft_tokens", "num_accepted_tokens", "hypotheses")
+    __slots__ = ("sequence_id", "index", "token_offset", "token_ids", "logprobs", "prompt_logprobs", "finish_reason", "detail", "stop_token_id", "num_cached_tokens", "timings", "num_draft_tokens", "num_accepted_tokens", "hypotheses", "error_code")
     SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     TOKEN_OFFSET_FIELD_NUMBER: _ClassVar[int]
@@ -92,6 +92,7 @@ class RequestOutput(_message.Message):
     NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     HYPOTHESES_FIELD_NUMBER: _ClassVar[int]
+    ERROR_CODE_FIELD_NUMBER: _ClassVar[int]
     sequence_id: int
     index: int
     token_offset: int
@@ -106,7 +107,8 @@ class RequestOutput(_message.Message):
     num_draft_tokens: int
     num_accepted_tokens: int
     hypotheses: _containers.RepeatedCompositeFieldContainer[BeamHypothesis]
-    def __init__(self, sequence_id: _Optional[int] = ..., index: _Optional[int] = ..., token_offset: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_sampling_pb2.TokenLogprobs, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[_sampling_pb2.TokenLogprobs, _Mapping]]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., detail: _Optional[str] = ..., stop_token_id: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., timings: _Optional[_Union[WorkerTimings, _Mapping]] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ..., hypotheses: _Optional[_Iterable[_Union[BeamHypothesis, _Mapping]]] = ...) -> None: ...
+    error_code: int
+    def __init__(self, sequence_id: _Optional[int] = ..., index: _Optional[int] = ..., token_offset: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_sampling_pb2.TokenLogprobs, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[_sampling_pb2.TokenLogprobs, _Mapping]]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., detail: _Optional[str] = ..., stop_token_id: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., timings: _Optional[_Union[WorkerTimings, _Mapping]] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ..., hypotheses: _Optional[_Iterable[_Union[BeamHypothesis, _Mapping]]] = ..., error_code: _Optional[int] = ...) -> None: ...
 
 class BeamHypothesis(_message.Message):
     __slots__ = ("token_ids", "score", "finish_reason")
