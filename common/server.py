@@ -19,7 +19,7 @@ from common.errors import STATUS_DETAILS_KEY, FissileError, InternalError, Unava
 
 logger = logging.getLogger(__name__)
 
-Handler = grpc.RpcMethodHandler
+Handler = Any  # grpc.RpcMethodHandler, which has no types
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):

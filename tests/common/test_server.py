@@ -1,0 +1,111 @@
+"""Health, reflection and channelz answer; options act; a taken port is an error."""
+
+import asyncio
+
+import grpc
+import pytest
+from grpc_channelz.v1 import channelz_pb2, channelz_pb2_grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from common.channel import aio_channel
+from common.errors import UnavailableError
+from common.server import ServiceServer
+from fissile.v1 import (
+    GenerationServiceServicer,
+    GenerationServiceStub,
+    GetStatsRequest,
+    TokenizeRequest,
+    TokenizeResponse,
+    add_GenerationServiceServicer_to_server,
+)
+
+NAME = "fissile.v1.GenerationService"
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+class Echo(GenerationServiceServicer):
+    async def Tokenize(self, request, context):
+        return TokenizeResponse(token_ids=[len(request.text)])
+
+
+def with_server(scenario):
+    async def run():
+        service = ServiceServer(NAME)
+        add_GenerationServiceServicer_to_server(Echo(), service.server)
+        port = await service.start("127.0.0.1", 0)
+        try:
+            async with aio_channel(f"127.0.0.1:{port}") as channel:
+                return await scenario(service, channel, port)
+        finally:
+            await service.stop(0)
+
+    return asyncio.run(run())
+
+
+def test_health_follows_set_serving():
+    async def scenario(service, channel, port):
+        stub = health_pb2_grpc.HealthStub(channel)
+        seen = []
+        for serving in (None, True, False):
+            if serving is not None:
+                await service.set_serving(serving)
+            for name in ("", NAME):
+                seen.append((await stub.Check(health_pb2.HealthCheckRequest(service=name))).status)
+        return seen
+
+    assert with_server(scenario) == [NOT_SERVING] * 2 + [SERVING] * 2 + [NOT_SERVING] * 2
+
+
+def test_reflection_lists_the_service():
+    async def scenario(service, channel, port):
+        stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+        call = stub.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))
+        response = await anext(aiter(call))
+        return [entry.name for entry in response.list_services_response.service]
+
+    assert NAME in with_server(scenario)
+
+
+def test_channelz_answers():
+    async def scenario(service, channel, port):
+        stub = channelz_pb2_grpc.ChannelzStub(channel)
+        return await stub.GetServers(channelz_pb2.GetServersRequest())
+
+    assert with_server(scenario).server
+
+
+def test_message_of_20_mib_passes():
+    async def scenario(service, channel, port):
+        text = "x" * (20 << 20)
+        return (await GenerationServiceStub(channel).Tokenize(TokenizeRequest(text=text))).token_ids
+
+    assert list(with_server(scenario)) == [20 << 20]
+
+
+def test_message_over_the_limit_is_a_status():
+    async def scenario(service, channel, port):
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await GenerationServiceStub(channel).Tokenize(TokenizeRequest(text="x" * (65 << 20)))
+        return raised.value.code()
+
+    assert with_server(scenario) == grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+def test_taken_port_is_an_error_and_not_shared():
+    async def scenario(service, channel, port):
+        second = ServiceServer(NAME)
+        with pytest.raises(UnavailableError, match=str(port)):
+            await second.start("127.0.0.1", port)
+
+    with_server(scenario)
+
+
+def test_unwritten_rpc_is_unimplemented():
+    async def scenario(service, channel, port):
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await GenerationServiceStub(channel).GetStats(GetStatsRequest())
+        return raised.value.code()
+
+    assert with_server(scenario) == grpc.StatusCode.UNIMPLEMENTED
