@@ -1,0 +1,157 @@
+"""The client for asyncio; the same calls as `fissile.client`."""
+
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from types import TracebackType
+from typing import Any, Self, TypeVar, Unpack
+
+import grpc
+
+from common.channel import ClientTls, aio_channel
+from common.errors import from_rpc_error
+from fissile import requests, responses
+from fissile.requests import Message, Options
+from fissile.results import Delta, Generation, Model, Stats, Token
+from fissile.v1 import generation_pb2, generation_pb2_grpc
+
+R = TypeVar("R")
+
+
+class AsyncStream(AsyncIterator[Delta]):
+    """An answer that is being generated: iterate over its deltas, or ask for the `result`.
+
+    Closing it, leaving its `async with` block cancels the request: the worker frees its memory within a step.
+    Errors arrive as `common.errors.FissileError` from the iteration.
+    """
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+        self._messages = aiter(call)
+        self._collector = responses.Collector()
+        self._ready: deque[Delta] = deque()
+        self._generation: Generation | None = None
+
+    async def __anext__(self) -> Delta:
+        while not self._ready:
+            try:
+                message = await anext(self._messages)
+            except StopAsyncIteration:
+                self._generation = self._collector.generation()
+                raise
+            except grpc.RpcError as error:
+                raise from_rpc_error(error) from None
+            self._ready.extend(self._collector.add(message))
+        return self._ready.popleft()
+
+    @property
+    def request_id(self) -> str:
+        """Known once the first message is there; empty before."""
+        return self._collector.request_id
+
+    async def result(self) -> Generation:
+        """Wait for the end and return the whole answer, deltas already taken included."""
+        async for _ in self:
+            pass
+        assert self._generation is not None
+        return self._generation
+
+    def close(self) -> None:
+        """Cancel the request. Idempotent; does nothing after the end."""
+        self._call.cancel()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+async def _call(method: Callable[..., Awaitable[R]], request: object, timeout: float | None) -> R:
+    try:
+        return await method(request, timeout=timeout)
+    except grpc.RpcError as error:
+        raise from_rpc_error(error) from None
+
+
+class AsyncClient:
+    """A connection to a router, for one event loop.
+
+    `model` may be left empty everywhere while the router serves one model. `timeout` is in seconds and travels to the
+    worker's scheduler; None waits for ever.
+    """
+
+    def __init__(self, address: str = "localhost:50051", *, tls: ClientTls | None = None) -> None:
+        self._channel = aio_channel(address, tls)
+        self._stub = generation_pb2_grpc.GenerationServiceStub(self._channel)
+
+    def generate(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        model: str = "",
+        request_id: str = "",
+        add_special_tokens: bool = True,
+        timeout: float | None = None,
+        **options: Unpack[Options],
+    ) -> AsyncStream:
+        """Continue a prompt, given as text or as token ids. Returns at once; the stream raises what goes wrong."""
+        request = requests.generate_request(prompt, model, request_id, add_special_tokens, options)
+        return AsyncStream(self._stub.Generate(request, timeout=timeout))
+
+    def chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        model: str = "",
+        request_id: str = "",
+        continue_final_message: bool = False,
+        timeout: float | None = None,
+        **options: Unpack[Options],
+    ) -> AsyncStream:
+        """Answer a conversation through the model's chat template. Returns at once."""
+        request = requests.chat_request(messages, model, request_id, continue_final_message, options)
+        return AsyncStream(self._stub.Chat(request, timeout=timeout))
+
+    async def tokenize(
+        self, text: str, *, model: str = "", add_special_tokens: bool = True, timeout: float | None = None
+    ) -> tuple[Token, ...]:
+        request = generation_pb2.TokenizeRequest(model=model, text=text, add_special_tokens=add_special_tokens)
+        return responses.tokens(await _call(self._stub.Tokenize, request, timeout))
+
+    async def detokenize(
+        self,
+        token_ids: Sequence[int],
+        *,
+        model: str = "",
+        skip_special_tokens: bool = True,
+        timeout: float | None = None,
+    ) -> str:
+        request = generation_pb2.DetokenizeRequest(
+            model=model, token_ids=token_ids, skip_special_tokens=skip_special_tokens
+        )
+        response: generation_pb2.DetokenizeResponse = await _call(self._stub.Detokenize, request, timeout)
+        return response.text
+
+    async def models(self, *, timeout: float | None = None) -> tuple[Model, ...]:
+        """All models that the router serves, in order of id."""
+        response = await _call(self._stub.ListModels, generation_pb2.ListModelsRequest(), timeout)
+        return tuple(responses.model(entry) for entry in response.models)
+
+    async def stats(self, *, window: int = 0, timeout: float | None = None) -> Stats:
+        """Latencies of the last `window` seconds (0: all that the router keeps), counters, and each worker's state."""
+        request = generation_pb2.GetStatsRequest(window_seconds=window)
+        return responses.stats(await _call(self._stub.GetStats, request, timeout))
+
+    async def close(self) -> None:
+        """Close the connection; open streams are cancelled. Idempotent."""
+        await self._channel.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()

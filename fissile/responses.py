@@ -1,0 +1,213 @@
+"""From response messages to the dataclasses of `fissile.results`. Shared by both clients."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from google.protobuf import duration_pb2
+
+from common.errors import InternalError
+from fissile.results import (
+    Completion,
+    Delta,
+    Finish,
+    Generation,
+    Logprob,
+    Model,
+    Quantiles,
+    Stats,
+    Timings,
+    Token,
+    Usage,
+    Worker,
+)
+from fissile.v1 import generation_pb2, sampling_pb2, sequence_pb2
+
+Response = generation_pb2.GenerateResponse | generation_pb2.ChatResponse
+ProtoDelta = generation_pb2.CompletionDelta | generation_pb2.ChatDelta
+
+_FINISH_PREFIX = "FINISH_REASON_"
+
+
+@dataclass(slots=True)
+class _Parts:
+    """A completion that is being received."""
+
+    texts: list[str] = field(default_factory=list)
+    reasonings: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[tuple[Logprob, ...]] = field(default_factory=list)
+    finish: Finish | None = None
+
+
+class Collector:
+    """Adds up the messages of one stream. `add` each in order, then `generation`."""
+
+    def __init__(self) -> None:
+        self._parts: dict[int, _Parts] = {}
+        self._usage = Usage()
+        self._timings = Timings()
+        self._prompt_token_ids: tuple[int, ...] = ()
+        self._prompt_logprobs: tuple[tuple[Logprob, ...], ...] = ()
+        self.request_id = ""
+
+    def add(self, response: Response) -> list[Delta]:
+        """Take one message; returns what is new in it."""
+        self.request_id = response.request_id or self.request_id
+        if response.HasField("usage"):
+            self._usage = _usage(response.usage)
+        if response.HasField("timings"):
+            self._timings = _timings(response.timings)
+        if response.prompt_token_ids:
+            self._prompt_token_ids = tuple(response.prompt_token_ids)
+        if isinstance(response, generation_pb2.GenerateResponse) and response.prompt_logprobs:
+            self._prompt_logprobs = _logprobs(response.prompt_logprobs)
+        deltas = [_delta(completion) for completion in response.completions]
+        for delta in deltas:
+            self._append(delta)
+        return deltas
+
+    def _append(self, delta: Delta) -> None:
+        parts = self._parts.setdefault(delta.index, _Parts())
+        parts.texts.append(delta.text)
+        parts.reasonings.append(delta.reasoning)
+        parts.token_ids.extend(delta.token_ids)
+        parts.logprobs.extend(delta.logprobs)
+        parts.finish = delta.finish or parts.finish
+
+    def generation(self) -> Generation:
+        """The whole, after the stream ended. Raises InternalError if the server ended it without finishing every
+        completion: a truncated answer must not look like a whole one."""
+        if not self._parts:
+            raise InternalError("the stream ended without a completion")
+        return Generation(
+            request_id=self.request_id,
+            completions=tuple(_completion(index, parts) for index, parts in sorted(self._parts.items())),
+            usage=self._usage,
+            timings=self._timings,
+            prompt_token_ids=self._prompt_token_ids,
+            prompt_logprobs=self._prompt_logprobs,
+        )
+
+
+def _completion(index: int, parts: _Parts) -> Completion:
+    if parts.finish is None:
+        raise InternalError(f"the stream ended without a finish reason for completion {index}")
+    return Completion(
+        index=index,
+        text="".join(parts.texts),
+        reasoning="".join(parts.reasonings),
+        token_ids=tuple(parts.token_ids),
+        logprobs=tuple(parts.logprobs),
+        finish=parts.finish,
+    )
+
+
+def _delta(message: ProtoDelta) -> Delta:
+    if isinstance(message, generation_pb2.ChatDelta):
+        text, reasoning = message.content, message.reasoning
+    else:
+        text, reasoning = message.text, ""
+    return Delta(
+        index=message.index,
+        text=text,
+        reasoning=reasoning,
+        token_ids=tuple(message.token_ids),
+        logprobs=_logprobs(message.logprobs),
+        finish=_finish(message.finish) if message.HasField("finish") else None,
+    )
+
+
+def _finish(message: generation_pb2.Finish) -> Finish:
+    return Finish(
+        reason=sequence_pb2.FinishReason.Name(message.reason).removeprefix(_FINISH_PREFIX).lower(),
+        stop=message.stop if message.HasField("stop") else None,
+        stop_token_id=message.stop_token_id if message.HasField("stop_token_id") else None,
+        detail=message.detail,
+        score=message.score if message.HasField("score") else None,
+    )
+
+
+def _logprobs(positions: Sequence[sampling_pb2.TokenLogprobs]) -> tuple[tuple[Logprob, ...], ...]:
+    return tuple(
+        tuple(Logprob(entry.token_id, entry.logprob, entry.rank, entry.text) for entry in position.logprobs)
+        for position in positions
+    )
+
+
+def _usage(message: generation_pb2.Usage) -> Usage:
+    return Usage(
+        num_prompt_tokens=message.num_prompt_tokens,
+        num_completion_tokens=message.num_completion_tokens,
+        num_cached_tokens=message.num_cached_tokens,
+    )
+
+
+def _timings(message: generation_pb2.RequestTimings) -> Timings:
+    return Timings(
+        ttft=_seconds(message.ttft) if message.HasField("ttft") else None,
+        tpot=_seconds(message.tpot) if message.HasField("tpot") else None,
+        e2e=_seconds(message.e2e) if message.HasField("e2e") else None,
+        worker_queued=_seconds(message.worker_queued) if message.HasField("worker_queued") else None,
+        max_itl=_seconds(message.max_itl) if message.HasField("max_itl") else None,
+    )
+
+
+def _seconds(duration: duration_pb2.Duration) -> float:
+    return duration.ToNanoseconds() / 1e9
+
+
+def tokens(message: generation_pb2.TokenizeResponse) -> tuple[Token, ...]:
+    return tuple(Token(token_id, text) for token_id, text in zip(message.token_ids, message.tokens, strict=True))
+
+
+def model(message: generation_pb2.Model) -> Model:
+    return Model(
+        id=message.id,
+        architectures=tuple(message.architectures),
+        max_model_len=message.max_model_len,
+        vocab_size=message.vocab_size,
+        has_chat_template=message.has_chat_template,
+        eos_token_ids=tuple(message.eos_token_ids),
+        num_workers=message.num_workers,
+    )
+
+
+def stats(message: generation_pb2.GetStatsResponse) -> Stats:
+    return Stats(
+        ttft=_quantiles(message.ttft),
+        tpot=_quantiles(message.tpot),
+        itl=_quantiles(message.itl),
+        e2e=_quantiles(message.e2e),
+        num_open_requests=message.num_open_requests,
+        finished={entry.reason: entry.count for entry in message.finished},
+        num_prompt_tokens=message.num_prompt_tokens,
+        num_completion_tokens=message.num_completion_tokens,
+        workers=tuple(_worker(worker) for worker in message.workers),
+        uptime=_seconds(message.uptime),
+    )
+
+
+def _quantiles(message: generation_pb2.LatencyQuantiles) -> Quantiles:
+    return Quantiles(
+        count=message.count,
+        mean=message.mean,
+        p50=message.p50,
+        p90=message.p90,
+        p95=message.p95,
+        p99=message.p99,
+        max=message.max,
+    )
+
+
+def _worker(message: generation_pb2.WorkerStats) -> Worker:
+    return Worker(
+        address=message.address,
+        healthy=message.healthy,
+        detail=message.detail,
+        num_open_requests=message.num_open_requests,
+        num_running=message.load.num_running,
+        num_waiting=message.load.num_waiting,
+        num_blocks=message.load.num_blocks,
+        num_used_blocks=message.load.num_used_blocks,
+        num_generated_tokens=message.load.num_generated_tokens,
+    )

@@ -1,0 +1,169 @@
+"""What the client library returns. Plain dataclasses: durations are seconds, text is `str`, ids are `int`."""
+
+from dataclasses import dataclass
+
+FINISH_REASONS = (
+    "eos",
+    "stop_token",
+    "stop_sequence",
+    "stop_string",
+    "length",
+    "model_length",
+    "aborted",
+    "deadline",
+    "error",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """Log probability of one token: natural logarithm, under the model's own distribution."""
+
+    token_id: int
+    logprob: float
+    rank: int
+    """1 is the most likely token."""
+    text: bytes
+    """Bytes, because a token may be part of a character."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """How a completion ended."""
+
+    reason: str
+    """One of FINISH_REASONS."""
+    stop: str | None = None
+    """The stop string that was hit."""
+    stop_token_id: int | None = None
+    detail: str = ""
+    score: float | None = None
+    """Beam search: the normalised score."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What is new in one completion of a stream. Joined texts of one index equal the text of the whole."""
+
+    index: int
+    text: str
+    reasoning: str = ""
+    token_ids: tuple[int, ...] = ()
+    """Filled when the call asked for `return_token_ids`."""
+    logprobs: tuple[tuple[Logprob, ...], ...] = ()
+    """For each new token: the chosen one first, then the most likely ones."""
+    finish: Finish | None = None
+    """Set in the last delta of the completion."""
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One finished completion."""
+
+    index: int
+    text: str
+    finish: Finish
+    reasoning: str = ""
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[tuple[Logprob, ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    num_prompt_tokens: int = 0
+    num_completion_tokens: int = 0
+    num_cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Latency as the router measured it, in seconds. None: does not apply (tpot of a single token)."""
+
+    ttft: float | None = None
+    tpot: float | None = None
+    e2e: float | None = None
+    worker_queued: float | None = None
+    max_itl: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """A finished request."""
+
+    request_id: str
+    completions: tuple[Completion, ...]
+    usage: Usage
+    timings: Timings
+    prompt_token_ids: tuple[int, ...] = ()
+    prompt_logprobs: tuple[tuple[Logprob, ...], ...] = ()
+
+    @property
+    def text(self) -> str:
+        """Text of the first completion."""
+        return self.completions[0].text
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A model that the router serves."""
+
+    id: str
+    architectures: tuple[str, ...]
+    max_model_len: int
+    vocab_size: int
+    has_chat_template: bool
+    eos_token_ids: tuple[int, ...]
+    num_workers: int
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One token of a tokenised text."""
+
+    id: int
+    text: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Quantiles:
+    """Quantiles of a latency in seconds."""
+
+    count: int
+    mean: float
+    p50: float
+    p90: float
+    p95: float
+    p99: float
+    max: float
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """A worker as the router sees it."""
+
+    address: str
+    healthy: bool
+    detail: str
+    num_open_requests: int
+    num_running: int
+    num_waiting: int
+    num_blocks: int
+    num_used_blocks: int
+    num_generated_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """What a router saw; counters since its start, quantiles over the window that was asked for."""
+
+    ttft: Quantiles
+    tpot: Quantiles
+    itl: Quantiles
+    e2e: Quantiles
+    num_open_requests: int
+    finished: dict[str, int]
+    """Requests by finish reason or gRPC status."""
+    num_prompt_tokens: int
+    num_completion_tokens: int
+    workers: tuple[Worker, ...]
+    uptime: float

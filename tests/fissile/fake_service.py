@@ -1,0 +1,132 @@
+"""A GenerationService in this process that answers by rote, for tests of the client side only.
+
+The completion of a text prompt is its words, one a message; the prompt chooses what else happens:
+"slow" words come until the call is cancelled, "fail" ends with a typed error, "cut" ends without a finish reason.
+"""
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import grpc
+from google.protobuf import duration_pb2
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from common.channel import SERVER_OPTIONS, ServerTls
+from common.errors import STATUS_DETAILS_KEY, InvalidArgumentError
+from fissile import v1
+
+
+def seconds(value: float) -> duration_pb2.Duration:
+    duration = duration_pb2.Duration()
+    duration.FromNanoseconds(round(value * 1e9))
+    return duration
+
+
+class FakeService(v1.GenerationServiceServicer):
+    def __init__(self) -> None:
+        self.requests: list = []
+        self.cancelled = threading.Event()
+
+    def Generate(self, request, context) -> Iterator[v1.GenerateResponse]:
+        self.requests.append(request)
+        request_id = request.request_id or "made-by-router"
+        words = request.text.split() or [str(t) for t in request.tokens.token_ids]
+        if words == ["fail"]:
+            abort(context, InvalidArgumentError.of("options.sampling.top_p", "must be in (0, 1], is 2"))
+        if words == ["slow"]:
+            context.add_callback(self.cancelled.set)
+            while not self.cancelled.is_set():
+                yield delta(request_id, 0, "slow ", 1)
+                self.cancelled.wait(0.01)
+            return
+        n = request.options.n or 1
+        for position, word in enumerate(words):
+            text = word if position == 0 else " " + word
+            for index in range(n):
+                yield delta(request_id, index, text, position)
+        if words == ["cut"]:
+            return
+        yield last(request_id, n, len(words))
+
+    def Chat(self, request, context) -> Iterator[v1.ChatResponse]:
+        self.requests.append(request)
+        answer = f"{len(request.messages)} messages"
+        for part in answer.split(" "):
+            yield v1.ChatResponse(completions=[v1.ChatDelta(content=part, token_ids=[1])])
+        finish = v1.Finish(reason=v1.FINISH_REASON_EOS, stop_token_id=2)
+        yield v1.ChatResponse(
+            completions=[v1.ChatDelta(finish=finish)],
+            usage=v1.Usage(num_prompt_tokens=5, num_completion_tokens=3),
+            timings=v1.RequestTimings(ttft=seconds(0.5), tpot=seconds(0.25), e2e=seconds(1.0)),
+        )
+
+    def Tokenize(self, request, context) -> v1.TokenizeResponse:
+        raw = request.text.encode()
+        return v1.TokenizeResponse(token_ids=list(raw), tokens=[bytes([b]) for b in raw])
+
+    def Detokenize(self, request, context) -> v1.DetokenizeResponse:
+        return v1.DetokenizeResponse(text=bytes(request.token_ids).decode())
+
+    def ListModels(self, request, context) -> v1.ListModelsResponse:
+        model = v1.Model(
+            id="fake",
+            architectures=["FakeForCausalLM"],
+            max_model_len=128,
+            vocab_size=256,
+            has_chat_template=True,
+            eos_token_ids=[2],
+            num_workers=1,
+        )
+        return v1.ListModelsResponse(models=[model])
+
+    def GetStats(self, request, context) -> v1.GetStatsResponse:
+        load = v1.WorkerLoad(num_running=3, num_waiting=4, num_blocks=10, num_used_blocks=5, num_generated_tokens=6)
+        return v1.GetStatsResponse(
+            ttft=v1.LatencyQuantiles(count=2, mean=0.5, p50=0.5, p90=0.9, p95=0.95, p99=0.99, max=1.0),
+            num_open_requests=1,
+            finished=[v1.FinishCount(reason="eos", count=7)],
+            workers=[v1.WorkerStats(address="w:1", healthy=True, num_open_requests=1, load=load)],
+            uptime=seconds(3),
+        )
+
+
+def abort(context, error) -> None:
+    context.set_trailing_metadata(((STATUS_DETAILS_KEY, error.to_status().SerializeToString()),))
+    context.abort(error.code, error.message)
+
+
+def delta(request_id: str, index: int, text: str, token_id: int) -> v1.GenerateResponse:
+    completion = v1.CompletionDelta(index=index, text=text, token_ids=[token_id])
+    return v1.GenerateResponse(request_id=request_id, completions=[completion])
+
+
+def last(request_id: str, n: int, num_words: int) -> v1.GenerateResponse:
+    finish = v1.Finish(reason=v1.FINISH_REASON_STOP_STRING, stop=".")
+    return v1.GenerateResponse(
+        request_id=request_id,
+        completions=[v1.CompletionDelta(index=index, finish=finish) for index in range(n)],
+        usage=v1.Usage(num_prompt_tokens=num_words, num_completion_tokens=n * num_words, num_cached_tokens=1),
+        timings=v1.RequestTimings(ttft=seconds(0.25), e2e=seconds(1.5)),
+    )
+
+
+@contextmanager
+def serve(service: FakeService, tls: ServerTls | None = None) -> Iterator[str]:
+    """Serve on a free port of localhost; yields the address."""
+    server = grpc.server(ThreadPoolExecutor(8), options=SERVER_OPTIONS)
+    v1.add_GenerationServiceServicer_to_server(service, server)
+    servicer = health.HealthServicer()
+    servicer.set("", health_pb2.HealthCheckResponse.SERVING)
+    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+    if tls is None:
+        port = server.add_insecure_port("localhost:0")
+    else:
+        port = server.add_secure_port("localhost:0", tls.credentials())
+    server.start()
+    try:
+        yield f"localhost:{port}"
+    finally:
+        service.cancelled.set()
+        server.stop(0).wait()

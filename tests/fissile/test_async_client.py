@@ -1,0 +1,78 @@
+"""The asyncio client: the same answers as the blocking one."""
+
+import asyncio
+
+import pytest
+
+from common.errors import DeadlineExceededError, InternalError, InvalidArgumentError
+from fissile import AsyncClient
+from fissile.results import Delta
+
+
+def run(address, use):
+    """Run `use(client)` in an event loop of its own."""
+
+    async def main():
+        async with AsyncClient(address) as client:
+            return await use(client)
+
+    return asyncio.run(main())
+
+
+def test_deltas_and_result(address):
+    async def use(client):
+        stream = client.generate("one two")
+        return [delta async for delta in stream], await stream.result()
+
+    deltas, generation = run(address, use)
+    assert deltas[0] == Delta(0, "one", token_ids=(0,))
+    assert generation.text == "one two"
+
+
+def test_streams_side_by_side(address):
+    async def use(client):
+        return await asyncio.gather(*(client.generate(f"number {i}").result() for i in range(8)))
+
+    assert [generation.text for generation in run(address, use)] == [f"number {i}" for i in range(8)]
+
+
+def test_chat_models_stats_tokenize(address):
+    async def use(client):
+        answer = await client.chat([{"role": "user", "content": "u"}]).result()
+        tokens = await client.tokenize("ab")
+        text = await client.detokenize([token.id for token in tokens])
+        return answer.text, text, (await client.models())[0].id, (await client.stats()).num_open_requests
+
+    assert run(address, use) == ("1messages", "ab", "fake", 1)
+
+
+@pytest.mark.parametrize(("prompt", "error"), [("fail", InvalidArgumentError), ("cut", InternalError)])
+def test_errors_are_typed(address, prompt, error):
+    with pytest.raises(error):
+        run(address, lambda client: client.generate(prompt).result())
+
+
+def test_timeout(address):
+    with pytest.raises(DeadlineExceededError):
+        run(address, lambda client: client.generate("slow", timeout=0.1).result())
+
+
+def test_leaving_the_stream_cancels_the_call(address, service):
+    async def use(client):
+        async with client.generate("slow") as stream:
+            await anext(stream)
+
+    run(address, use)
+    assert service.cancelled.wait(5)
+
+
+def test_cancelling_the_task_cancels_the_call(address, service):
+    async def use(client):
+        task = asyncio.create_task(client.generate("slow").result())
+        await asyncio.sleep(0.1)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    run(address, use)
+    assert service.cancelled.wait(5)

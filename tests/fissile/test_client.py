@@ -1,0 +1,111 @@
+"""The blocking client against a service that answers by rote."""
+
+import subprocess
+import sys
+
+import pytest
+
+from common.errors import DeadlineExceededError, InternalError, InvalidArgumentError, UnavailableError
+from fissile import Client, ClientTls
+from fissile.results import Completion, Delta, Finish, Quantiles, Timings, Token, Usage
+from tests.fissile.certificates import self_signed
+from tests.fissile.fake_service import FakeService, serve
+
+
+def test_deltas_join_to_the_text_of_the_result(client):
+    stream = client.generate("one two three")
+    deltas = list(stream)
+    assert deltas[:2] == [Delta(0, "one", token_ids=(0,)), Delta(0, " two", token_ids=(1,))]
+    assert deltas[-1] == Delta(0, "", finish=Finish("stop_string", stop="."))
+    assert "".join(delta.text for delta in deltas) == stream.result().text == "one two three"
+
+
+def test_result_carries_usage_and_timings(client):
+    generation = client.generate("one two", request_id="mine").result()
+    assert generation.request_id == "mine"
+    assert generation.usage == Usage(num_prompt_tokens=2, num_completion_tokens=2, num_cached_tokens=1)
+    assert generation.timings == Timings(ttft=0.25, tpot=None, e2e=1.5)
+
+
+def test_several_completions_are_kept_apart(client):
+    completions = client.generate("a b", n=2).result().completions
+    finish = Finish("stop_string", stop=".")
+    assert completions == tuple(Completion(i, "a b", finish, token_ids=(0, 1)) for i in range(2))
+
+
+def test_prompt_of_token_ids(client, service):
+    assert client.generate([7, 8]).result().text == "7 8"
+    assert service.requests[0].WhichOneof("prompt") == "tokens"
+
+
+def test_chat(client, service):
+    stream = client.chat([{"role": "system", "content": "s"}, {"role": "user", "content": "u"}], max_tokens=9)
+    assert stream.result().text == "2messages"
+    assert stream.result().completions[0].finish == Finish("eos", stop_token_id=2)
+    assert service.requests[0].options.max_tokens == 9
+
+
+def test_a_typed_error_names_the_field(client):
+    with pytest.raises(InvalidArgumentError) as failed:
+        client.generate("fail").result()
+    assert failed.value.violations[0].field == "options.sampling.top_p"
+
+
+def test_an_answer_cut_short_is_an_error(client):
+    with pytest.raises(InternalError, match="without a finish reason"):
+        client.generate("cut").result()
+
+
+def test_nobody_there_is_unavailable():
+    with Client("localhost:1") as client, pytest.raises(UnavailableError):
+        client.models(timeout=5)
+
+
+def test_leaving_the_stream_cancels_the_call(client, service):
+    with client.generate("slow") as stream:
+        next(stream)
+    assert service.cancelled.wait(5)
+
+
+def test_dropping_the_stream_cancels_the_call(client, service):
+    next(client.generate("slow"))
+    assert service.cancelled.wait(5)
+
+
+def test_timeout(client, service):
+    with pytest.raises(DeadlineExceededError):
+        client.generate("slow", timeout=0.1).result()
+    assert service.cancelled.wait(5)
+
+
+def test_tokenize_and_back(client):
+    tokens = client.tokenize("hé")
+    assert tokens[1] == Token(0xC3, b"\xc3")
+    assert client.detokenize([token.id for token in tokens]) == "hé"
+
+
+def test_models(client):
+    (model,) = client.models()
+    assert (model.id, model.max_model_len, model.eos_token_ids) == ("fake", 128, (2,))
+
+
+def test_stats(client):
+    stats = client.stats()
+    assert stats.ttft == Quantiles(2, 0.5, 0.5, 0.9, 0.95, 0.99, 1.0)
+    assert stats.finished == {"eos": 7}
+    assert (stats.workers[0].num_running, stats.workers[0].num_used_blocks, stats.uptime) == (3, 5, 3.0)
+
+
+def test_tls(tmp_path):
+    server_tls, certificate = self_signed(tmp_path)
+    with serve(FakeService(), server_tls) as address:
+        with Client(address, tls=ClientTls(ca=certificate)) as client:
+            assert client.generate("hello").result().text == "hello"
+        with Client(address) as client, pytest.raises(UnavailableError):
+            client.models(timeout=5)
+
+
+def test_importing_the_stubs_loads_no_client():
+    code = "import sys, fissile.v1; print('fissile.client' in sys.modules, 'rich' in sys.modules)"
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert printed == "False False\n"
