@@ -1,0 +1,39 @@
+"""The `fissile` command. Command modules import only click at their top: `fissile --help` must answer at once."""
+
+import click
+
+from fissile.cli.bench import bench
+from fissile.cli.chat import chat
+from fissile.cli.demo import demo
+from fissile.cli.generate import generate
+from fissile.cli.inspect import models, stats
+from fissile.cli.services import router, worker
+from fissile.cli.up import up
+
+
+class FissileGroup(click.Group):
+    """Reports our typed errors as one line and exit code 1; any other exception is a fault of ours and is shown."""
+
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except Exception as error:
+            from common.errors import FissileError  # here, because it brings grpc with it
+
+            if not isinstance(error, FissileError):
+                raise
+            code = error.code.name.lower().replace("_", " ")
+            raise click.ClickException(f"{code}: {error.message}") from error
+
+
+@click.group(cls=FissileGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="fissile", message="%(prog)s %(version)s")
+def main() -> None:
+    """An LLM inference engine split into a router and workers.
+
+    Start both on this machine with `fissile up`, then talk to them from another terminal with `fissile chat`.
+    """
+
+
+for command in (up, router, worker, generate, chat, bench, models, stats, demo):
+    main.add_command(command)

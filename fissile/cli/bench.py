@@ -1,0 +1,122 @@
+"""`fissile bench`: load a router and measure it."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fissile.cli.options import Target, connection_options, target
+
+if TYPE_CHECKING:
+    from fissile.cli.load import LoadConfig, Outcome
+
+
+def _lengths(_context: click.Context, _parameter: click.Parameter, value: str) -> Any:
+    from fissile.cli.lengths import Lengths
+
+    try:
+        return Lengths.parse(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+@click.command()
+@click.option("-n", "--num-requests", type=click.IntRange(min=1), default=100, show_default=True, help="How many.")
+@click.option(
+    "-r",
+    "--rate",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Open loop: so many requests a second on average, at Poisson times, however slow the answers.",
+)
+@click.option(
+    "-c",
+    "--concurrency",
+    type=click.IntRange(min=1),
+    help="Closed loop: so many clients, each sending when its last request has ended. [default: 8]",
+)
+@click.option("-i", "--input-length", callback=_lengths, default="128", show_default=True, help="Tokens in, as above.")
+@click.option(
+    "-o", "--output-length", callback=_lengths, default="128", show_default=True, help="Tokens out, as above."
+)
+@click.option("--warmup", type=click.IntRange(min=0), default=2, show_default=True, help="Requests before the clock.")
+@click.option("--temperature", type=float, default=0.0, show_default=True, help="0 is greedy.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of prompts, lengths and arrival times.")
+@click.option("--timeout", type=click.FloatRange(min=0, min_open=True), help="Seconds a request may take.")
+@click.option("--goal-ttft", type=float, metavar="MS", help="A good request has at most this TTFT (milliseconds).")
+@click.option("--goal-tpot", type=float, metavar="MS", help="A good request has at most this TPOT (milliseconds).")
+@click.option("-m", "--model", default="", help="Model id. Not needed while the router serves one model.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
+@connection_options
+def bench(
+    num_requests: int,
+    rate: float | None,
+    concurrency: int | None,
+    warmup: int,
+    goal_ttft: float | None,
+    goal_tpot: float | None,
+    as_json: bool,
+    address: str,
+    tls: bool,
+    tls_ca: Path | None,
+    **load: Any,
+) -> None:
+    """Send requests with random prompts and report latency, throughput, errors and goodput.
+
+    \b
+    Lengths are N (always N), LOW-HIGH (uniform) or MEAN~DEVIATION (normal).
+    Latency counts from the time a request was due, so a backlog shows.
+    Goodput counts requests that met --goal-ttft and --goal-tpot.
+    """
+    import asyncio
+    import json
+    from dataclasses import replace
+
+    from fissile.cli.load import LoadConfig
+    from fissile.cli.report import Goal, latency_table, report
+
+    if rate is not None and concurrency is not None:
+        raise click.UsageError("--rate (open loop) and --concurrency (closed loop) exclude each other")
+    config = LoadConfig(num_requests=num_requests, rate=rate, concurrency=concurrency or 8, **load)
+    warm_config = replace(config, num_requests=warmup, rate=None, seed=config.seed - 1) if warmup else None
+    outcomes = asyncio.run(_run(target(address, tls, tls_ca), config, warm_config))
+    goal = Goal(_seconds(goal_ttft), _seconds(goal_tpot))
+    figures = report(outcomes, goal)
+    if as_json:
+        click.echo(json.dumps(figures))
+    else:
+        from rich.console import Console
+
+        Console().print(latency_table(figures))
+        click.echo(_throughput(figures))
+    if figures["num_errors"] == figures["num_requests"]:
+        raise click.ClickException(f"every request failed: {figures['errors']}")
+
+
+async def _run(to: Target, config: "LoadConfig", warm_config: "LoadConfig | None") -> "list[Outcome]":
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from fissile import AsyncClient
+    from fissile.cli.load import run_load
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    async with AsyncClient(to.address, tls=to.tls) as client:
+        if warm_config is not None:
+            await run_load(client, warm_config, lambda: None)
+        with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+            task = progress.add_task("requests", total=config.num_requests)
+            return await run_load(client, config, lambda: progress.advance(task))
+
+
+def _seconds(milliseconds: float | None) -> float | None:
+    return None if milliseconds is None else milliseconds / 1e3
+
+
+def _throughput(figures: dict[str, object]) -> str:
+    return (
+        f"{figures['num_requests']} requests in {figures['duration_s']} s, {figures['num_errors']} failed "
+        f"({figures['error_rate']:.1%}{', ' + str(figures['errors']) if figures['errors'] else ''})\n"
+        f"{figures['requests_s']} requests/s, of them good {figures['goodput_requests_s']}/s · "
+        f"{figures['output_tok_s']} tokens/s out · {figures['total_tok_s']} tokens/s in and out"
+    )

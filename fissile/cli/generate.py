@@ -1,0 +1,104 @@
+"""`fissile generate`."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fissile.cli.options import connection_options, request_options, sampling_options, target, valid_text
+
+if TYPE_CHECKING:
+    from fissile.results import Generation
+
+
+def _token_ids(_context: click.Context, _parameter: click.Parameter, value: str | None) -> list[int] | None:
+    if value is None:
+        return None
+    try:
+        return [int(word) for word in value.replace(",", " ").split()]
+    except ValueError:
+        raise click.BadParameter("must be numbers separated by commas") from None
+
+
+@click.command()
+@click.argument("prompt", required=False)
+@click.option("--token-ids", callback=_token_ids, help="Prompt as token ids, separated by commas.")
+@click.option("--json", "as_json", is_flag=True, help="Print the whole answer as one JSON object at the end.")
+@click.option("--timings", is_flag=True, help="Print tokens and latency to standard error.")
+@sampling_options
+@connection_options
+def generate(
+    prompt: str | None,
+    token_ids: list[int] | None,
+    as_json: bool,
+    timings: bool,
+    model: str,
+    timeout: float | None,
+    address: str,
+    tls: bool,
+    tls_ca: Path | None,
+    **sampling: Any,
+) -> None:
+    """Continue PROMPT and stream what comes. Without PROMPT, or with -, it is read from standard input."""
+    from fissile import Client
+
+    if prompt is not None and token_ids is not None:
+        raise click.UsageError("give PROMPT or --token-ids, not both")
+    if token_ids is None:
+        token_ids_or_text: str | list[int] = valid_text(_read_stdin() if prompt in (None, "-") else prompt or "")
+    else:
+        token_ids_or_text = token_ids
+    to = target(address, tls, tls_ca)
+    with Client(to.address, tls=to.tls) as client:
+        options = request_options(**sampling)
+        options["return_token_ids"] = as_json
+        stream = client.generate(token_ids_or_text, model=model, timeout=timeout, **options)
+        try:
+            for delta in stream:
+                if not as_json:
+                    click.echo(delta.text, nl=False)
+        except KeyboardInterrupt:
+            stream.close()
+            click.echo()
+            sys.exit(130)
+        generation = stream.result()
+    click.echo(to_json(generation) if as_json else "")
+    if timings:
+        click.echo(summary(generation), err=True)
+
+
+def _read_stdin() -> str:
+    try:
+        return sys.stdin.buffer.read().decode()
+    except UnicodeDecodeError as error:
+        raise click.ClickException(f"the prompt is no valid UTF-8 at byte {error.start}") from None
+
+
+def to_json(generation: "Generation") -> str:
+    import json
+    from dataclasses import asdict
+
+    return json.dumps(asdict(generation), ensure_ascii=False, default=_plain)
+
+
+def _plain(value: bytes) -> str:
+    """Bytes of a token, the only thing in a result that JSON has no form for."""
+    return value.decode(errors="replace")
+
+
+def summary(generation: "Generation") -> str:
+    """One line: tokens, how it ended, TTFT, TPOT, tokens per second."""
+    usage, timings = generation.usage, generation.timings
+    parts = [
+        f"{usage.num_prompt_tokens} tokens in ({usage.num_cached_tokens} cached)",
+        f"{usage.num_completion_tokens} out",
+        f"ended by {generation.completions[0].finish.reason}",
+    ]
+    if timings.ttft is not None:
+        parts.append(f"TTFT {timings.ttft * 1e3:.0f} ms")
+    if timings.tpot is not None:
+        parts.append(f"TPOT {timings.tpot * 1e3:.1f} ms")
+    if timings.e2e:
+        parts.append(f"{usage.num_completion_tokens / timings.e2e:.1f} tokens/s")
+    return " · ".join(parts)

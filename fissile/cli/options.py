@@ -1,0 +1,108 @@
+"""Options that several commands share."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from common.channel import ClientTls
+    from fissile.requests import Options
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _apply(decorators: Sequence[Callable[[F], F]]) -> Callable[[F], F]:
+    def decorate(command: F) -> F:
+        for decorator in reversed(decorators):
+            command = decorator(command)
+        return command
+
+    return decorate
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Which router to talk to, and how."""
+
+    address: str
+    tls: "ClientTls | None"
+
+
+connection_options = _apply(
+    [
+        click.option(
+            "-a",
+            "--address",
+            default="localhost:50051",
+            show_default=True,
+            envvar="FISSILE_ADDRESS",
+            show_envvar=True,
+            help="Router, as host:port.",
+        ),
+        click.option("--tls/--no-tls", default=False, envvar="FISSILE_TLS", show_envvar=True, help="Connect with TLS."),
+        click.option(
+            "--tls-ca",
+            type=click.Path(exists=True, dir_okay=False, path_type=Path),
+            help="CA certificate (PEM) to trust, in place of the system's; implies --tls.",
+        ),
+    ]
+)
+
+
+def target(address: str, tls: bool, tls_ca: Path | None) -> Target:
+    if not (tls or tls_ca):
+        return Target(address, None)
+    from common.channel import ClientTls
+
+    return Target(address, ClientTls(ca=tls_ca))
+
+
+sampling_options = _apply(
+    [
+        click.option("-m", "--model", default="", help="Model id. Not needed while the router serves one model."),
+        click.option(
+            "-n", "--max-tokens", type=click.IntRange(min=1), default=256, show_default=True, help="Most tokens."
+        ),
+        click.option("-t", "--temperature", type=float, help="0 is greedy. Default: the model's."),
+        click.option("--top-k", type=int, help="Sample from the k most likely tokens only."),
+        click.option("--top-p", type=float, help="Sample from the most likely tokens that sum to this probability."),
+        click.option("--seed", type=click.IntRange(min=0, max=2**64 - 1), help="Same seed, same answer."),
+        click.option("--stop", multiple=True, help="End at this text. May be repeated."),
+        click.option("--ignore-eos", is_flag=True, help="Go on past the model's end of text."),
+        click.option("--timeout", type=click.FloatRange(min=0, min_open=True), help="Seconds before giving up."),
+    ]
+)
+
+
+def request_options(
+    max_tokens: int,
+    temperature: float | None,
+    top_k: int | None,
+    top_p: float | None,
+    seed: int | None,
+    stop: tuple[str, ...],
+    ignore_eos: bool,
+) -> "Options":
+    """What of `sampling_options` goes into a request; what is not given is left to the model's defaults."""
+    options: Options = {"max_tokens": max_tokens, "ignore_eos": ignore_eos, "stop": stop}
+    if temperature is not None:
+        options["temperature"] = temperature
+    if top_k is not None:
+        options["top_k"] = top_k
+    if top_p is not None:
+        options["top_p"] = top_p
+    if seed is not None:
+        options["seed"] = seed
+    return options
+
+
+def valid_text(text: str) -> str:
+    """Refuses bytes that are no UTF-8 (Python carries them as lone surrogates)."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise click.ClickException(f"the prompt is no valid UTF-8 at character {error.start}") from None
+    return text

@@ -1,0 +1,100 @@
+"""Child processes of `fissile up`: started together, logged with a prefix, stopped together."""
+
+import os
+import queue
+import signal
+import subprocess
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+
+LogLine = Callable[[str, str], None]
+"""Called with a child's name and one line of its output, from a thread of that child."""
+
+_KEPT_LINES = 30
+
+
+class Child:
+    """One child process. Lives in a session of its own, so that Ctrl-C in the terminal reaches only the parent."""
+
+    def __init__(self, name: str, command: list[str], log: LogLine, exited: "queue.SimpleQueue[Child]") -> None:
+        self.name = name
+        self.last_lines: deque[str] = deque(maxlen=_KEPT_LINES)
+        self._log = log
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        threading.Thread(target=self._watch, args=(exited,), daemon=True).start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs; −n when signal n ended it."""
+        return self._process.poll()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self.last_lines.append(line.rstrip())
+            self._log(self.name, line.rstrip())
+
+    def _watch(self, exited: "queue.SimpleQueue[Child]") -> None:
+        self._process.wait()
+        # Its own children may hold the pipe open for longer than is worth waiting for.
+        self._reader.join(timeout=1.0)
+        exited.put(self)
+
+    def terminate(self) -> None:
+        if self.exit_code is None:
+            self._process.terminate()
+
+    def finish(self, timeout: float) -> None:
+        """Wait for it to end; after `timeout` seconds kill it, and what it started, for good."""
+        try:
+            self._process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+
+
+class Children:
+    """All children of one command, in order of their start."""
+
+    def __init__(self, log: LogLine) -> None:
+        self._log = log
+        self._children: list[Child] = []
+        self._exited: queue.SimpleQueue[Child] = queue.SimpleQueue()
+
+    def start(self, name: str, command: list[str]) -> Child:
+        child = Child(name, command, self._log, self._exited)
+        self._children.append(child)
+        return child
+
+    def wait_for_exit(self, timeout: float | None = None) -> Child | None:
+        """The next child that ended, each once; None after `timeout` seconds. None as timeout waits for ever."""
+        try:
+            return self._exited.get(timeout=timeout)
+        except queue.Empty:
+            return None
+
+    def stop(self, grace: float) -> None:
+        """SIGTERM to all, then SIGKILL to those left after `grace` seconds. Idempotent."""
+        for child in self._children:
+            child.terminate()
+        deadline = time.monotonic() + grace
+        for child in self._children:
+            child.finish(max(0.0, deadline - time.monotonic()))

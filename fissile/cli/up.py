@@ -1,0 +1,96 @@
+"""`fissile up`: a router and workers on this machine."""
+
+import signal
+import sys
+import threading
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from fissile.cli.cluster import Cluster
+
+
+@click.command(context_settings={"ignore_unknown_options": False})
+@click.option("-w", "--workers", type=click.IntRange(min=1), default=1, show_default=True, help="How many workers.")
+@click.option("-m", "--model", default="smollm2", show_default=True, help="As for `fissile worker`.")
+@click.option(
+    "-p",
+    "--port",
+    type=click.IntRange(min=0, max=65535),
+    default=50051,
+    show_default=True,
+    help="Port of the router; 0 takes a free one. Workers take free ones.",
+)
+@click.option("--start-timeout", type=float, default=300.0, show_default=True, help="Seconds until all must be ready.")
+@click.option("--grace", type=float, default=10.0, show_default=True, help="Seconds to finish before being killed.")
+@click.option("-q", "--quiet", is_flag=True, help="Do not print the services' logs.")
+@click.argument("worker_arguments", nargs=-1, type=click.UNPROCESSED)
+def up(
+    workers: int,
+    model: str,
+    port: int,
+    start_timeout: float,
+    grace: float,
+    quiet: bool,
+    worker_arguments: tuple[str, ...],
+) -> None:
+    """Start a router and workers on this machine, as processes of their own. Ctrl-C stops all of them.
+
+    What follows `--` goes to each worker: fissile up --workers 2 -- --max-model-len 2048
+
+    Everything else of both services can be set in the environment: FISSILE_ROUTER_..., FISSILE_WORKER_...
+    """
+    from fissile.cli.cluster import ClusterConfig, running_cluster
+
+    config = ClusterConfig(workers, port, model, worker_arguments, start_timeout, grace)
+    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGHUP, _interrupt)
+    try:
+        with running_cluster(config, log_nothing if quiet else log_line) as cluster:
+            _print_addresses(cluster)
+            sys.exit(_watch(cluster))
+    except KeyboardInterrupt:
+        click.echo("stopped", err=True)
+
+
+def _interrupt(_number: int, _frame: object) -> None:
+    raise KeyboardInterrupt
+
+
+_printing = threading.Lock()
+
+
+def log_line(name: str, line: str) -> None:
+    with _printing:
+        click.echo(f"{click.style(f'{name:>9}', fg='cyan')} | {line}", err=True)
+
+
+def log_nothing(_name: str, _line: str) -> None:
+    """The log of a quiet run; what went wrong is still reported."""
+
+
+def _print_addresses(cluster: "Cluster") -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("service", "address", "pid")
+    table.add_row("router", cluster.router_address, str(cluster.router.pid))
+    for child, address in cluster.workers.items():
+        table.add_row(child.name, address, str(child.pid))
+    Console().print(table)
+    click.echo(f"Ready. Try: fissile chat --address {cluster.router_address}   (Ctrl-C here stops all)")
+
+
+def _watch(cluster: "Cluster") -> int:
+    """Report children that end; returns when nothing useful is left."""
+    left = set(cluster.workers)
+    while left:
+        ended = cluster.children.wait_for_exit()
+        assert ended is not None
+        click.echo(f"{ended.name} ended with code {ended.exit_code}", err=True)
+        if ended is cluster.router:
+            return 1
+        left.discard(ended)
+    click.echo("no worker is left", err=True)
+    return 1

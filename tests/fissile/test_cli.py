@@ -1,0 +1,166 @@
+"""The `fissile` command against a service that answers by rote: what is printed, and the exit code."""
+
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from fissile.cli import main
+
+FISSILE = str(Path(sys.executable).parent / "fissile")
+
+
+@pytest.fixture
+def run(address):
+    """Run a command against the fake service."""
+
+    def invoke(*arguments, stdin=None):
+        return CliRunner().invoke(main, list(arguments), input=stdin, env={"FISSILE_ADDRESS": address})
+
+    return invoke
+
+
+def test_help_of_every_command():
+    for name in main.commands:
+        if name not in ("router", "worker"):
+            result = CliRunner().invoke(main, [name, "--help"])
+            assert result.exit_code == 0 and len(result.output) > 100
+
+
+def test_importing_the_command_loads_neither_grpc_nor_rich():
+    code = "import sys, fissile.cli; print([m for m in ('grpc', 'rich', 'google.protobuf') if m in sys.modules])"
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert printed == "[]\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["generate", "x", "--no-such"], "No such option"),
+        (["generate", "x", "--max-tokens", "0"], "'-n' / '--max-tokens'"),
+        (["generate", "x", "--token-ids", "1"], "not both"),
+        (["generate", "--token-ids", "1,a"], "must be numbers separated by commas"),
+        (["bench", "--rate", "1", "--concurrency", "2"], "exclude each other"),
+        (["bench", "--input-length", "9-3"], "the first is not above the second"),
+        (["up", "--workers", "0"], "'-w' / '--workers'"),
+        (["nonsense"], "No such command"),
+    ],
+)
+def test_wrong_usage_is_one_clear_line_and_exit_2(run, arguments, said):
+    result = run(*arguments)
+    assert result.exit_code == 2
+    (error,) = [line for line in result.output.splitlines() if line.startswith("Error:")]
+    assert said in error
+
+
+def test_generate_streams_the_text(run):
+    assert run("generate", "one two").output == "one two\n"
+
+
+def test_generate_from_stdin(run):
+    assert run("generate", stdin="three four").output == "three four\n"
+
+
+def test_generate_token_ids(run):
+    assert run("generate", "--token-ids", "5, 6").output == "5 6\n"
+
+
+def test_generate_json_is_one_object(run):
+    answer = json.loads(run("generate", "one two", "--json").output)
+    assert answer["completions"][0]["token_ids"] == [0, 1]
+    assert answer["usage"]["num_cached_tokens"] == 1
+
+
+def test_generate_timings(run):
+    result = run("generate", "one", "--timings")
+    assert result.stdout == "one\n"
+    assert result.stderr == "1 tokens in (1 cached) · 1 out · ended by stop_string · TTFT 250 ms · 0.7 tokens/s\n"
+
+
+def test_a_servers_error_is_one_line_and_exit_1(run):
+    result = run("generate", "fail")
+    assert result.exit_code == 1
+    assert result.output == "Error: invalid argument: options.sampling.top_p: must be in (0, 1], is 2\n"
+
+
+@pytest.mark.parametrize("command", [["models"], ["stats"], ["generate", "x"], ["chat"], ["bench"]])
+def test_nobody_there_is_one_line_and_exit_1(command):
+    result = CliRunner().invoke(main, [*command, "--address", "localhost:1"])
+    assert result.exit_code == 1
+    assert re.fullmatch(r"Error: unavailable: .*\n", result.output)
+
+
+def test_prompt_that_is_no_utf8():
+    result = subprocess.run([FISSILE, "generate"], input=b"ab\xff", capture_output=True)
+    assert (result.returncode, result.stderr) == (1, b"Error: the prompt is no valid UTF-8 at byte 2\n")
+
+
+def test_interrupt_ends_generate_with_130(address, service):
+    process = subprocess.Popen([FISSILE, "generate", "slow", "-a", address], stdout=subprocess.PIPE)
+    assert process.stdout.read(5) == b"slow "
+    process.send_signal(signal.SIGINT)
+    process.communicate()
+    assert process.returncode == 130
+    assert service.cancelled.wait(5)
+
+
+def test_chat_keeps_the_history(run, service):
+    result = run("chat", "--system", "be brief", stdin="hello\n\nagain\n/exit\nnot read\n")
+    assert result.stdout == "2messages\n4messages\n"
+    assert [message.content for message in service.requests[1].messages] == [
+        "be brief",
+        "hello",
+        "2messages",
+        "again",
+    ]
+
+
+def test_chat_reset_forgets_all_but_the_system_message(run, service):
+    run("chat", "-s", "be brief", stdin="hello\n/reset\nagain\n")
+    assert [message.content for message in service.requests[1].messages] == ["be brief", "again"]
+
+
+def test_chat_in_a_terminal(address):
+    terminal, child_side = pty.openpty()
+    process = subprocess.Popen([FISSILE, "chat", "-a", address], stdin=child_side, stdout=child_side, stderr=child_side)
+    os.close(child_side)
+    assert "fake at" in read_until(terminal, "> ")
+    process.send_signal(signal.SIGINT)
+    assert "/exit" in read_until(terminal, "> ")  # Ctrl-C does not end the program
+    os.write(terminal, b"hi\n")
+    assert "1messages" in read_until(terminal, "> ")
+    os.write(terminal, b"/exit\n")
+    assert process.wait(10) == 0
+    os.close(terminal)
+
+
+def read_until(terminal: int, end: str) -> str:
+    text = ""
+    deadline = time.monotonic() + 10
+    while not text.endswith(end):
+        assert time.monotonic() < deadline, text
+        text += os.read(terminal, 1024).decode(errors="replace")
+    return text
+
+
+def test_models(run):
+    assert json.loads(run("models", "--json").output)[0]["id"] == "fake"
+    assert "FakeForCausalLM" in run("models").output
+
+
+def test_stats(run):
+    assert json.loads(run("stats", "--json").output)["finished"] == {"eos": 7}
+    assert "5 of 10" in run("stats").output
+
+
+def test_tls_ca_must_exist(run):
+    result = run("models", "--tls-ca", "/no/such/file")
+    assert result.exit_code == 2 and "does not exist" in result.output
