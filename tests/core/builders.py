@@ -1,0 +1,187 @@
+"""Builders of what the core tests need, and a loop that drives scheduler and fake runner."""
+
+from collections import deque
+from collections.abc import Callable
+
+from tests.core.fake_runner import FakeRunner, next_token
+from worker.core.batch import BatchOutput, ScheduledBatch
+from worker.core.config import CacheConfig, SchedulerConfig
+from worker.core.outputs import SequenceOutput
+from worker.core.params import BeamParams, SamplingParams, StopConditions
+from worker.core.scheduler import Scheduler
+from worker.core.sequence import FinishReason, Sequence
+from worker.core.stopping import find_stop
+
+
+class Clock:
+    """Time that moves only when told to."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def make_sequence(
+    id: int,
+    prompt: list[int] | int,
+    max_tokens: int = 4,
+    *,
+    output: list[int] | None = None,
+    eos: tuple[int, ...] = (),
+    stop_ids: tuple[int, ...] = (),
+    stop_sequences: tuple[tuple[int, ...], ...] = (),
+    min_tokens: int = 0,
+    seed: int = 0,
+    priority: int = 0,
+    deadline: float | None = None,
+    salt: bytes = b"",
+    parent_id: int | None = None,
+    index: int = 0,
+    beam: BeamParams | None = None,
+) -> Sequence:
+    """`prompt` as a number makes that many tokens, different for every id."""
+    tokens = [1000 * id + at for at in range(prompt)] if isinstance(prompt, int) else prompt
+    return Sequence(
+        id=id,
+        token_ids=[*tokens, *(output or [])],
+        num_prompt_tokens=len(tokens),
+        sampling=SamplingParams(seed=seed),
+        stop=StopConditions(
+            max_tokens=max_tokens,
+            min_tokens=min_tokens,
+            eos_token_ids=frozenset(eos),
+            stop_token_ids=frozenset(stop_ids),
+            stop_token_sequences=stop_sequences,
+        ),
+        priority=priority,
+        deadline=deadline,
+        cache_salt=salt,
+        parent_id=parent_id,
+        index=index,
+        beam=beam,
+    )
+
+
+def make_group(id: int, prompt: list[int] | int, n: int, max_tokens: int = 4) -> list[Sequence]:
+    """An n > 1 request: ids from `id` on, one prompt, a seed each."""
+    parent = make_sequence(id, prompt, max_tokens)
+    children = [
+        make_sequence(id + at, parent.token_ids, max_tokens, seed=at, parent_id=id, index=at) for at in range(1, n)
+    ]
+    return [parent, *children]
+
+
+def expected_output(seq: Sequence, max_model_len: int) -> tuple[list[int], FinishReason]:
+    """The oracle: what `seq` (as added) generates when nothing disturbs it. Resumed tokens are not repeated."""
+    tokens = list(seq.token_ids)
+    start = len(tokens)
+    while True:
+        token = next_token(tokens, seq.sampling.seed)
+        _, reason = find_stop(tokens, [token], seq.num_prompt_tokens, seq.stop, max_model_len)
+        tokens.append(token)
+        if reason is not None:
+            return tokens[start:], reason
+
+
+class Engine:
+    """Scheduler and fake runner in a loop, as the engine would drive them; checks integrity after each operation."""
+
+    def __init__(
+        self,
+        *,
+        num_blocks: int = 64,
+        block_size: int = 16,
+        num_host_blocks: int = 0,
+        prefix: str = "hash",
+        secure: bool = False,
+        num_groups: int = 0,
+        hasher: Callable[[bytes], int] | None = None,
+        **config: object,
+    ) -> None:
+        self.clock = Clock()
+        settings: dict = {
+            "max_model_len": 256,
+            "max_num_seqs": 8,
+            "max_num_batched_tokens": 256,
+            "async_depth": 0,
+            "watermark": 0.0,
+        } | config
+        self.config = SchedulerConfig(**settings)
+        cache = CacheConfig(
+            num_blocks=num_blocks,
+            block_size=block_size,
+            num_host_blocks=num_host_blocks,
+            enable_prefix_caching=prefix != "off",
+            prefix_index="radix" if prefix == "radix" else "hash",
+            secure=secure,
+            num_groups=num_groups,
+        )
+        more = {"hasher": hasher} if hasher is not None else {}
+        self.scheduler = Scheduler(self.config, cache, self.clock, **more)
+        self.runner = FakeRunner(num_blocks, block_size, num_host_blocks)
+        self.pending: deque[tuple[ScheduledBatch, BatchOutput]] = deque()
+        self.tokens: dict[int, list[int]] = {}
+        self.ended: dict[int, SequenceOutput] = {}
+        self.batches: list[ScheduledBatch] = []
+
+    def add(self, *sequences: Sequence) -> None:
+        for seq in sequences:
+            self.scheduler.add(seq)
+        self.check()
+
+    def submit(self) -> ScheduledBatch | None:
+        """Schedules a step and runs it; its output waits."""
+        batch = self.scheduler.schedule()
+        if batch is not None:
+            self.batches.append(batch)
+            self.pending.append((batch, self.runner.run(batch)))
+        self.check()
+        return batch
+
+    def retire(self) -> None:
+        """Hands the scheduler the output of the oldest step."""
+        self.scheduler.postprocess(*self.pending.popleft())
+        self.check()
+
+    def step(self) -> ScheduledBatch | None:
+        """Schedules one step; with as many in flight as the depth allows, the oldest comes back."""
+        batch = self.submit()
+        if len(self.pending) > self.config.async_depth or (batch is None and self.pending):
+            self.retire()
+        return batch
+
+    def run(self, max_steps: int = 10_000) -> None:
+        """To the end of everything."""
+        for _ in range(max_steps):
+            if not self.scheduler.has_unfinished() and not self.pending:
+                return
+            before = bool(self.pending)
+            assert self.step() is not None or before, "nothing to run, and sequences are unfinished"
+        raise AssertionError(f"not done after {max_steps} steps")
+
+    def check(self) -> None:
+        self.scheduler.check_integrity()
+        for output in self.scheduler.take_outputs():
+            assert output.sequence_id not in self.ended, "news after the terminal output"
+            tokens = self.tokens.setdefault(output.sequence_id, [])
+            if output.hypotheses is None and tokens:
+                assert output.token_offset == self.offsets[output.sequence_id] + len(tokens)
+            elif output.hypotheses is None:
+                self.offsets[output.sequence_id] = output.token_offset
+            tokens += output.token_ids
+            if output.finish_reason is not None:
+                self.ended[output.sequence_id] = output
+
+    @property
+    def offsets(self) -> dict[int, int]:
+        return self.__dict__.setdefault("_offsets", {})
+
+    def assert_drained(self) -> None:
+        """Nothing is held by anyone."""
+        load = self.scheduler.load()
+        assert (load.num_running, load.num_waiting, load.num_swapped) == (0, 0, 0)
+        assert load.num_blocks_free == load.num_blocks
+        assert load.num_host_blocks_used == 0
+        assert not self.scheduler.has_unfinished()

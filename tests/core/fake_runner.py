@@ -1,0 +1,122 @@
+"""A runner without tensors that takes every word of a `ScheduledBatch` literally.
+
+A block holds the tokens whose KV it would hold. The next token is a function of the whole context, read through the
+block table, so reading a block that was not written, or is someone else's, cannot go unnoticed.
+"""
+
+import math
+import struct
+import zlib
+
+from worker.core.batch import DEFERRED_TOKEN, BatchOutput, NewSequence, ScheduledBatch
+
+VOCABULARY = 11
+
+
+def next_token(context: list[int], seed: int) -> int:
+    """The model: uniform-looking, and dependent on every token of the context."""
+    return zlib.crc32(struct.pack(f"<{len(context) + 1}q", seed, *context)) % VOCABULARY
+
+
+def log_probs(context: list[int]) -> list[float]:
+    """Log softmax over the vocabulary, as strange and as deterministic as `next_token`."""
+    packed = struct.pack(f"<{len(context)}q", *context)
+    logits = [zlib.crc32(packed, token + 1) / 2**32 * 4 for token in range(VOCABULARY)]
+    norm = math.log(sum(math.exp(logit) for logit in logits))
+    return [logit - norm for logit in logits]
+
+
+class _Slot:
+    def __init__(self, bound: NewSequence) -> None:
+        self.table = list(bound.block_ids)
+        self.tokens = list(bound.token_ids)
+        self.seed = bound.sampling.seed
+
+
+class FakeRunner:
+    """Runs each step when it is handed in; the caller decides when the scheduler sees the output."""
+
+    def __init__(self, num_blocks: int, block_size: int, num_host_blocks: int = 0) -> None:
+        self.block_size = block_size
+        self.kv: list[list[int | None]] = [[None] * block_size for _ in range(num_blocks)]
+        self.host: list[list[int | None]] = [[None] * block_size for _ in range(num_host_blocks)]
+        self.slots: dict[int, _Slot] = {}
+        self.next_step = 0
+        self.num_tokens = 0
+        self.failing_slots: set[int] = set()
+
+    def run(self, batch: ScheduledBatch) -> BatchOutput:
+        assert batch.step == self.next_step
+        self.next_step += 1
+        self._move_blocks(batch)
+        self._bind(batch)
+        assert len(set(batch.slots)) == len(batch.slots) > 0
+        assert batch.num_tokens == sum(batch.num_scheduled_tokens)
+        self.num_tokens += batch.num_tokens
+        outputs: list[list[int]] = []
+        errors: dict[int, str] = {}
+        candidates: dict[int, list[tuple[int, float]]] = {}
+        at = 0
+        for row, slot in enumerate(batch.slots):
+            num = batch.num_scheduled_tokens[row]
+            context = self._compute(slot, batch.num_computed_tokens[row], batch.input_ids[at : at + num])
+            at += num
+            outputs.append([])
+            if not batch.samples[row]:
+                continue
+            if slot in self.failing_slots:
+                errors[row] = "logits are not finite"
+            elif row in batch.beam_rows:
+                scored = sorted(enumerate(log_probs(context)), key=lambda pair: -pair[1])
+                candidates[row] = scored[: batch.num_candidates]
+            else:
+                token = next_token(context, self.slots[slot].seed)
+                self.slots[slot].tokens.append(token)
+                outputs[row] = [token]
+        return BatchOutput(step=batch.step, token_ids=outputs, errors=errors, candidates=candidates, run_seconds=0.01)
+
+    def _move_blocks(self, batch: ScheduledBatch) -> None:
+        for block in batch.blocks_to_zero:
+            self.kv[block] = [None] * self.block_size
+        _copy(self.kv, self.host, batch.blocks_to_swap_out)
+        sources = {source for source, _ in batch.blocks_to_copy}
+        assert not sources & {destination for _, destination in batch.blocks_to_copy}
+        _copy(self.kv, self.kv, batch.blocks_to_copy)
+        _copy(self.host, self.kv, batch.blocks_to_swap_in)
+
+    def _bind(self, batch: ScheduledBatch) -> None:
+        bound = {new.slot for new in batch.new_sequences}
+        assert len(bound) == len(batch.new_sequences)
+        assert bound <= set(batch.slots)
+        for slot, blocks in batch.new_block_ids:
+            assert slot not in bound
+            self.slots[slot].table += blocks
+        for slot, index, block in batch.replaced_block_ids:
+            assert slot not in bound
+            self.slots[slot].table[index] = block
+        for new in batch.new_sequences:
+            self.slots[new.slot] = _Slot(new)
+
+    def _compute(self, slot: int, start: int, input_ids: list[int]) -> list[int]:
+        """Writes the KV of the row's tokens; returns its context as the blocks have it."""
+        state = self.slots[slot]
+        size = self.block_size
+        assert input_ids
+        for position, token in enumerate(input_ids, start=start):
+            if token == DEFERRED_TOKEN:
+                token = state.tokens[position]
+            assert token == state.tokens[position], f"slot {slot}: wrong input at {position}"
+            self.kv[state.table[position // size]][position % size] = token
+        end = start + len(input_ids)
+        assert end <= len(state.tokens)
+        context = [self.kv[state.table[at // size]][at % size] for at in range(end)]
+        assert context == state.tokens[:end], f"slot {slot}: context {context} is not {state.tokens[:end]}"
+        return state.tokens[:end]
+
+
+def _copy(source: list[list[int | None]], destination: list[list[int | None]], pairs: list[tuple[int, int]]) -> None:
+    """All reads before all writes, as one batched copy may do; no destination twice."""
+    assert len({to for _, to in pairs}) == len(pairs)
+    contents = [list(source[block]) for block, _ in pairs]
+    for (_, to), content in zip(pairs, contents, strict=True):
+        destination[to] = content

@@ -1,0 +1,88 @@
+"""Requests that could never run, refused at once with the numbers."""
+
+from worker.core.config import CacheConfig, SchedulerConfig
+from worker.core.errors import AdmissionError
+from worker.core.sequence import Sequence
+
+
+def max_length_of(seq: Sequence, config: SchedulerConfig) -> int:
+    """Committed tokens at which the sequence ends."""
+    return min(seq.num_prompt_tokens + seq.stop.max_tokens, config.max_model_len)
+
+
+def check_sequence(seq: Sequence, config: SchedulerConfig, cache: CacheConfig) -> None:
+    """Raises `AdmissionError` if `seq` could not run even alone. Changes nothing."""
+    _check_tokens(seq, config)
+    num_tokens = seq.num_tokens
+    if not config.can_chunk and num_tokens > config.max_num_batched_tokens:
+        raise AdmissionError(
+            "token_ids",
+            num_tokens,
+            config.max_num_batched_tokens,
+            f"{num_tokens} tokens do not fit into one step of {config.max_num_batched_tokens} tokens, "
+            "and prompts are not split into chunks here",
+        )
+    _check_blocks(seq, config, cache)
+    if seq.beam is not None:
+        _check_beam(seq, config, cache)
+
+
+def _check_tokens(seq: Sequence, config: SchedulerConfig) -> None:
+    if seq.num_prompt_tokens < 1 or seq.num_tokens < seq.num_prompt_tokens:
+        raise AdmissionError("token_ids", seq.num_tokens, 1, "the prompt is empty; at least 1 token is needed")
+    if seq.stop.max_tokens < 1:
+        raise AdmissionError("max_tokens", seq.stop.max_tokens, 1, "max_tokens must be at least 1")
+    if seq.num_prompt_tokens >= config.max_model_len:
+        raise AdmissionError(
+            "token_ids",
+            seq.num_prompt_tokens,
+            config.max_model_len - 1,
+            f"the prompt has {seq.num_prompt_tokens} tokens; with room for one more the model takes "
+            f"at most {config.max_model_len - 1}",
+        )
+
+
+def _check_blocks(seq: Sequence, config: SchedulerConfig, cache: CacheConfig) -> None:
+    # The last token's KV is never computed.
+    width = seq.beam.width if seq.beam is not None else 1
+    num_cached = max_length_of(seq, config) - 1
+    num_needed = -(-num_cached // cache.block_size) * width
+    if num_needed > cache.num_blocks:
+        num_fitting = cache.num_blocks // width * cache.block_size + 1
+        raise AdmissionError(
+            "max_tokens",
+            seq.stop.max_tokens,
+            max(num_fitting - seq.num_prompt_tokens, 0),
+            f"a prompt of {seq.num_prompt_tokens} tokens with max_tokens {seq.stop.max_tokens} needs {num_needed} "
+            f"cache blocks of {cache.block_size} tokens; there are {cache.num_blocks}, enough for {num_fitting} tokens",
+        )
+
+
+def _check_beam(seq: Sequence, config: SchedulerConfig, cache: CacheConfig) -> None:
+    assert seq.beam is not None
+    width = seq.beam.width
+    if not 1 <= width <= config.max_num_seqs:
+        raise AdmissionError(
+            "beam.width", width, config.max_num_seqs, f"beam width {width}; 1 to {config.max_num_seqs} is possible"
+        )
+    if cache.num_groups:
+        raise AdmissionError("beam.width", width, 0, "beam search is not possible for a model with recurrent state")
+    if seq.num_resumed_tokens:
+        raise AdmissionError(
+            "token_ids", seq.num_tokens, seq.num_prompt_tokens, "a beam search starts from its prompt alone"
+        )
+
+
+def check_group(sequences: list[Sequence], config: SchedulerConfig) -> None:
+    """Raises `AdmissionError` unless the members of an n > 1 request could run beside each other."""
+    if len(sequences) > config.max_num_seqs:
+        raise AdmissionError(
+            "n",
+            len(sequences),
+            config.max_num_seqs,
+            f"n is {len(sequences)}; at most {config.max_num_seqs} run at once",
+        )
+    prompt = sequences[0].token_ids[: sequences[0].num_prompt_tokens]
+    for seq in sequences:
+        if seq.token_ids[: seq.num_prompt_tokens] != prompt or seq.beam is not None:
+            raise AdmissionError("n", len(sequences), 1, "members of one request share their prompt, without beams")

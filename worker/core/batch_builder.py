@@ -1,0 +1,108 @@
+"""Collects one step while it is scheduled."""
+
+from worker.core.batch import DEFERRED_TOKEN, NewSequence, ScheduledBatch
+from worker.core.sequence import Sequence
+
+
+class BatchBuilder:
+    """Rows and side effects of the step that is being built. Short-lived; owned by the planner."""
+
+    __slots__ = (
+        "beam_rows",
+        "budget",
+        "copies",
+        "given_host_blocks",
+        "has_prefill",
+        "input_ids",
+        "is_blocked",
+        "new_block_ids",
+        "new_sequences",
+        "num_candidates",
+        "num_computed_tokens",
+        "num_scheduled_tokens",
+        "pinned_blocks",
+        "replaced",
+        "rows",
+        "samples",
+        "slots",
+        "step",
+        "swap_in",
+    )
+
+    def __init__(self, step: int, budget: int) -> None:
+        self.step = step
+        self.budget = budget
+        """Tokens still to hand out."""
+        self.is_blocked = False
+        """A running sequence found no block in this step: no new ones are admitted."""
+        self.has_prefill = False
+        self.rows: list[Sequence] = []
+        self.slots: list[int] = []
+        self.num_scheduled_tokens: list[int] = []
+        self.num_computed_tokens: list[int] = []
+        self.input_ids: list[int] = []
+        self.samples: list[bool] = []
+        self.new_sequences: list[NewSequence] = []
+        self.new_block_ids: list[tuple[int, list[int]]] = []
+        self.replaced: list[tuple[int, int, int]] = []
+        self.copies: list[tuple[int, int]] = []
+        self.swap_in: list[tuple[int, int]] = []
+        self.pinned_blocks: list[int] = []
+        """Sources of copies, held so that nothing in this step overwrites them before they are read."""
+        self.given_host_blocks: list[int] = []
+        """Host blocks of sequences swapped in: free only after the step, because copies out come before copies in."""
+        self.beam_rows: list[int] = []
+        self.num_candidates = 0
+
+    def add_row(self, seq: Sequence, num_tokens: int) -> bool:
+        """Gives `seq` its next `num_tokens`, for which it has blocks; returns whether a token will be sampled."""
+        computed = seq.num_computed_tokens
+        end = computed + num_tokens
+        committed = len(seq.token_ids)
+        samples = end == seq.num_known_tokens
+        self.rows.append(seq)
+        self.slots.append(seq.slot)
+        self.num_scheduled_tokens.append(num_tokens)
+        self.num_computed_tokens.append(computed)
+        self.input_ids += seq.token_ids[computed:end]
+        self.input_ids += [DEFERRED_TOKEN] * (end - max(committed, computed))
+        self.samples.append(samples)
+        self.budget -= num_tokens
+        seq.num_computed_tokens = end
+        seq.last_step = self.step
+        if num_tokens > 1 or computed < seq.num_prompt_tokens:
+            self.has_prefill = True
+        return samples
+
+    def bind(self, seq: Sequence) -> None:
+        """Tells the runner all about `seq`; its slot, table and group are set, blocks of this step included."""
+        self.new_sequences.append(
+            NewSequence(
+                slot=seq.slot,
+                token_ids=tuple(seq.token_ids),
+                num_prompt_tokens=seq.num_prompt_tokens,
+                sampling=seq.sampling,
+                block_ids=tuple(seq.block_table),
+                group_id=seq.group_id,
+            )
+        )
+
+    def build(self, blocks_to_zero: list[int], swap_out: list[tuple[int, int]]) -> ScheduledBatch:
+        """The finished step."""
+        return ScheduledBatch(
+            step=self.step,
+            slots=self.slots,
+            num_scheduled_tokens=self.num_scheduled_tokens,
+            num_computed_tokens=self.num_computed_tokens,
+            input_ids=self.input_ids,
+            samples=self.samples,
+            new_sequences=self.new_sequences,
+            new_block_ids=self.new_block_ids,
+            replaced_block_ids=self.replaced,
+            blocks_to_copy=self.copies,
+            blocks_to_swap_out=swap_out,
+            blocks_to_swap_in=self.swap_in,
+            blocks_to_zero=blocks_to_zero,
+            num_candidates=self.num_candidates,
+            beam_rows=self.beam_rows,
+        )

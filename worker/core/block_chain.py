@@ -1,0 +1,47 @@
+"""A sequence's full blocks as the prefix index sees them: content and chain hash, each computed once."""
+
+from collections.abc import Sequence as Seq
+
+from common.block_hash import ROOT_HASH, TOKEN_BYTES, BlockHasher, encode_salt, hash_block, pack_tokens
+
+
+class BlockChain:
+    """Grows with the committed tokens of one sequence; never shrinks, because committed tokens never change."""
+
+    __slots__ = ("_block_size", "_extra", "_hasher", "contents", "hashes")
+
+    def __init__(self, block_size: int, salt: bytes, hasher: BlockHasher) -> None:
+        self._block_size = block_size
+        self._extra = encode_salt(salt)
+        self._hasher = hasher
+        self.contents: list[bytes] = []
+        """Per full block its packed tokens, followed on the first block by the encoded salt."""
+        self.hashes: list[int] = []
+        """Chain hashes; may be behind `contents`, see `hash_up_to`."""
+
+    def extend(self, token_ids: Seq[int]) -> None:
+        """Takes in the full blocks of all committed tokens that it does not have yet."""
+        size = self._block_size
+        have = len(self.contents)
+        full = len(token_ids) // size
+        if have >= full:
+            return
+        packed = pack_tokens(token_ids[have * size : full * size])
+        step = size * TOKEN_BYTES
+        self.contents += [packed[at : at + step] for at in range(0, len(packed), step)]
+        if have == 0:
+            self.contents[0] += self._extra
+
+    def hash_up_to(self, num_blocks: int) -> list[int]:
+        """Hashes of at least the first `num_blocks` blocks, which `contents` must have. The list stays ours."""
+        hashes = self.hashes
+        parent = hashes[-1] if hashes else ROOT_HASH
+        hasher = self._hasher
+        for content in self.contents[len(hashes) : num_blocks]:
+            parent = hash_block(parent, content, hasher)
+            hashes.append(parent)
+        return hashes
+
+    def parent_hash(self, index: int) -> int:
+        """Hash of the block before block `index`."""
+        return self.hash_up_to(index)[index - 1] if index else ROOT_HASH

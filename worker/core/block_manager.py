@@ -1,0 +1,175 @@
+"""Blocks and state groups of sequences: a façade over pool, host pool and prefix index."""
+
+from common.block_hash import BlockHasher, default_hasher
+from worker.core.block_chain import BlockChain
+from worker.core.block_pool import BlockPool
+from worker.core.config import CacheConfig
+from worker.core.prefix_index import Anchor, HashPrefixIndex, PrefixIndex
+from worker.core.radix_index import RadixPrefixIndex
+from worker.core.sequence import Sequence
+
+NEVER = 1 << 62
+"""A `publish_at` that no sequence reaches."""
+
+
+def build_index(cache: CacheConfig) -> PrefixIndex | None:
+    """The configured prefix index, or None if prefix caching is off."""
+    if not cache.enable_prefix_caching:
+        return None
+    kind = HashPrefixIndex if cache.prefix_index == "hash" else RadixPrefixIndex
+    return kind(cache.num_blocks)
+
+
+class BlockManager:
+    """Gives blocks to sequences and takes them back. Knows tokens and blocks, not what is in them."""
+
+    def __init__(self, cache: CacheConfig, hasher: BlockHasher = default_hasher) -> None:
+        self.block_size = cache.block_size
+        self.index = build_index(cache)
+        self.pool = BlockPool(cache.num_blocks, self.index, secure=cache.secure)
+        self.host_pool = BlockPool(cache.num_host_blocks, None)
+        self._hasher = hasher
+        self._has_groups = cache.num_groups > 0
+        self._free_groups = list(range(cache.num_groups - 1, -1, -1))
+        self._num_groups = cache.num_groups
+        self.num_prefix_queries = 0
+        self.num_prefix_hits = 0
+
+    @property
+    def has_groups(self) -> bool:
+        """Whether each sequence with blocks also holds a state group."""
+        return self._has_groups
+
+    @property
+    def num_free_groups(self) -> int:
+        return len(self._free_groups)
+
+    def num_blocks_for(self, num_tokens: int) -> int:
+        """Blocks that hold `num_tokens`."""
+        return -(-num_tokens // self.block_size)
+
+    def match(self, seq: Sequence) -> tuple[list[int], Anchor | None]:
+        """Cached blocks of its prefix, without claiming them; at least one token is left to compute."""
+        if self.index is None:
+            return [], None
+        if seq.chain is None:
+            seq.chain = BlockChain(self.block_size, seq.cache_salt, self._hasher)
+        seq.chain.extend(seq.token_ids)
+        return self.index.match(seq.chain, (seq.num_tokens - 1) // self.block_size)
+
+    def can_allocate(self, hits: list[int], num_blocks: int, num_spare: int) -> bool:
+        """Whether a table of `num_blocks`, of which `hits` exist, leaves `num_spare` blocks free. Changes nothing.
+
+        Hits that are free count against the free blocks: claiming takes them.
+        """
+        num_free_hits = sum(1 for block in hits if self.pool.ref_count(block) == 0)
+        num_needed = num_blocks - len(hits) + num_free_hits
+        return self.pool.num_free - num_needed >= num_spare and (not self._has_groups or bool(self._free_groups))
+
+    def allocate(self, seq: Sequence, hits: list[int], anchor: Anchor | None, num_blocks: int) -> None:
+        """Claims `hits` and takes the rest of `num_blocks`. The caller has asked `can_allocate`.
+
+        Sets the computed tokens of `seq` to those of the hits.
+        """
+        self.pool.share(hits)
+        self._bind(seq, [*hits, *self.pool.take(num_blocks - len(hits))])
+        seq.num_computed_tokens = len(hits) * self.block_size
+        seq.anchor = anchor
+        seq.publish_at = (len(hits) + 1) * self.block_size if self.index is not None else NEVER
+        self.num_prefix_queries += seq.num_tokens
+        self.num_prefix_hits += seq.num_computed_tokens
+
+    def fork(self, parent: Sequence, child: Sequence, num_tokens: int) -> None:
+        """Gives `child` the parent's blocks of the first `num_tokens` tokens, all shared.
+
+        Before the child writes into one of them, `make_writable` must be called for it.
+        """
+        table = parent.block_table[: self.num_blocks_for(num_tokens)]
+        self.pool.share(table)
+        self._bind(child, table)
+        child.anchor = None
+        child.publish_at = self.block_size if self.index is not None else NEVER
+
+    def is_shared(self, seq: Sequence, index: int) -> bool:
+        """Whether block `index` of its table must not be written: others hold it too, or it is published."""
+        block = seq.block_table[index]
+        return self.pool.ref_count(block) > 1 or (self.index is not None and self.index.holds(block))
+
+    def make_writable(self, seq: Sequence, index: int) -> tuple[int, int]:
+        """Replaces the shared block `index` of the table by a fresh one; returns (source, destination) to copy.
+
+        The reference to the source passes to the caller, who gives it back when the step is complete, so that nothing
+        overwrites it in the step that copies it. Needs one free block.
+        """
+        source = seq.block_table[index]
+        (destination,) = self.pool.take(1)
+        seq.block_table[index] = destination
+        return source, destination
+
+    def grow(self, seq: Sequence, num_blocks: int) -> list[int]:
+        """Appends fresh blocks to its table; they must be free."""
+        blocks = self.pool.take(num_blocks)
+        seq.block_table += blocks
+        seq.num_block_tokens += num_blocks * self.block_size
+        return blocks
+
+    def unbind(self, seq: Sequence) -> tuple[list[int], int]:
+        """Takes table and group away from `seq`. They belong to the caller, who gives them back with `give_back`."""
+        held = seq.block_table, seq.group_id
+        seq.block_table = []
+        seq.num_block_tokens = 0
+        seq.group_id = -1
+        seq.anchor = None
+        return held
+
+    def give_back(self, block_table: list[int], group_id: int) -> None:
+        """Frees what `unbind` returned, tail first, so that a chain loses its tail first."""
+        self.pool.give(reversed(block_table))
+        if group_id >= 0:
+            if group_id in self._free_groups:
+                raise RuntimeError(f"group {group_id} is freed twice")
+            self._free_groups.append(group_id)
+
+    def can_swap_out(self, seq: Sequence) -> bool:
+        return self.num_blocks_for(seq.num_computed_tokens) <= self.host_pool.num_free
+
+    def swap_out(self, seq: Sequence) -> list[tuple[int, int]]:
+        """Gives `seq` host blocks for its computed tokens; returns (device, host) pairs. The table stays: unbind it."""
+        device = seq.block_table[: self.num_blocks_for(seq.num_computed_tokens)]
+        seq.host_block_table = self.host_pool.take(len(device))
+        return list(zip(device, seq.host_block_table, strict=True))
+
+    def swap_in(self, seq: Sequence, num_blocks: int) -> list[tuple[int, int]]:
+        """Gives `seq` fresh device blocks, `num_blocks` in all; returns (host, device) pairs.
+
+        The host blocks are the caller's, to give back once the step is complete: within a step copies out come first.
+        """
+        host, seq.host_block_table = seq.host_block_table, []
+        self._bind(seq, self.pool.take(num_blocks))
+        # Its blocks are new: what it had published is published again from the start, duplicates aside.
+        seq.publish_at = self.block_size if self.index is not None else NEVER
+        return list(zip(host, seq.block_table, strict=False))
+
+    def publish(self, seq: Sequence, num_computed_tokens: int) -> None:
+        """Publishes its blocks that are full and computed. Tokens up to `num_computed_tokens` must be committed."""
+        assert self.index is not None
+        start = seq.publish_at // self.block_size - 1
+        end = num_computed_tokens // self.block_size
+        if seq.chain is None:
+            seq.chain = BlockChain(self.block_size, seq.cache_salt, self._hasher)
+        seq.chain.extend(seq.token_ids)
+        seq.anchor = self.index.publish(seq.chain, seq.block_table, start, end, seq.anchor)
+        seq.publish_at = (end + 1) * self.block_size if seq.anchor is not None else NEVER
+
+    def _bind(self, seq: Sequence, block_table: list[int]) -> None:
+        seq.block_table = block_table
+        seq.num_block_tokens = len(block_table) * self.block_size
+        if self._has_groups:
+            seq.group_id = self._free_groups.pop()
+
+    def check_integrity(self, held: dict[int, int], host_held: dict[int, int], num_groups_held: int) -> None:
+        """Raises `RuntimeError` unless what the pools count is what the caller says is held."""
+        self.pool.check_integrity(held)
+        self.host_pool.check_integrity(host_held)
+        if num_groups_held + len(set(self._free_groups)) != self._num_groups:
+            raise RuntimeError(f"{num_groups_held} groups held and {len(self._free_groups)} free of {self._num_groups}")

@@ -1,0 +1,83 @@
+"""Takes in what a step brought: commits tokens, ends sequences, publishes blocks."""
+
+from worker.core.batch import BatchOutput
+from worker.core.outputs import SequenceOutput
+from worker.core.sequence import FinishReason, Sequence, SequenceStatus
+from worker.core.state import InFlightStep, SchedulerState
+from worker.core.stopping import find_stop
+
+
+class Committer:
+    """Applies step results to the state. One rule for late ones: whoever has ended gets nothing more.
+
+    A sequence that was preempted after the step had started keeps the token; the step saw its blocks untouched.
+    """
+
+    def __init__(self, state: SchedulerState) -> None:
+        self._state = state
+        self._config = state.config
+        self._blocks = state.blocks
+
+    def commit(self, step: InFlightStep, output: BatchOutput) -> None:
+        """The hot loop: in the common case one token per row that does not stop anything (see stopping.py)."""
+        state = self._state
+        state.retire(step.batch.step)
+        now = state.clock()
+        emit = state.outputs.append
+        running = SequenceStatus.RUNNING
+        over = (SequenceStatus.FINISHED, SequenceStatus.ABORTED)
+        num_sampled = 0
+        for row, (seq, tokens, computed, scheduled) in enumerate(
+            zip(
+                step.rows,
+                output.token_ids,
+                step.batch.num_computed_tokens,
+                step.batch.num_scheduled_tokens,
+                strict=True,
+            )
+        ):
+            status = seq.status
+            if status is not running and status in over:
+                continue
+            if output.errors and row in output.errors:
+                state.end(seq, FinishReason.ERROR, output.errors[row], [])
+                continue
+            if status is running and computed + scheduled >= seq.publish_at:
+                self._blocks.publish(seq, computed + scheduled)
+            if not tokens:
+                continue
+            token_ids = seq.token_ids
+            seq.num_in_flight_tokens -= 1
+            if seq.time_first_token is None:
+                seq.time_first_token = now
+            num_sampled += len(tokens)
+            if (
+                len(tokens) > 1
+                or tokens[0] in seq.ending_token_ids
+                or len(token_ids) + 1 >= seq.max_length
+                or seq.stop.stop_token_sequences
+            ):
+                self._commit_with_stops(seq, tokens)
+                continue
+            token_ids.append(tokens[0])
+            emit(SequenceOutput(seq.id, seq.index, len(token_ids) - 1 - seq.num_prompt_tokens, tokens))
+        if state.parked:
+            self._unpark(step.rows)
+        state.counters.sampled_tokens += num_sampled
+        if step.has_prefill:
+            state.last_prefill_seconds = output.run_seconds
+
+    def _commit_with_stops(self, seq: Sequence, tokens: list[int]) -> None:
+        kept, reason = find_stop(seq.token_ids, tokens, seq.num_prompt_tokens, seq.stop, self._config.max_model_len)
+        tokens = tokens[:kept]
+        seq.token_ids += tokens
+        if reason is not None:
+            self._state.end(seq, reason, "", tokens)
+        else:
+            offset = seq.num_output_tokens - len(tokens)
+            self._state.outputs.append(SequenceOutput(seq.id, seq.index, offset, tokens))
+
+    def _unpark(self, rows: list[Sequence]) -> None:
+        for seq in rows:
+            if seq.num_computed_tokens >= seq.num_prompt_tokens and seq.id in self._state.parked:
+                self._state.unpark(seq)

@@ -1,0 +1,74 @@
+"""What the scheduler tells the engine: tokens and endings of sequences, and its own load."""
+
+from dataclasses import dataclass
+
+from worker.core.sequence import FinishReason
+
+
+@dataclass(slots=True)
+class SequenceTimings:
+    """Seconds on the scheduler's clock; None if it never came to that."""
+
+    queued: float
+    scheduled: float | None
+    first_token: float | None
+
+
+@dataclass(slots=True)
+class Hypothesis:
+    """One finished beam: its generated tokens and length-normalised score."""
+
+    token_ids: list[int]
+    score: float
+
+
+@dataclass(slots=True)
+class SequenceOutput:
+    """News of one sequence. A terminal one (`finish_reason` set) comes exactly once and is the last.
+
+    A beam search reports nothing until its terminal output, whose `token_ids` are those of the best hypothesis and
+    whose `hypotheses` are all of them, best first.
+    """
+
+    sequence_id: int
+    index: int
+    token_offset: int
+    """Index of the first of `token_ids` in the completion."""
+    token_ids: list[int]
+    finish_reason: FinishReason | None = None
+    detail: str = ""
+    num_cached_tokens: int = 0
+    """Set on the terminal output, as is `timings`."""
+    timings: SequenceTimings | None = None
+    hypotheses: list[Hypothesis] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LoadSnapshot:
+    """Load at one moment, and counters since start (those named `num_total_*`)."""
+
+    num_running: int
+    num_waiting: int
+    num_swapped: int
+    num_blocks: int
+    num_blocks_used: int
+    num_blocks_free: int
+    """Free for the taking, those with cached content included."""
+    num_blocks_cached: int
+    """Free blocks whose content can still be hit."""
+    num_host_blocks_used: int
+    num_waiting_tokens: int
+    """Committed tokens of waiting sequences: an upper bound of the prefill that is due."""
+    num_running_tokens: int
+    """Tokens in the cache for running sequences."""
+    num_total_prefix_queries: int
+    """Tokens looked up in the prefix index at admission."""
+    num_total_prefix_hits: int
+    """Tokens of those that were found."""
+    num_total_preemptions: int
+    num_total_swaps: int
+    num_total_evictions: int
+    num_total_steps: int
+    num_total_scheduled_tokens: int
+    num_total_sampled_tokens: int
+    num_total_finished: int

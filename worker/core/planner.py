@@ -1,0 +1,143 @@
+"""Plans one step: which sequence gets how many tokens, and whose blocks make room."""
+
+from worker.core.batch import DEFERRED_TOKEN
+from worker.core.batch_builder import BatchBuilder
+from worker.core.room import Admission, Room
+from worker.core.sequence import Sequence
+from worker.core.state import SchedulerState
+
+
+class StepPlanner:
+    """Hands out the tokens of one step from one budget.
+
+    A sequence has `num_known_tokens`, and `num_computed_tokens` whose KV is in the cache; a step lets the second catch
+    up with the first. Decode (one token behind), prefill, a chunk of it, a prompt with cached prefix and the return
+    after a preemption are all this case, so a row is only ever (sequence, number of tokens). What differs is who goes
+    first: `prefill_first` looks for prefills and lets decodes have the steps without any, `chunked` serves decodes and
+    fills the rest of the budget with chunks.
+    """
+
+    def __init__(self, state: SchedulerState, num_blocks: int) -> None:
+        self._state = state
+        self._config = state.config
+        self._room = Room(state)
+        self._admission = Admission(state, self._room, int(state.config.watermark * num_blocks))
+        self._num_prefill_steps = 0
+        """Prefill steps in a row while sequences decode."""
+
+    def plan(self) -> BatchBuilder:
+        """The next step, maybe without rows. Sequences may have been preempted for it."""
+        builder = BatchBuilder(self._state.next_step, self._config.max_num_batched_tokens)
+        self._fill(builder)
+        while not builder.rows and self._room.break_stall():
+            builder.is_blocked = False
+            self._fill(builder)
+        return builder
+
+    def _fill(self, builder: BatchBuilder) -> None:
+        if self._config.scheduling_policy == "chunked":
+            self._schedule_decodes(builder)
+            self._schedule_prefills(builder)
+            return
+        state = self._state
+        has_decodes = bool(state.decoding or state.beams or state.swapped)
+        if not has_decodes or self._num_prefill_steps < self._config.decode_quota:
+            self._schedule_prefills(builder)
+        if builder.rows:
+            self._num_prefill_steps = self._num_prefill_steps + 1 if has_decodes else 0
+            return
+        self._num_prefill_steps = 0
+        self._schedule_decodes(builder)
+        if not builder.rows and has_decodes:
+            # The quota was for decodes that turn out to have nothing to do.
+            self._schedule_prefills(builder)
+
+    def _schedule_decodes(self, builder: BatchBuilder) -> None:
+        """One token for every decoding sequence that is not at its limit. The hot loop: no calls in the common case."""
+        step = builder.step
+        rows_append = builder.rows.append
+        slots_append = builder.slots.append
+        computed_append = builder.num_computed_tokens.append
+        ids_append = builder.input_ids.append
+        num_before = len(builder.rows)
+        for seq in list(self._state.decoding.values()):
+            if seq.slot < 0:
+                continue  # preempted for an earlier row
+            computed = seq.num_computed_tokens
+            if computed + 1 >= seq.max_length:
+                continue  # its last token is on the way
+            if computed >= seq.num_block_tokens and not self._room.provide(seq, computed + 1, builder):
+                continue
+            rows_append(seq)
+            slots_append(seq.slot)
+            computed_append(computed)
+            ids_append(DEFERRED_TOKEN if seq.num_in_flight_tokens else seq.token_ids[-1])
+            seq.num_computed_tokens = computed + 1
+            seq.num_in_flight_tokens += 1
+            seq.last_step = step
+        num_rows = len(builder.rows) - num_before
+        builder.num_scheduled_tokens += [1] * num_rows
+        builder.samples += [True] * num_rows
+        builder.budget -= num_rows
+        if self._state.swapped and not builder.is_blocked:
+            self._swap_in(builder)
+        if self._state.beams:
+            for seq in list(self._state.beams.values()):
+                self._schedule_prefill(seq, builder)
+
+    def _swap_in(self, builder: BatchBuilder) -> None:
+        """Brings back swapped sequences, in queue order, while there is room: before anything new is admitted."""
+        for seq in sorted(self._state.swapped.values(), key=lambda seq: seq.order):
+            if not builder.budget or seq.num_in_flight_tokens or not self._admission.try_swap_in(seq, builder):
+                return
+            self._state.start(seq)
+            builder.bind(seq)
+            self._add_row(seq, self._admission.chunk(seq.num_tokens - seq.num_computed_tokens, builder), builder)
+
+    def _schedule_prefills(self, builder: BatchBuilder) -> None:
+        for seq in list(self._state.prefilling.values()):
+            self._schedule_prefill(seq, builder)
+        if not builder.is_blocked and not self._state.swapped and self._is_delay_over():
+            while builder.budget and self._admit_next(builder):
+                pass
+
+    def _schedule_prefill(self, seq: Sequence, builder: BatchBuilder) -> None:
+        """The next chunk of a running sequence whose known tokens are not all scheduled."""
+        if seq.slot < 0 or seq.last_step == builder.step:
+            return
+        num_tokens = self._admission.chunk(seq.num_known_tokens - seq.num_computed_tokens, builder)
+        if num_tokens and self._room.provide(seq, seq.num_computed_tokens + num_tokens, builder):
+            self._add_row(seq, num_tokens, builder)
+
+    def _add_row(self, seq: Sequence, num_tokens: int, builder: BatchBuilder) -> None:
+        if builder.add_row(seq, num_tokens):
+            seq.num_in_flight_tokens += 1
+        self._state.place(seq)
+
+    def _is_delay_over(self) -> bool:
+        wakeup = self.delay_wakeup()
+        return wakeup is None or self._state.clock() >= wakeup
+
+    def delay_wakeup(self) -> float | None:
+        """When the delay factor lets the head of the queue in; None if nothing holds it back."""
+        state = self._state
+        if not self._config.scheduler_delay_factor or not (state.decoding or state.beams):
+            return None
+        head = state.waiting.peek()
+        if head is None:
+            return None
+        return head[1].time_queued + self._config.scheduler_delay_factor * state.last_prefill_seconds
+
+    def _admit_next(self, builder: BatchBuilder) -> bool:
+        """Admits the head of the queue. False, changing nothing, if it has to wait: nobody overtakes it."""
+        state = self._state
+        head = state.waiting.peek()
+        if head is None:
+            return False
+        seq = head[1]
+        if seq.num_in_flight_tokens or not self._admission.try_admit(seq, builder):
+            return False
+        state.start(seq)
+        builder.bind(seq)
+        self._add_row(seq, self._admission.chunk(seq.num_tokens - seq.num_computed_tokens, builder), builder)
+        return True

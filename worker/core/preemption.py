@@ -1,0 +1,55 @@
+"""Who gives up its blocks when there are none left."""
+
+from collections.abc import Callable, Iterable
+
+from worker.core.config import PreemptionPolicy
+from worker.core.sequence import Sequence
+
+MAX_UNSHIELDED_PREEMPTIONS = 2
+"""A sequence preempted so often is a victim only when nobody else is, and comes back only with room to its end."""
+
+
+def choose_victim(
+    running: Iterable[Sequence], policy: PreemptionPolicy, step: int, requester: Sequence
+) -> Sequence | None:
+    """The running sequence to preempt for `requester` in `step`, or None if there is none.
+
+    Never the requester, never one already scheduled in the step, and never the senior (first in queue order, all beams
+    of its search included): the senior always goes on, so every sequence that fits alone finishes in the end.
+    """
+    candidates = list(running)
+    if not candidates:
+        return None
+    senior = min(seq.order for seq in candidates)[:2]
+    key = _KEYS[policy]
+    return max(
+        (seq for seq in candidates if seq is not requester and seq.last_step != step and seq.order[:2] != senior),
+        key=lambda seq: (seq.num_preemptions < MAX_UNSHIELDED_PREEMPTIONS, key(seq)),
+        default=None,
+    )
+
+
+def _last_admitted(seq: Sequence) -> tuple[int, ...]:
+    # Sequences are admitted in arrival order, and keep it when they come back.
+    return seq.order[1:]
+
+
+def _least_urgent(seq: Sequence) -> tuple[int, ...]:
+    return seq.order
+
+
+def _shortest_remaining(seq: Sequence) -> tuple[int, ...]:
+    return (seq.num_known_tokens - seq.max_length, *seq.order)
+
+
+def _cheapest_recompute(seq: Sequence) -> tuple[int, ...]:
+    return (-seq.num_computed_tokens, *seq.order)
+
+
+_KEYS: dict[PreemptionPolicy, Callable[[Sequence], tuple[int, ...]]] = {
+    "fcfs": _last_admitted,
+    "priority": _least_urgent,
+    "shortest_remaining": _shortest_remaining,
+    "cheapest_recompute": _cheapest_recompute,
+}
+"""The greatest key is the victim."""

@@ -1,0 +1,193 @@
+"""Prefix index as a radix tree over blocks: runs of blocks without a branch are one node."""
+
+from collections.abc import Iterator
+
+from common.block_hash import ROOT_HASH
+from worker.core.block_chain import BlockChain
+from worker.core.prefix_index import Anchor, PrefixIndex, StoredBlock
+
+
+class _Node(Anchor):
+    """A run of blocks. Children are keyed by the content of their first block."""
+
+    __slots__ = ("blocks", "children", "contents", "hashes", "parent")
+
+    def __init__(self, parent: "_Node | None") -> None:
+        self.parent = parent
+        self.contents: list[bytes] = []
+        self.hashes: list[int] = []
+        self.blocks: list[int] = []
+        self.children: dict[bytes, _Node] = {}
+
+
+class RadixPrefixIndex(PrefixIndex):
+    """Content is compared directly, run by run; hashes only name blocks to observers. Evicts leaves first."""
+
+    def __init__(self, num_blocks: int) -> None:
+        super().__init__(num_blocks)
+        self._root = _Node(None)
+        self._node_of: list[_Node | None] = [None] * num_blocks
+
+    def match(self, chain: BlockChain, max_blocks: int) -> tuple[list[int], Anchor | None]:
+        blocks, node, _ = self._walk(chain.contents, max_blocks)
+        return blocks, node
+
+    def publish(
+        self, chain: BlockChain, block_table: list[int], start: int, end: int, anchor: Anchor | None
+    ) -> Anchor | None:
+        blocks, node, depth = self._walk(chain.contents, end)
+        at = len(blocks)
+        if at == end:
+            return node
+        if depth < len(node.blocks):
+            self._split(node, depth)
+        if node.children or node is self._root:
+            node = self._add_child(node, chain.contents[at])
+        hashes = chain.hash_up_to(end)
+        for index in range(at, end):
+            node.contents.append(chain.contents[index])
+            node.hashes.append(hashes[index])
+            node.blocks.append(block_table[index])
+            self._node_of[block_table[index]] = node
+            if self.events is not None:
+                content, parent = chain.contents[index], chain.parent_hash(index)
+                self.events.stored(StoredBlock(block_table[index], hashes[index], parent, content))
+        return node
+
+    def holds(self, block_id: int) -> bool:
+        return self._node_of[block_id] is not None
+
+    def evict(self) -> list[int]:
+        """Least recently released first, but a leaf before what leads to it.
+
+        A block with others below it is due only when all of those are referenced (its own content lives twice: they hold
+        a duplicate). Then what is below is withdrawn and stays with its holders.
+        """
+        block_id = self._deepest_evictable(next(iter(self._evictable)))
+        node = self._node_of[block_id]
+        assert node is not None
+        at = node.blocks.index(block_id)
+        if at:
+            node = self._split(node, at)
+        assert node.parent is not None
+        del node.parent.children[node.contents[0]]
+        return self._withdraw(self._collect(node))
+
+    def clear(self) -> list[int]:
+        vacant = list(self._evictable)
+        self._evictable.clear()
+        self._root = _Node(None)
+        self._node_of = [None] * self._num_blocks
+        if self.events is not None:
+            self.events.cleared()
+        return vacant
+
+    def stored(self) -> Iterator[StoredBlock]:
+        pending = [self._root]
+        while pending:
+            node = pending.pop()
+            parent_hash = node.parent.hashes[-1] if node.parent is not None and node.parent.hashes else ROOT_HASH
+            for block_id, hash, content in zip(node.blocks, node.hashes, node.contents, strict=True):
+                yield StoredBlock(block_id, hash, parent_hash, content)
+                parent_hash = hash
+            pending.extend(reversed(node.children.values()))
+
+    def _walk(self, contents: list[bytes], max_blocks: int) -> tuple[list[int], _Node, int]:
+        """Longest match: its blocks, the node where it ends, and how many blocks of that node belong to it."""
+        node, depth = self._root, 0
+        blocks: list[int] = []
+        at = 0
+        while at < max_blocks:
+            child = node.children.get(contents[at])
+            if child is None:
+                break
+            node = child
+            depth = min(len(node.blocks), max_blocks - at)
+            if node.contents[:depth] != contents[at : at + depth]:
+                depth = _common_length(node.contents, contents, at, depth)
+                blocks += node.blocks[:depth]
+                break
+            blocks += node.blocks[:depth]
+            at += depth
+            if depth < len(node.blocks):
+                break
+        return blocks, node, depth
+
+    def _split(self, node: _Node, depth: int) -> _Node:
+        """Makes a node end after `depth` of its blocks; the rest becomes its only child, which is returned."""
+        rest = _Node(node)
+        rest.contents, node.contents = node.contents[depth:], node.contents[:depth]
+        rest.hashes, node.hashes = node.hashes[depth:], node.hashes[:depth]
+        rest.blocks, node.blocks = node.blocks[depth:], node.blocks[:depth]
+        rest.children, node.children = node.children, {rest.contents[0]: rest}
+        for child in rest.children.values():
+            child.parent = rest
+        for block_id in rest.blocks:
+            self._node_of[block_id] = rest
+        return rest
+
+    def _add_child(self, node: _Node, content: bytes) -> _Node:
+        child = _Node(node)
+        node.children[content] = child
+        return child
+
+    def _deepest_evictable(self, block_id: int) -> int:
+        """A block at or below `block_id` that has no evictable block right after it."""
+        node = self._node_of[block_id]
+        assert node is not None
+        at = node.blocks.index(block_id)
+        while True:
+            while at + 1 < len(node.blocks) and node.blocks[at + 1] in self._evictable:
+                at += 1
+            if at + 1 < len(node.blocks):
+                return node.blocks[at]
+            child = next((child for child in node.children.values() if child.blocks[0] in self._evictable), None)
+            if child is None:
+                return node.blocks[at]
+            node, at = child, 0
+
+    def _collect(self, top: _Node) -> list[_Node]:
+        nodes, pending = [], [top]
+        while pending:
+            node = pending.pop()
+            nodes.append(node)
+            pending.extend(node.children.values())
+        return nodes
+
+    def _withdraw(self, nodes: list[_Node]) -> list[int]:
+        """Forgets nodes that were cut off; returns the blocks that nobody holds."""
+        vacant = []
+        for node in nodes:
+            for block_id, hash in zip(node.blocks, node.hashes, strict=True):
+                self._node_of[block_id] = None
+                self.num_evictions += 1
+                if self.events is not None:
+                    self.events.removed(hash)
+                if block_id in self._evictable:
+                    del self._evictable[block_id]
+                    vacant.append(block_id)
+        return vacant
+
+    def check_integrity(self) -> None:
+        seen = set()
+        for node in self._collect(self._root):
+            if node is not self._root and not node.blocks:
+                raise RuntimeError("radix index: an empty node")
+            for first, child in node.children.items():
+                if child.parent is not node or child.contents[0] != first:
+                    raise RuntimeError("radix index: a child does not hang where it should")
+            for block_id in node.blocks:
+                if self._node_of[block_id] is not node or block_id in seen:
+                    raise RuntimeError(f"radix index: block {block_id} is in two nodes, or in none")
+                seen.add(block_id)
+        if seen != {block for block, node in enumerate(self._node_of) if node is not None}:
+            raise RuntimeError("radix index: a block names a node outside the tree")
+        if not self._evictable.keys() <= seen:
+            raise RuntimeError("radix index: an evictable block is not published")
+
+
+def _common_length(run: list[bytes], contents: list[bytes], at: int, limit: int) -> int:
+    for offset in range(limit):
+        if run[offset] != contents[at + offset]:
+            return offset
+    return limit

@@ -1,0 +1,164 @@
+"""Room in the cache: who may come in, and who has to go."""
+
+from worker.core.batch_builder import BatchBuilder
+from worker.core.preemption import MAX_UNSHIELDED_PREEMPTIONS, choose_victim
+from worker.core.sequence import Sequence, SequenceStatus
+from worker.core.state import SchedulerState
+
+
+class Room:
+    """Blocks for running sequences, by preemption where there are none."""
+
+    def __init__(self, state: SchedulerState) -> None:
+        self._state = state
+        self._blocks = state.blocks
+
+    def provide(self, seq: Sequence, num_tokens: int, builder: BatchBuilder) -> bool:
+        """Makes the table of `seq` long enough for `num_tokens` and its next block its own.
+
+        False: there is no room in this step. Then `seq` may have been preempted itself, as the last of all.
+        """
+        blocks = self._blocks
+        missing = max(blocks.num_blocks_for(num_tokens) - len(seq.block_table), 0)
+        first = seq.num_computed_tokens // blocks.block_size
+        is_shared = seq.beam_group is not None and first < len(seq.block_table) and blocks.is_shared(seq, first)
+        if not self._find_blocks(seq, missing + is_shared, builder):
+            return False
+        if is_shared:
+            self.copy_on_write(seq, first, builder)
+        if missing:
+            builder.new_block_ids.append((seq.slot, blocks.grow(seq, missing)))
+        return True
+
+    def copy_on_write(self, seq: Sequence, index: int, builder: BatchBuilder) -> None:
+        """Gives `seq` its own copy of a shared block of its table, in the step that is being built."""
+        source, destination = self._blocks.make_writable(seq, index)
+        builder.copies.append((source, destination))
+        builder.pinned_blocks.append(source)
+
+    def _find_blocks(self, seq: Sequence, num_needed: int, builder: BatchBuilder) -> bool:
+        state = self._state
+        while self._blocks.pool.num_free < num_needed:
+            builder.is_blocked = True
+            if self._blocks.pool.num_free + state.num_deferred_blocks >= num_needed:
+                return False  # enough comes free with the steps in flight
+            running = list(state.running())
+            victim = choose_victim(running, state.config.preemption_policy, builder.step, seq)
+            if victim is None:
+                if seq.order[:2] != min(other.order for other in running)[:2]:
+                    state.preempt(seq)
+                return False
+            state.preempt(victim)
+        return True
+
+    def break_stall(self) -> bool:
+        """For a step that found nothing to do: if the queue's head waits for room, the last one behind it has to go.
+
+        That happens when beams keep their blocks while a sibling waits to come back. False if there is nobody to move,
+        or if steps in flight will change things anyway.
+        """
+        state = self._state
+        heads = [seq.order for seq in state.swapped.values()]
+        waiting = state.waiting.peek()
+        if waiting is not None:
+            heads.append(waiting[0])
+        if state.in_flight or not heads:
+            return False
+        head = min(heads)
+        victim = max(
+            (seq for seq in state.running() if seq.order[:2] > head[:2]), key=lambda seq: seq.order, default=None
+        )
+        if victim is None:
+            return False
+        state.preempt(victim)
+        return True
+
+
+class Admission:
+    """Blocks for sequences that come in: new ones, forks, and those that were preempted."""
+
+    def __init__(self, state: SchedulerState, room: Room, num_watermark_blocks: int) -> None:
+        self._state = state
+        self._config = state.config
+        self._blocks = state.blocks
+        self._room = room
+        self._num_watermark_blocks = num_watermark_blocks
+
+    def chunk(self, num_remaining: int, builder: BatchBuilder) -> int:
+        """Tokens of one sequence in one step, of `num_remaining`."""
+        num_tokens = min(num_remaining, builder.budget)
+        if self._config.max_prefill_chunk:
+            num_tokens = min(num_tokens, self._config.max_prefill_chunk)
+        return num_tokens
+
+    def try_admit(self, seq: Sequence, builder: BatchBuilder) -> bool:
+        """Binds blocks to a waiting sequence, for what it will run in this step at least; False changes nothing."""
+        state = self._state
+        if len(state.free_slots) < state.num_slots_needed(seq):
+            return False
+        return self._try_fork(seq, builder) or self._try_allocate(seq, builder)
+
+    def try_swap_in(self, seq: Sequence, builder: BatchBuilder) -> bool:
+        """Binds blocks to a swapped sequence and has its content brought back; False changes nothing."""
+        num_blocks = self._blocks.num_blocks_for(seq.num_tokens)
+        if not self._state.free_slots or not self._blocks.can_allocate([], num_blocks, self._num_spare_blocks(seq)):
+            return False
+        host_blocks = list(seq.host_block_table)
+        builder.swap_in += self._blocks.swap_in(seq, num_blocks)
+        builder.given_host_blocks += host_blocks
+        return True
+
+    def _try_fork(self, seq: Sequence, builder: BatchBuilder) -> bool:
+        """A member of an n > 1 group takes over the computed prompt, all but its last token, which it runs itself.
+
+        So it samples its first token like any other sequence, with its own seed.
+        """
+        parent = self._state.sequences.get(seq.parent_id) if seq.parent_id is not None else None
+        num_computed = seq.num_prompt_tokens - 1
+        if (
+            parent is None
+            or parent.status is not SequenceStatus.RUNNING
+            or parent.num_computed_tokens < seq.num_prompt_tokens
+            or parent.num_preemptions  # it may be computing the prompt again in this very step
+            or seq.num_output_tokens
+            or num_computed == 0
+            or self._blocks.has_groups
+            or self._blocks.pool.num_free < 1
+        ):
+            return False
+        self._blocks.fork(parent, seq, seq.num_prompt_tokens)
+        seq.num_computed_tokens = num_computed
+        self._room.copy_on_write(seq, num_computed // self._blocks.block_size, builder)
+        return True
+
+    def _try_allocate(self, seq: Sequence, builder: BatchBuilder) -> bool:
+        hits, anchor = self._blocks.match(seq)
+        num_cached = len(hits) * self._blocks.block_size
+        num_remaining = seq.num_tokens - num_cached
+        num_tokens = self.chunk(num_remaining, builder)
+        can_chunk = self._config.can_chunk
+        if not can_chunk and num_tokens < num_remaining and num_remaining <= self._config.max_num_batched_tokens:
+            return False  # whole prompts only, save for what outgrew the budget
+        needs_all = not can_chunk or seq.num_preemptions > 0
+        num_blocks = self._blocks.num_blocks_for(seq.num_tokens if needs_all else num_cached + num_tokens)
+        if not self._blocks.can_allocate(hits, num_blocks, self._num_spare_blocks(seq)):
+            return False
+        self._blocks.allocate(seq, hits, anchor, num_blocks)
+        return True
+
+    def _num_spare_blocks(self, seq: Sequence) -> int:
+        """Blocks that must stay free when `seq` comes in beside others, so that it is not soon thrown out again."""
+        state = self._state
+        if not state.num_running:
+            return 0
+        if seq.num_preemptions >= MAX_UNSHIELDED_PREEMPTIONS:
+            to_end = sum(self._num_blocks_to_end(other) for other in state.running())
+            return to_end + self._num_blocks_for_all(seq) - self._blocks.num_blocks_for(seq.num_tokens)
+        num_growing = state.num_running if seq.num_preemptions else 0
+        return self._num_watermark_blocks + num_growing + len(state.parked.get(seq.id, ()))
+
+    def _num_blocks_for_all(self, seq: Sequence) -> int:
+        return self._blocks.num_blocks_for(seq.max_length - 1)
+
+    def _num_blocks_to_end(self, seq: Sequence) -> int:
+        return max(self._num_blocks_for_all(seq) - len(seq.block_table), 0)

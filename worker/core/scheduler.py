@@ -1,0 +1,218 @@
+"""The scheduler: queues of sequences in, steps out, tokens back in, outputs out. Plain Python, one thread."""
+
+import time
+from collections.abc import Callable
+
+from common.block_hash import BlockHasher, default_hasher
+from worker.core.admission import check_group, check_sequence, max_length_of
+from worker.core.batch import BatchOutput, ScheduledBatch
+from worker.core.block_manager import BlockManager
+from worker.core.committer import Committer
+from worker.core.config import CacheConfig, SchedulerConfig, check_together
+from worker.core.errors import AdmissionError, QueueFullError
+from worker.core.outputs import LoadSnapshot, SequenceOutput
+from worker.core.planner import StepPlanner
+from worker.core.sequence import FinishReason, Sequence
+from worker.core.state import InFlightStep, SchedulerState
+from worker.core.stopping import find_stop
+
+
+class Scheduler:
+    """Puts the parts together: state, planner, committer. All methods must be called from one thread.
+
+    The loop is `schedule()` → run → `postprocess()`. With `async_depth` 1 one more step may be scheduled before the
+    earlier one is postprocessed. `take_outputs()` after either: schedule may end sequences, too (deadlines).
+    """
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        cache: CacheConfig,
+        clock: Callable[[], float] = time.monotonic,
+        hasher: BlockHasher = default_hasher,
+    ) -> None:
+        """Raises `ConfigError` if the two configs cannot work together."""
+        check_together(config, cache)
+        self._config = config
+        self._cache = cache
+        self._blocks = BlockManager(cache, hasher)
+        self._state = SchedulerState(config, self._blocks, clock)
+        self._planner = StepPlanner(self._state, cache.num_blocks)
+        self._committer = Committer(self._state)
+        self._num_added = 0
+
+    def add(self, sequence: Sequence) -> None:
+        """Queues one sequence; the scheduler owns it from here.
+
+        Raises `AdmissionError` if it can never run, `QueueFullError` if the queue is at its bound; then nothing is kept.
+        """
+        self._check([sequence])
+        self._accept(sequence)
+        self._state.enqueue(sequence)
+        self._end_if_complete(sequence)
+
+    def add_group(self, sequences: list[Sequence]) -> None:
+        """Queues the members of an n > 1 request, all or none; the first is the parent, whose id the others name.
+
+        The prompt is computed once, for the parent. When that is done, each other member takes over its blocks and
+        computes the prompt's last token again, in a copy of that one block. Raises as `add`.
+        """
+        parent = sequences[0]
+        check_group(sequences, self._config)
+        self._check(sequences)
+        for seq in sequences:
+            self._accept(seq)
+        self._state.families[parent.id] = {seq.id for seq in sequences}
+        self._state.parked[parent.id] = sequences[1:]
+        self._state.enqueue(parent)
+        for seq in sequences:
+            self._end_if_complete(seq)
+
+    def abort(self, sequence_id: int, reason: FinishReason = FinishReason.ABORTED, detail: str = "") -> bool:
+        """Ends a sequence in whatever state, with its terminal output; with a group's first member all of the group.
+
+        Idempotent: False if there was nothing (left) to end. Its blocks are free at once, or when the step in flight
+        that uses them is retired.
+        """
+        members = self._state.families.get(sequence_id, {sequence_id})
+        ended = False
+        for member_id in sorted(members):
+            seq = self._state.sequences.get(member_id)
+            if seq is not None:
+                self._state.end(seq, reason, detail, [])
+                ended = True
+        return ended
+
+    def schedule(self) -> ScheduledBatch | None:
+        """The next step, to be run after those handed out before; None if there is nothing to run now."""
+        state = self._state
+        if len(state.in_flight) > self._config.async_depth:
+            raise RuntimeError(f"{len(state.in_flight)} steps are in flight already")
+        self._expire()
+        builder = self._planner.plan()
+        if not builder.rows:
+            return None
+        swap_out, state.swap_out = state.swap_out, []
+        batch = builder.build(self._blocks.pool.take_blocks_to_zero(), swap_out)
+        # Only now, so that no copy of this step reads what another one has overwritten.
+        self._blocks.pool.give(builder.pinned_blocks)
+        self._blocks.host_pool.give(builder.given_host_blocks)
+        state.in_flight.append(InFlightStep(batch, builder.rows, builder.has_prefill))
+        state.next_step += 1
+        state.counters.steps += 1
+        state.counters.scheduled_tokens += batch.num_tokens
+        return batch
+
+    def postprocess(self, batch: ScheduledBatch, output: BatchOutput) -> None:
+        """Takes in the result of the oldest step in flight. Raises `RuntimeError` if it is that of another."""
+        oldest = self._state.in_flight[0] if self._state.in_flight else None
+        if oldest is None or oldest.batch is not batch or output.step != batch.step:
+            raise RuntimeError(f"step {batch.step} (output of {output.step}) is not the oldest in flight")
+        del self._state.in_flight[0]
+        self._committer.commit(oldest, output)
+
+    def take_outputs(self) -> list[SequenceOutput]:
+        """All news since the last call, in order; the list is the caller's."""
+        outputs, self._state.outputs = self._state.outputs, []
+        return outputs
+
+    def has_unfinished(self) -> bool:
+        """Whether any sequence has not had its terminal output yet."""
+        return bool(self._state.sequences)
+
+    def has_schedulable(self) -> bool:
+        """Whether `schedule` could find something to run now or once there is room."""
+        state = self._state
+        if state.waiting or state.swapped or state.prefilling or state.beams:
+            return True
+        return any(seq.num_computed_tokens + 1 < seq.max_length for seq in state.decoding.values())
+
+    def next_wakeup(self) -> float | None:
+        """When, on the clock, `schedule` should be called although nothing happened: a deadline or the delay factor."""
+        deadline = self._state.deadlines.peek()
+        times = [deadline[0] if deadline is not None else None, self._planner.delay_wakeup()]
+        return min((at for at in times if at is not None), default=None)
+
+    def clear_prefix_cache(self) -> bool:
+        """Forgets all cached prefixes. False, changing nothing, while any sequence or step in flight holds blocks."""
+        pool = self._blocks.pool
+        if pool.num_free < pool.num_blocks:
+            return False
+        pool.clear_cached()
+        return True
+
+    def load(self) -> LoadSnapshot:
+        """Load now and counters since start."""
+        state, pool, counters = self._state, self._blocks.pool, self._state.counters
+        waiting = [*state.waiting.sequences(), *(seq for group in state.parked.values() for seq in group)]
+        return LoadSnapshot(
+            num_running=state.num_running,
+            num_waiting=len(waiting),
+            num_swapped=len(state.swapped),
+            num_blocks=pool.num_blocks,
+            num_blocks_used=pool.num_blocks - pool.num_free,
+            num_blocks_free=pool.num_free,
+            num_blocks_cached=pool.num_cached,
+            num_host_blocks_used=self._blocks.host_pool.num_blocks - self._blocks.host_pool.num_free,
+            num_waiting_tokens=sum(seq.num_tokens for seq in waiting),
+            num_running_tokens=sum(seq.num_computed_tokens for seq in state.running()),
+            num_total_prefix_queries=self._blocks.num_prefix_queries,
+            num_total_prefix_hits=self._blocks.num_prefix_hits,
+            num_total_preemptions=counters.preemptions,
+            num_total_swaps=counters.swaps,
+            num_total_evictions=self._blocks.index.num_evictions if self._blocks.index is not None else 0,
+            num_total_steps=counters.steps,
+            num_total_scheduled_tokens=counters.scheduled_tokens,
+            num_total_sampled_tokens=counters.sampled_tokens,
+            num_total_finished=counters.finished,
+        )
+
+    def check_integrity(self) -> None:
+        """Raises `RuntimeError` on any contradiction between queues, tables, pools and index. Cheap enough at idle."""
+        self._state.check_integrity()
+
+    def _check(self, sequences: list[Sequence]) -> None:
+        state = self._state
+        for seq in sequences:
+            check_sequence(seq, self._config, self._cache)
+            if seq.id in state.sequences:
+                raise AdmissionError("id", seq.id, 0, f"a sequence with id {seq.id} is unfinished")
+        limit = self._config.max_num_waiting
+        num_waiting = len(state.waiting) + state.num_parked
+        if limit and num_waiting + len(sequences) > limit:
+            raise QueueFullError(num_waiting, limit)
+
+    def _accept(self, seq: Sequence) -> None:
+        parent = self._state.sequences.get(seq.parent_id) if seq.parent_id is not None else None
+        if parent is None:
+            self._num_added += 1
+        # Members of a group stand together in the queue, at the parent's place.
+        arrival = parent.order[1] if parent is not None else self._num_added
+        seq.order = (seq.priority if parent is None else parent.priority, arrival, seq.index)
+        seq.max_length = max_length_of(seq, self._config)
+        seq.time_queued = self._state.clock()
+        self._state.sequences[seq.id] = seq
+        if seq.deadline is not None:
+            self._state.deadlines.push(seq.deadline, seq)
+
+    def _end_if_complete(self, seq: Sequence) -> None:
+        """A resumed sequence may have been at its end already when its former worker was lost."""
+        if not seq.num_resumed_tokens:
+            return
+        prompt = seq.token_ids[: seq.num_prompt_tokens]
+        resumed = seq.token_ids[seq.num_prompt_tokens :]
+        kept, reason = find_stop(prompt, resumed, len(prompt), seq.stop, self._config.max_model_len)
+        if reason is not None:
+            del seq.token_ids[len(prompt) + kept :]
+            self._state.end(seq, reason, "", [])
+
+    def _expire(self) -> None:
+        """Ends every sequence whose deadline has passed, without running it."""
+        deadlines = self._state.deadlines
+        head = deadlines.peek()
+        if head is None:
+            return
+        now = self._state.clock()
+        while head is not None and head[0] <= now:
+            self._state.end(head[1], FinishReason.DEADLINE, "the deadline passed", [])
+            head = deadlines.peek()

@@ -1,0 +1,260 @@
+"""Where every sequence is, and what it holds: the queues, the slots, the endings."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from worker.core.batch import ScheduledBatch
+from worker.core.block_manager import BlockManager
+from worker.core.config import SchedulerConfig
+from worker.core.lazy_heap import LazyHeap
+from worker.core.outputs import SequenceOutput, SequenceTimings
+from worker.core.sequence import ABORT_REASONS, FinishReason, Sequence, SequenceStatus
+
+
+@dataclass(slots=True)
+class InFlightStep:
+    """A step that was handed out and has not come back."""
+
+    batch: ScheduledBatch
+    rows: list[Sequence]
+    has_prefill: bool
+
+
+@dataclass(slots=True)
+class _DeferredFree:
+    last_step: int
+    block_table: list[int]
+    group_id: int
+
+
+@dataclass(slots=True)
+class Counters:
+    """Totals since start."""
+
+    preemptions: int = 0
+    swaps: int = 0
+    steps: int = 0
+    scheduled_tokens: int = 0
+    sampled_tokens: int = 0
+    finished: int = 0
+
+
+class SchedulerState:
+    """Owned by one scheduler; planner and committer work on it. All methods keep the invariants of scheduler.md."""
+
+    def __init__(self, config: SchedulerConfig, blocks: BlockManager, clock: Callable[[], float]) -> None:
+        self.config = config
+        self.blocks = blocks
+        self.clock = clock
+        self.sequences: dict[int, Sequence] = {}
+        """Every unfinished sequence that was added."""
+        self.waiting: LazyHeap[tuple[int, int, int]] = LazyHeap()
+        self.parked: dict[int, list[Sequence]] = {}
+        """Parent → members of its group that wait for its prompt to be computed."""
+        self.families: dict[int, set[int]] = {}
+        """First member's id → unfinished members of its group."""
+        self.swapped: dict[int, Sequence] = {}
+        self.prefilling: dict[int, Sequence] = {}
+        """Running, with committed tokens still to be scheduled. Insertion order is admission order."""
+        self.decoding: dict[int, Sequence] = {}
+        """Running, all but the newest token scheduled."""
+        self.beams: dict[int, Sequence] = {}
+        """Running members of beam searches, scheduled or waiting for their siblings."""
+        self.deadlines: LazyHeap[float] = LazyHeap()
+        self.free_slots = list(range(config.max_num_seqs - 1, -1, -1))
+        self.in_flight: list[InFlightStep] = []
+        self.next_step = 0
+        self.retired_step = -1
+        self.outputs: list[SequenceOutput] = []
+        self.counters = Counters()
+        self.last_prefill_seconds = 0.0
+        self.swap_out: list[tuple[int, int]] = []
+        """(device, host) copies that the next step starts with."""
+        self._deferred: list[_DeferredFree] = []
+
+    def running(self) -> Iterable[Sequence]:
+        """All running sequences that hold blocks."""
+        yield from self.decoding.values()
+        yield from self.beams.values()
+        yield from self.prefilling.values()
+
+    @property
+    def num_running(self) -> int:
+        return len(self.decoding) + len(self.prefilling) + len(self.beams)
+
+    def num_slots_needed(self, seq: Sequence) -> int:
+        """Free slots that must exist to admit `seq`: a group comes in only where all its members can follow."""
+        return 1 + len(self.parked.get(seq.id, ()))
+
+    @property
+    def num_parked(self) -> int:
+        return sum(len(members) for members in self.parked.values())
+
+    @property
+    def num_deferred_blocks(self) -> int:
+        """Blocks that come free when steps in flight are retired (an upper bound: some may be shared)."""
+        return sum(len(free.block_table) for free in self._deferred)
+
+    def enqueue(self, seq: Sequence) -> None:
+        """Puts a WAITING sequence in its place in the queue."""
+        self.waiting.push(seq.order, seq)
+
+    def start(self, seq: Sequence) -> None:
+        """WAITING or SWAPPED → RUNNING; its blocks are bound already. The caller schedules it at once."""
+        self._leave(seq)
+        seq.move_to(SequenceStatus.RUNNING)
+        if seq.beam_group is None:
+            seq.slot = self.free_slots.pop()
+        if seq.time_scheduled is None:
+            seq.time_scheduled = self.clock()
+            seq.num_cached_tokens = min(seq.num_computed_tokens, seq.num_prompt_tokens)
+
+    def place(self, seq: Sequence) -> None:
+        """Files a running sequence by what is left to schedule for it."""
+        if seq.beam_group is not None:
+            self.beams[seq.id] = seq
+        elif seq.num_computed_tokens + 1 == seq.num_known_tokens:
+            self.prefilling.pop(seq.id, None)
+            self.decoding[seq.id] = seq
+        else:
+            self.prefilling[seq.id] = seq
+
+    def preempt(self, seq: Sequence) -> None:
+        """RUNNING → SWAPPED if so configured and host memory has room, else → WAITING, at its old place.
+
+        A token of it that is still in flight will be kept when it comes: it was computed before this.
+        """
+        self._leave(seq)
+        seq.num_preemptions += 1
+        self.counters.preemptions += 1
+        swaps = (
+            self.config.preemption_mode == "swap"
+            and seq.beam_group is None
+            and seq.num_computed_tokens > 0
+            and self.blocks.can_swap_out(seq)
+        )
+        if swaps:
+            self.swap_out += self.blocks.swap_out(seq)
+            self.counters.swaps += 1
+        self._free(seq)
+        if swaps:
+            seq.move_to(SequenceStatus.SWAPPED)
+            self.swapped[seq.id] = seq
+        else:
+            seq.move_to(SequenceStatus.WAITING)
+            seq.num_computed_tokens = 0
+            self.enqueue(seq)
+
+    def end(self, seq: Sequence, reason: FinishReason, detail: str, new_token_ids: list[int]) -> None:
+        """Any state → FINISHED or ABORTED, with its one terminal output, which carries `new_token_ids`.
+
+        These are committed already. Everything it holds is released.
+        """
+        self._leave(seq)
+        self._free(seq)
+        if seq.host_block_table:
+            self._free_host_blocks(seq)
+        seq.move_to(SequenceStatus.ABORTED if reason in ABORT_REASONS else SequenceStatus.FINISHED)
+        del self.sequences[seq.id]
+        self.deadlines.discard(seq.id)
+        self.unpark(seq)
+        self._leave_family(seq)
+        self.counters.finished += 1
+        self.outputs.append(
+            SequenceOutput(
+                sequence_id=seq.id,
+                index=seq.index,
+                token_offset=seq.num_output_tokens - len(new_token_ids),
+                token_ids=new_token_ids,
+                finish_reason=reason,
+                detail=detail,
+                num_cached_tokens=seq.num_cached_tokens,
+                timings=SequenceTimings(seq.time_queued, seq.time_scheduled, seq.time_first_token),
+            )
+        )
+
+    def unpark(self, parent: Sequence) -> None:
+        """Lets the other members of a group into the queue: the prompt is computed, or will never be."""
+        for member in self.parked.pop(parent.id, ()):
+            self.enqueue(member)
+
+    def retire(self, step: int) -> None:
+        """`step` is over on the device: what waited for it is free."""
+        self.retired_step = step
+        if self._deferred:
+            due = [free for free in self._deferred if free.last_step <= step]
+            self._deferred = [free for free in self._deferred if free.last_step > step]
+            for free in due:
+                self.blocks.give_back(free.block_table, free.group_id)
+
+    def _free(self, seq: Sequence) -> None:
+        """Releases slot, blocks and group; those that a step in flight may touch, when that step is retired."""
+        if seq.slot >= 0 and seq.beam_group is None:
+            self.free_slots.append(seq.slot)
+        seq.slot = -1
+        block_table, group_id = self.blocks.unbind(seq)
+        if seq.last_step > self.retired_step:
+            self._deferred.append(_DeferredFree(seq.last_step, block_table, group_id))
+        else:
+            self.blocks.give_back(block_table, group_id)
+
+    def _free_host_blocks(self, seq: Sequence) -> None:
+        # A copy out that no step has taken up yet must not meet the next owner of its host block.
+        unwanted = set(seq.host_block_table)
+        self.swap_out = [pair for pair in self.swap_out if pair[1] not in unwanted]
+        self.blocks.host_pool.give(reversed(seq.host_block_table))
+        seq.host_block_table = []
+
+    def _leave(self, seq: Sequence) -> None:
+        """Takes `seq` out of the queue it is in."""
+        if seq.status is SequenceStatus.RUNNING:
+            for queue in (self.decoding, self.prefilling, self.beams):
+                queue.pop(seq.id, None)
+        elif seq.status is SequenceStatus.SWAPPED:
+            del self.swapped[seq.id]
+        elif seq.status is SequenceStatus.WAITING:
+            self.waiting.discard(seq.id)
+            if seq.parent_id in self.parked:
+                members = [member for member in self.parked[seq.parent_id] if member is not seq]
+                self.parked[seq.parent_id] = members
+
+    def _leave_family(self, seq: Sequence) -> None:
+        root = seq.parent_id if seq.parent_id is not None else seq.id
+        family = self.families.get(root)
+        if family is not None:
+            family.discard(seq.id)
+            if not family:
+                del self.families[root]
+
+    def check_integrity(self) -> None:
+        """Raises `RuntimeError` unless every sequence is in exactly one place and the pools agree with what is held."""
+        held: dict[int, int] = {}
+        host_held: dict[int, int] = {}
+        num_groups = 0
+        places = [self.waiting.sequences(), self.swapped.values(), self.running()]
+        places += list(self.parked.values())
+        seen: set[int] = set()
+        for place in places:
+            for seq in place:
+                if seq.id in seen or seq.is_ended:
+                    raise RuntimeError(f"sequence {seq.id} ({seq.status.name}) is in two places, or ended")
+                seen.add(seq.id)
+                _count(held, seq.block_table)
+                _count(host_held, seq.host_block_table)
+                num_groups += seq.group_id >= 0
+                if seq.status is not SequenceStatus.RUNNING and (seq.block_table or seq.slot >= 0):
+                    raise RuntimeError(f"sequence {seq.id} holds blocks or a slot while {seq.status.name}")
+        for free in self._deferred:
+            _count(held, free.block_table)
+            num_groups += free.group_id >= 0
+        if not self.sequences.keys() <= seen:
+            raise RuntimeError(f"sequences {sorted(self.sequences.keys() - seen)} are nowhere")
+        slots = [seq.slot for seq in self.running()] + self.free_slots
+        if sorted(slots) != list(range(self.config.max_num_seqs)):
+            raise RuntimeError("slots: one is lost or belongs to two")
+        self.blocks.check_integrity(held, host_held, num_groups)
+
+
+def _count(held: dict[int, int], blocks: list[int]) -> None:
+    for block in blocks:
+        held[block] = held.get(block, 0) + 1
