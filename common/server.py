@@ -7,6 +7,7 @@ import asyncio
 import logging
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -145,3 +146,10 @@ def stop_event_on_signals() -> asyncio.Event:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
     return event
+
+
+def write_port_file(path: Path, port: int) -> None:
+    """Tell others which port was bound. Complete or not there: a reader never sees half of it."""
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(f"{port}\n")
+    partial.replace(path)

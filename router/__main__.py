@@ -1,0 +1,26 @@
+"""`python -m router`."""
+
+import asyncio
+import sys
+
+from common.config import parse_settings
+from common.errors import FissileError
+from common.logging import setup_logging
+from router.config import RouterSettings
+from router.server import serve
+
+EXIT_FAILURE = 1
+
+
+def main() -> None:
+    settings = parse_settings(RouterSettings, sys.argv[1:], "router")
+    setup_logging(settings.log_level, settings.log_format)
+    try:
+        asyncio.run(serve(settings))
+    except (FissileError, OSError) as error:
+        print(f"router: {error}", file=sys.stderr)
+        raise SystemExit(EXIT_FAILURE) from error
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,132 @@
+"""From a conversation to a prompt, through the model's chat template (Jinja, rendered in a sandbox)."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from google.protobuf.json_format import MessageToDict
+from jinja2 import TemplateError
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from common.errors import InvalidArgumentError
+from fissile.v1 import ChatMessage, ChatRequest, ChatRole, Tool
+
+_ROLES: Mapping[int, str] = {
+    ChatRole.CHAT_ROLE_SYSTEM: "system",
+    ChatRole.CHAT_ROLE_USER: "user",
+    ChatRole.CHAT_ROLE_ASSISTANT: "assistant",
+    ChatRole.CHAT_ROLE_TOOL: "tool",
+    ChatRole.CHAT_ROLE_DEVELOPER: "developer",
+}
+_SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+
+
+@dataclass(frozen=True, slots=True)
+class ChatTemplate:
+    """The templates of a model and the variables its tokenizer gives them."""
+
+    default: str
+    with_tools: str | None = None
+    """A template of its own for requests with tools, where the model has one."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+
+def load_template(files: Mapping[str, bytes]) -> ChatTemplate | None:
+    """From chat_template.jinja, else from tokenizer_config.json. None: the model has no template."""
+    config = json.loads(files.get("tokenizer_config.json", b"{}"))
+    variables = {name: _content(config[name]) for name in _SPECIAL_TOKENS if config.get(name)}
+    source = files.get("chat_template.jinja", b"").decode() or config.get("chat_template")
+    if not source:
+        return None
+    if isinstance(source, str):
+        return ChatTemplate(source, None, variables)
+    named = {entry["name"]: entry["template"] for entry in source}
+    if "default" not in named:
+        return None
+    return ChatTemplate(named["default"], named.get("tool_use"), variables)
+
+
+def _content(token: str | Mapping[str, Any]) -> str:
+    return token if isinstance(token, str) else token["content"]
+
+
+def render(template: ChatTemplate, request: ChatRequest) -> str:
+    """The prompt text. Raises InvalidArgumentError for a conversation the template refuses or cannot render."""
+    source = request.chat_template or (template.with_tools if request.tools else None) or template.default
+    variables: dict[str, Any] = dict(template.variables)
+    variables.update(_plain(MessageToDict(request.template_arguments)))
+    variables.setdefault("add_generation_prompt", not request.continue_final_message)
+    try:
+        rendered: Sequence[str] = render_jinja_template(
+            [[_message(i, m) for i, m in enumerate(request.messages)]],
+            tools=_tools(request.tools),
+            chat_template=source,
+            continue_final_message=request.continue_final_message,
+            **variables,
+        )[0]
+    except InvalidArgumentError:
+        raise
+    except TemplateError as error:
+        blamed = "chat_template" if request.chat_template else "messages"
+        raise InvalidArgumentError.of(blamed, f"the chat template refused: {error}") from error
+    # A template is a program over what the client sent: whatever else it raises is about that input, too.
+    except Exception as error:
+        raise InvalidArgumentError.of("messages", f"the chat template failed: {error}") from error
+    return rendered[0]
+
+
+def _message(position: int, message: ChatMessage) -> dict[str, Any]:
+    result: dict[str, Any] = {"role": _ROLES[message.role], "content": message.content}
+    for name in ("name", "tool_call_id", "reasoning"):
+        value = getattr(message, name)
+        if value:
+            result[name] = value
+    if message.tool_calls:
+        result["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {
+                    "name": call.name,
+                    "arguments": _json_object(f"messages[{position}].tool_calls[{i}].arguments", call.arguments),
+                },
+            }
+            for i, call in enumerate(message.tool_calls)
+        ]
+    return result
+
+
+def _tools(tools: Sequence[Tool]) -> list[Any] | None:
+    if not tools:
+        return None
+    return [
+        {
+            "type": "function",
+            "function": {
+                "name": tool.name,
+                "description": tool.description,
+                "parameters": _json_object(f"tools[{i}].parameters", tool.parameters),
+            },
+        }
+        for i, tool in enumerate(tools)
+    ]
+
+
+def _json_object(field: str, text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text or "{}")
+    except json.JSONDecodeError as error:
+        raise InvalidArgumentError.of(field, f"must be a JSON object: {error}") from error
+    if not isinstance(value, dict):
+        raise InvalidArgumentError.of(field, "must be a JSON object")
+    return value
+
+
+def _plain(value: Any) -> Any:
+    """Struct knows only floats; templates compare and index with whole numbers."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value

@@ -1,0 +1,138 @@
+"""One completion of a request: its tokens, its text, its end, and what the client has not seen yet."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from fissile.v1 import BeamHypothesis, Finish, FinishReason, RequestOutput
+from router.detokenizer import Detokenizer
+from router.stop_strings import StopMatcher
+
+_ENDING_TOKEN = {FinishReason.FINISH_REASON_EOS, FinishReason.FINISH_REASON_STOP_TOKEN}
+"""Reasons whose last token is no part of the text."""
+
+
+class TokenGapError(Exception):
+    """An output begins after the tokens that are there: some got lost on the way."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextRules:
+    """How tokens become text and when text ends a completion."""
+
+    send_text: bool = True
+    stops: tuple[str, ...] = ()
+    special_stops: Mapping[int, str] = field(default_factory=dict)
+    """Stop strings that are special tokens: the worker ends there, as they may have no text."""
+    include_stop: bool = False
+    min_tokens: int = 0
+    """No stop string ends a completion that has fewer tokens."""
+
+
+@dataclass(slots=True)
+class Delta:
+    """What is new in a completion. `finish` is set once."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    finish: Finish | None
+
+
+class Completion:
+    """Fed by the worker link, emptied by the request's handler; both on the event loop."""
+
+    def __init__(self, index: int, rules: TextRules, detokenizer: Detokenizer) -> None:
+        self.index = index
+        self.token_ids: list[int] = []
+        """Up to and including the one that ended it."""
+        self.finish: Finish | None = None
+        self._rules = rules
+        self._detokenizer = detokenizer
+        self._matcher = StopMatcher(rules.stops, include_stop=rules.include_stop)
+        self._pending_text: list[str] = []
+        self._pending_ids: list[int] = []
+        self._finish_taken = False
+
+    @property
+    def has_news(self) -> bool:
+        return bool(self._pending_text or self._pending_ids or (self.finish and not self._finish_taken))
+
+    def take(self, *, cumulative: bool) -> Delta:
+        """What is new, or with `cumulative` everything so far."""
+        delta = Delta(self.index, "".join(self._pending_text), self._pending_ids, self.finish)
+        self._finish_taken = self.finish is not None
+        if cumulative:
+            self._pending_text = [delta.text] if delta.text else []
+            delta.token_ids = self._pending_ids.copy()
+        else:
+            self._pending_text, self._pending_ids = [], []
+        return delta
+
+    def accept(self, output: RequestOutput) -> None:
+        """Add an output's tokens and end. Repeated tokens are dropped. Raises TokenGapError on missing ones."""
+        if self.finish:
+            return
+        new: Sequence[int] = output.token_ids
+        repeated = len(self.token_ids) - output.token_offset
+        if new and repeated < 0:
+            raise TokenGapError(f"expected token {len(self.token_ids)}, got {output.token_offset}")
+        if repeated > 0:
+            new = new[repeated:]
+        num_text = len(new)
+        if output.finish_reason in _ENDING_TOKEN and not self._rules.include_stop:
+            num_text = max(0, num_text - 1)
+        if self._add(new, num_text) or output.finish_reason == FinishReason.FINISH_REASON_UNSPECIFIED:
+            return
+        self._end(output)
+
+    def accept_hypothesis(self, hypothesis: BeamHypothesis) -> None:
+        """The whole completion at once, from beam search."""
+        tokens = hypothesis.token_ids
+        hides_last = hypothesis.finish_reason in _ENDING_TOKEN and not self._rules.include_stop
+        self._add(tokens, len(tokens) - hides_last)
+        self._show(self._detokenizer.flush())
+        self.finish = Finish(reason=hypothesis.finish_reason, score=hypothesis.score)
+
+    def _add(self, token_ids: Sequence[int], num_text: int) -> bool:
+        """Append tokens; the first `num_text` have text. True when a stop string ended the completion."""
+        rules = self._rules
+        if rules.stops:
+            return self._add_until_stop(token_ids, num_text)
+        self._keep(token_ids)
+        if rules.send_text:
+            self._show(self._detokenizer.feed(token_ids[:num_text]))
+        return False
+
+    def _add_until_stop(self, token_ids: Sequence[int], num_text: int) -> bool:
+        for position, token_id in enumerate(token_ids):
+            self._keep((token_id,))
+            if position >= num_text:
+                break
+            armed = len(self.token_ids) >= self._rules.min_tokens
+            released = self._matcher.feed(self._detokenizer.feed((token_id,)), armed=armed)
+            self._show(released.text)
+            if released.stop is not None:
+                self.finish = Finish(reason=FinishReason.FINISH_REASON_STOP_STRING, stop=released.stop)
+                return True
+        return False
+
+    def _end(self, output: RequestOutput) -> None:
+        rest = self._matcher.feed(self._detokenizer.flush(), armed=False).text
+        self._show(rest + self._matcher.flush())
+        special = self._rules.special_stops.get(output.stop_token_id) if output.HasField("stop_token_id") else None
+        if special is not None:
+            self.finish = Finish(reason=FinishReason.FINISH_REASON_STOP_STRING, stop=special)
+            if self._rules.include_stop:
+                self._show(special)
+            return
+        self.finish = Finish(reason=output.finish_reason, detail=output.detail)
+        if output.HasField("stop_token_id"):
+            self.finish.stop_token_id = output.stop_token_id
+
+    def _keep(self, token_ids: Sequence[int]) -> None:
+        self.token_ids.extend(token_ids)
+        self._pending_ids.extend(token_ids)
+
+    def _show(self, text: str) -> None:
+        if text and self._rules.send_text:
+            self._pending_text.append(text)

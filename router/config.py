@@ -1,0 +1,83 @@
+"""What a router can be told: flags, or `FISSILE_ROUTER_*` in the environment."""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, model_validator
+from pydantic_settings import SettingsConfigDict
+
+from common.channel import ClientTls, ServerTls
+from common.config import CommaList, Settings
+from common.logging import LogFormat
+
+
+class RouterSettings(Settings):
+    """Serve fissile.v1.GenerationService: tokenise, balance over workers, stream text back."""
+
+    model_config = SettingsConfigDict(env_prefix="FISSILE_ROUTER_")
+
+    host: str = Field("127.0.0.1", description="Address to listen on.")
+    port: int = Field(50051, ge=0, le=65535, description="Port to listen on; 0 lets the system choose.")
+    port_file: Path | None = Field(None, description="File to write the port to, once it is bound.")
+
+    workers: CommaList = Field(
+        ("127.0.0.1:50061",),
+        description="Workers: host:port, or dns:///name:port for every address the name resolves to.",
+    )
+    resolve_interval: float = Field(5.0, gt=0, description="Seconds between resolutions of DNS names.")
+    connect_timeout: float = Field(10.0, gt=0, description="Seconds for each call that sets up a worker.")
+    reconnect_backoff: float = Field(0.2, gt=0, description="Seconds before the first reconnect; doubles up to 5.")
+    load_interval: float = Field(1.0, gt=0, description="Seconds between load reports of a quiet worker.")
+
+    policy: Literal["round_robin", "least_loaded"] = Field("least_loaded", description="How a worker is chosen.")
+    worker_wait: float = Field(5.0, ge=0, description="Seconds a request waits for a healthy worker.")
+    max_retries: int = Field(3, ge=0, description="Times a request may move to another worker.")
+    first_token_timeout: float = Field(
+        300.0, gt=0, description="Seconds a worker has for the first token of a request before it moves elsewhere."
+    )
+    silence_timeout: float = Field(
+        120.0, gt=0, description="Seconds without any progress after which a busy worker counts as lost."
+    )
+
+    max_prompt_bytes: int = Field(4 * 1024 * 1024, gt=0, description="Longest prompt text, in bytes.")
+    max_open_requests: int = Field(4096, gt=0, description="Open requests; more are refused.")
+    allow_chat_template: bool = Field(False, description="Let requests bring a chat template of their own.")
+    tokenizer_threads: int = Field(2, ge=1, description="Threads that tokenise.")
+
+    drain_timeout: float = Field(30.0, ge=0, description="Seconds that open requests have to finish at shutdown.")
+
+    metrics_host: str = Field("127.0.0.1", description="Address of the Prometheus endpoint.")
+    metrics_port: int | None = Field(None, ge=0, le=65535, description="Its port; unset: no endpoint.")
+
+    tls_certificate: Path | None = Field(None, description="PEM file: serve over TLS.")
+    tls_key: Path | None = Field(None, description="PEM file: its key.")
+    tls_client_ca: Path | None = Field(None, description="PEM file: clients must show a certificate of this CA.")
+    worker_tls: bool = Field(False, description="Connect to workers over TLS.")
+    worker_tls_ca: Path | None = Field(None, description="PEM file: CA of the workers; unset: the system's.")
+    worker_tls_certificate: Path | None = Field(None, description="PEM file: certificate to show to workers.")
+    worker_tls_key: Path | None = Field(None, description="PEM file: its key.")
+
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least level to log.")
+    log_format: LogFormat = Field("text", description="Lines of text, or JSON.")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "RouterSettings":
+        if not self.workers:
+            raise ValueError("at least one worker is needed")
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise ValueError("tls-certificate and tls-key go together")
+        if self.tls_client_ca is not None and self.tls_certificate is None:
+            raise ValueError("tls-client-ca needs tls-certificate")
+        if (self.worker_tls_certificate is None) != (self.worker_tls_key is None):
+            raise ValueError("worker-tls-certificate and worker-tls-key go together")
+        return self
+
+    def server_tls(self) -> ServerTls | None:
+        if self.tls_certificate is None or self.tls_key is None:
+            return None
+        return ServerTls(self.tls_certificate, self.tls_key, self.tls_client_ca)
+
+    def client_tls(self) -> ClientTls | None:
+        if not self.worker_tls:
+            return None
+        return ClientTls(self.worker_tls_ca, self.worker_tls_certificate, self.worker_tls_key)

@@ -1,0 +1,98 @@
+"""An open request's way over workers: place it, pass on what comes, move it when its worker is lost."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+
+from common.errors import UnavailableError
+from router.balancer.policy import Policy
+from router.metrics import RouterMetrics
+from router.request import OpenRequest, Update
+from router.worker_link import WorkerLink
+from router.workers import ServedModel, WorkerSet
+
+logger = logging.getLogger(__name__)
+
+TimeLeft = Callable[[], float | None]
+"""Seconds to the deadline; None: there is none."""
+
+Session = tuple[str, int]
+"""A worker's address and which connection to it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DispatchConfig:
+    """Seconds."""
+
+    worker_wait: float = 5.0
+    max_retries: int = 3
+    first_token_timeout: float = 300.0
+
+
+class Dispatcher:
+    """Stateless but for the policy."""
+
+    def __init__(self, workers: WorkerSet, policy: Policy, config: DispatchConfig, metrics: RouterMetrics) -> None:
+        self._workers = workers
+        self._policy = policy
+        self._config = config
+        self._metrics = metrics
+
+    async def updates(self, request: OpenRequest, model: ServedModel, time_left: TimeLeft) -> AsyncIterator[Update]:
+        """Messages for the client; the last has `usage`. Raises the FissileError that ends the request otherwise."""
+        failed: set[Session] = set()
+        hop = await self._place(request, model, failed, time_left)
+        while True:
+            await self._wait(request)
+            update = request.take()
+            if update is None and request.spec.heartbeat is not None and not (request.lost or request.error):
+                update = Update()
+            if update is not None:
+                yield update
+                if update.usage:
+                    return
+            if request.error:
+                raise request.error
+            if request.lost:
+                failed.add(hop)
+                if len(failed) > self._config.max_retries:
+                    raise request.refusal or UnavailableError(f"gave up after {len(failed)} workers: {request.lost}")
+                logger.info("request %s moves: %s", request.spec.request_id, request.lost)
+                self._metrics.moved()
+                hop = await self._place(request, model, failed, time_left)
+
+    async def _wait(self, request: OpenRequest) -> None:
+        if request.spec.heartbeat is None:
+            await request.news.wait()
+            return
+        try:
+            async with asyncio.timeout(request.spec.heartbeat):
+                await request.news.wait()
+        except TimeoutError:
+            return
+
+    async def _place(
+        self, request: OpenRequest, model: ServedModel, failed: set[Session], time_left: TimeLeft
+    ) -> Session:
+        """Put the request on a worker it has not failed on; waits a bounded time for one."""
+        try:
+            async with asyncio.timeout(self._config.worker_wait):
+                while not (candidates := self._candidates(request, model, failed)):
+                    if request.refusal:
+                        raise request.refusal
+                    await self._workers.wait_for_change()
+        except TimeoutError:
+            why = f"; the last one: {request.lost}" if request.lost else ""
+            raise UnavailableError(
+                f"no healthy worker for {model.id} within {self._config.worker_wait:g} s{why}", retry_after=1.0
+            ) from None
+        if request.error:
+            raise request.error
+        link: WorkerLink = self._policy.choose(candidates)
+        request.put_on(link, self._config.first_token_timeout, time_left())
+        return link.session
+
+    def _candidates(self, request: OpenRequest, model: ServedModel, failed: set[Session]) -> list[WorkerLink]:
+        links = self._workers.candidates(model.id, model.tokenizer.fingerprint, request.spec.dp_rank)
+        return [link for link in links if link.session not in failed]

@@ -1,0 +1,284 @@
+"""One open request: what was asked, what came back so far, and its one end.
+
+Its worker link feeds it (`on_output`, `on_lost`) and never waits; its handler takes what is new whenever the client is
+ready for it. In between, news merge into one pending delta per completion, so a slow client costs the tokens of its
+completion and nothing more.
+"""
+
+import asyncio
+import logging
+from collections.abc import Sequence as List
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from common.errors import (
+    FissileError,
+    InternalError,
+    InvalidArgumentError,
+    ResourceExhaustedError,
+    UnavailableError,
+    UnimplementedError,
+)
+from fissile.v1 import FinishReason, RequestOutput, RequestTimings, SamplingParams, Sequence, TokenSequence, Usage
+from router.completion import Completion, Delta, TextRules, TokenGapError
+from router.latency import LatencyWindows, Stopwatch
+from router.metrics import RouterMetrics
+from router.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+_CODES: dict[int, type[FissileError]] = {
+    error.code.value[0]: error
+    for error in (InvalidArgumentError, ResourceExhaustedError, UnavailableError, UnimplementedError)
+}
+RETRY_AFTER_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestSpec:
+    """What was asked, with every default filled in."""
+
+    request_id: str
+    model: str
+    prompt: List[int]
+    n: int
+    sampling: SamplingParams
+    max_tokens: int
+    text: TextRules
+    stop_token_ids: List[int] = ()
+    stop_token_sequences: List[TokenSequence] = ()
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    priority: int = 0
+    cache_salt: bytes = b""
+    dp_rank: int | None = None
+    send_token_ids: bool = False
+    send_prompt: bool = False
+    cumulative: bool = False
+    final_only: bool = False
+    heartbeat: float | None = None
+    """Seconds."""
+
+    @property
+    def is_beam_search(self) -> bool:
+        return self.sampling.HasField("beam_search")
+
+
+@dataclass(slots=True)
+class Update:
+    """One message to the client."""
+
+    deltas: list[Delta] = field(default_factory=list)
+    usage: Usage | None = None
+    """Set in the last one."""
+    timings: RequestTimings | None = None
+    prompt_token_ids: List[int] = ()
+
+
+class Hop(Protocol):
+    """The worker link a request is on."""
+
+    @property
+    def latency(self) -> LatencyWindows: ...
+
+    def start(self, sequences: list[Sequence], sink: "OpenRequest") -> list[int]: ...
+
+    def abort(self, sequence_id: int) -> None: ...
+
+
+class OpenRequest:
+    """See above. `lost` says why its hop ended before the request did; `error` ends it with a status."""
+
+    def __init__(self, spec: RequestSpec, tokenizer: Tokenizer, watch: Stopwatch, metrics: RouterMetrics) -> None:
+        self.spec = spec
+        self.watch = watch
+        self.news = asyncio.Event()
+        self.lost: str | None = None
+        self.refusal: FissileError | None = None
+        """A worker would not take it; another one may."""
+        self.error: FissileError | None = None
+        self.completions = [
+            Completion(i, spec.text, tokenizer.detokenizer(skip_special_tokens=spec.skip_special_tokens))
+            for i in range(spec.n)
+        ]
+        self._metrics = metrics
+        self._hop: Hop | None = None
+        self._latency: LatencyWindows | None = None
+        self._on_worker: dict[int, Completion] = {}
+        self._hop_timer: asyncio.TimerHandle | None = None
+        self._prompt_sent = False
+        self._num_cached_tokens = 0
+        self._timings = RequestTimings()
+
+    @property
+    def is_finished(self) -> bool:
+        return all(c.finish for c in self.completions)
+
+    @property
+    def num_completion_tokens(self) -> int:
+        return sum(len(c.token_ids) for c in self.completions)
+
+    def put_on(self, hop: Hop, first_token_timeout: float, deadline: float | None) -> None:
+        """Send what is not finished to a worker. `deadline`: seconds left."""
+        self.lost = self.refusal = None
+        self._hop, self._latency = hop, hop.latency
+        unfinished = [c for c in self.completions if not c.finish]
+        if self.spec.is_beam_search:
+            unfinished = unfinished[:1]
+        ids = hop.start([self._sequence(c, len(unfinished), deadline) for c in unfinished], self)
+        self._on_worker = dict(zip(ids, unfinished, strict=True))
+        timed_out = f"no token within {first_token_timeout:g} s"
+        self._hop_timer = asyncio.get_running_loop().call_later(first_token_timeout, self.on_lost, timed_out)
+
+    def _sequence(self, completion: Completion, num_unfinished: int, deadline: float | None) -> Sequence:
+        spec = self.spec
+        sampling = SamplingParams()
+        sampling.CopyFrom(spec.sampling)
+        sampling.seed = (spec.sampling.seed + completion.index) % 2**64
+        # Completions share the prompt alone: once one has tokens of its own there is no group any more.
+        is_group = num_unfinished == spec.n > 1 and not self.num_completion_tokens
+        return Sequence(
+            request_id=spec.request_id,
+            token_ids=[*spec.prompt, *completion.token_ids],
+            num_prompt_tokens=len(spec.prompt),
+            sampling=sampling,
+            stop_token_ids=spec.stop_token_ids,
+            stop_token_sequences=spec.stop_token_sequences,
+            max_tokens=spec.max_tokens,
+            min_tokens=spec.text.min_tokens,
+            ignore_eos=spec.ignore_eos,
+            deadline_ms=None if deadline is None else max(0, int(deadline * 1000)),
+            priority=spec.priority,
+            cache_salt=spec.cache_salt,
+            index=completion.index,
+            group_size=spec.n if is_group else 1,
+        )
+
+    def on_output(self, output: RequestOutput, now: float) -> None:
+        """From the link. `now`: when the message came. Raises nothing: a fault ends this request, not the link."""
+        try:
+            self._accept(output, now)
+        except TokenGapError as gap:
+            self.on_lost(f"tokens got lost: {gap}")
+        except Exception:
+            logger.exception("request %s failed", self.spec.request_id)
+            self.fail(InternalError("internal error; the server's log has the details"))
+
+    def _accept(self, output: RequestOutput, now: float) -> None:
+        completion = self._on_worker.get(output.sequence_id)
+        if completion is None or self.error:
+            return
+        self._stop_hop_timer()
+        if output.finish_reason == FinishReason.FINISH_REASON_ERROR:
+            self._refused(output)
+            return
+        if output.finish_reason == FinishReason.FINISH_REASON_ABORTED:
+            self.on_lost(f"aborted by the worker: {output.detail}")
+            return
+        self._num_cached_tokens = max(self._num_cached_tokens, output.num_cached_tokens)
+        if output.hypotheses:
+            self._accept_hypotheses(output)
+        else:
+            completion.accept(output)
+        if output.token_ids or output.hypotheses:
+            self._tokens_came(now)
+        if output.HasField("timings"):
+            self._timings.worker_queued.CopyFrom(output.timings.queued)
+        if completion.finish:
+            del self._on_worker[output.sequence_id]
+            if output.finish_reason == FinishReason.FINISH_REASON_UNSPECIFIED and self._hop:
+                self._hop.abort(output.sequence_id)  # a stop string, which the worker does not know
+        self.news.set()
+
+    def _accept_hypotheses(self, output: RequestOutput) -> None:
+        if len(output.hypotheses) < self.spec.n:
+            raise InternalError(f"{len(output.hypotheses)} hypotheses for n = {self.spec.n}")
+        for completion, hypothesis in zip(self.completions, output.hypotheses, strict=False):
+            completion.accept_hypothesis(hypothesis)
+
+    def _tokens_came(self, now: float) -> None:
+        is_first = self.watch.first_token is None
+        gap = self.watch.tokens_came(now)
+        if is_first and self.watch.ttft is not None and self._latency:
+            self._metrics.first_token(self.watch.ttft, self._latency)
+        elif gap is not None:
+            self._metrics.token_gap(gap)
+
+    def _refused(self, output: RequestOutput) -> None:
+        error = _CODES.get(output.error_code, InternalError)
+        if error in (ResourceExhaustedError, UnavailableError):
+            self.refusal = error(output.detail, retry_after=RETRY_AFTER_SECONDS)
+            self.on_lost(f"refused: {output.detail}")
+        elif error is InvalidArgumentError and ": " in output.detail:
+            self.fail(InvalidArgumentError.of(*output.detail.split(": ", 1)))
+        else:
+            self.fail(error(output.detail or "the worker failed on this request"))
+
+    def on_lost(self, detail: str) -> None:
+        """The hop is over: its link broke, timed out or gave the request back."""
+        if self.lost is None and not self.is_finished:
+            self.leave()
+            self.lost = detail
+            self.news.set()
+
+    def fail(self, error: FissileError) -> None:
+        """End with a status. The first one counts."""
+        if self.error is None:
+            self.error = error
+            self.leave()
+            self.news.set()
+
+    def leave(self) -> None:
+        """Abort what is on a worker. Idempotent."""
+        self._stop_hop_timer()
+        on_worker, self._on_worker = self._on_worker, {}
+        if self._hop:
+            for sequence_id in on_worker:
+                self._hop.abort(sequence_id)
+        self._hop = None
+
+    def _stop_hop_timer(self) -> None:
+        if self._hop_timer:
+            self._hop_timer.cancel()
+            self._hop_timer = None
+
+    def take(self) -> Update | None:
+        """What is new for the client; None when nothing is. Has `usage` when it is the last."""
+        finished = self.is_finished
+        self.news.clear()
+        if self.spec.final_only and not finished:
+            return None
+        fresh = [c for c in self.completions if c.has_news]
+        deltas = [c.take(cumulative=self.spec.cumulative) for c in fresh]
+        if not self.spec.send_token_ids:
+            deltas = [d for d in deltas if d.text or d.finish]
+        if not deltas and not finished:
+            return None
+        update = Update(deltas)
+        if self.spec.send_prompt and not self._prompt_sent:
+            update.prompt_token_ids = self.spec.prompt
+            self._prompt_sent = True
+        if finished:
+            update.usage, update.timings = self._usage(), self._final_timings()
+        return update
+
+    def _usage(self) -> Usage:
+        return Usage(
+            num_prompt_tokens=len(self.spec.prompt),
+            num_completion_tokens=self.num_completion_tokens,
+            num_cached_tokens=self._num_cached_tokens,
+        )
+
+    def _final_timings(self) -> RequestTimings:
+        timings, watch = self._timings, self.watch
+        tpot = watch.tpot(max(len(c.token_ids) for c in self.completions))
+        for duration, seconds in (
+            (timings.ttft, watch.ttft),
+            (timings.tpot, tpot),
+            (timings.e2e, watch.elapsed),
+            (timings.max_itl, watch.max_gap or None),
+        ):
+            if seconds is not None:
+                duration.FromNanoseconds(int(seconds * 1e9))
+        self._metrics.completed(watch, tpot, self._latency)
+        return timings

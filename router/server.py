@@ -1,0 +1,124 @@
+"""Puts the parts together, starts them, and drains. The only place that knows all of them."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+
+from common.metrics import new_registry, serve_metrics
+from common.server import ServiceServer, stop_event_on_signals, write_port_file
+from fissile.v1 import add_GenerationServiceServicer_to_server
+from router.balancer.policy import POLICIES
+from router.config import RouterSettings
+from router.dispatch import DispatchConfig, Dispatcher
+from router.metrics import RouterMetrics
+from router.open_requests import OpenRequests
+from router.service import GenerationService
+from router.tokenizer import TokenizerStore
+from router.worker_link import LinkConfig
+from router.workers import WorkerSet
+
+logger = logging.getLogger(__name__)
+
+SERVICE_NAME = "fissile.v1.GenerationService"
+CLOSE_SECONDS = 1.0
+"""For calls other than requests, such as health watches, which never end by themselves."""
+
+
+class RouterServer:
+    """`start`, then `stop` once. Health follows whether a request would find a worker."""
+
+    def __init__(self, settings: RouterSettings) -> None:
+        self._settings = settings
+        self._registry = new_registry()
+        self._threads = ThreadPoolExecutor(settings.tokenizer_threads, thread_name_prefix="tokenizer")
+        self.metrics = RouterMetrics(self._registry)
+        self.workers = WorkerSet(
+            settings.workers,
+            TokenizerStore(self._threads),
+            LinkConfig(
+                connect_timeout=settings.connect_timeout,
+                reconnect_backoff=settings.reconnect_backoff,
+                load_interval=settings.load_interval,
+                silence_timeout=settings.silence_timeout,
+                tls=settings.client_tls(),
+            ),
+            settings.resolve_interval,
+        )
+        self.open_requests = OpenRequests(settings.max_open_requests)
+        dispatcher = Dispatcher(
+            self.workers,
+            POLICIES[settings.policy](),
+            DispatchConfig(
+                worker_wait=settings.worker_wait,
+                max_retries=settings.max_retries,
+                first_token_timeout=settings.first_token_timeout,
+            ),
+            self.metrics,
+        )
+        self._service = GenerationService(settings, self.workers, dispatcher, self.open_requests, self.metrics)
+        self._server = ServiceServer(SERVICE_NAME, settings.server_tls())
+        add_GenerationServiceServicer_to_server(self._service, self._server.server)
+        self._health: asyncio.Task[None] | None = None
+        self._stop_metrics: Callable[[], None] | None = None
+
+    async def start(self) -> int:
+        """Listen; returns the port. Raises UnavailableError or OSError when a port is taken."""
+        settings = self._settings
+        port = await self._server.start(settings.host, settings.port)
+        self.metrics.watch(self._gauges)
+        if settings.metrics_port is not None:
+            self._stop_metrics = serve_metrics(self._registry, settings.metrics_host, settings.metrics_port)
+        self.workers.start()
+        self._health = asyncio.create_task(self._follow_health(port))
+        if settings.port_file is not None:
+            write_port_file(settings.port_file, port)
+        return port
+
+    async def stop(self) -> None:
+        """Not serving, nothing new, what is open may finish, then everything ends."""
+        if self._health:
+            self._health.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._health
+        await self._server.set_serving(False)
+        logger.info("draining %d open requests", len(self.open_requests))
+        await self.open_requests.close(self._settings.drain_timeout)
+        await self._server.stop(CLOSE_SECONDS)
+        await self.workers.close()
+        if self._stop_metrics:
+            self._stop_metrics()
+        self._threads.shutdown(cancel_futures=True)
+        logger.info("stopped")
+
+    async def _follow_health(self, port: int) -> None:
+        was_ready = False
+        while True:
+            is_ready = self.workers.is_ready
+            if is_ready != was_ready:
+                await self._server.set_serving(is_ready)
+                if is_ready:
+                    logger.info("ready: listening on %s:%d", self._settings.host, port)
+                else:
+                    logger.warning("not ready: no healthy worker")
+                was_ready = is_ready
+                continue
+            await self.workers.wait_for_change()
+
+    def _gauges(self) -> dict[str, tuple[str, float]]:
+        links = list(self.workers.links.values())
+        return {
+            "fissile_router_open_requests": ("Open requests.", len(self.open_requests)),
+            "fissile_router_workers": ("Workers known.", len(links)),
+            "fissile_router_workers_available": ("Workers that take requests.", sum(w.is_available for w in links)),
+        }
+
+
+async def serve(settings: RouterSettings) -> None:
+    """Until a signal comes."""
+    stop = stop_event_on_signals()
+    server = RouterServer(settings)
+    await server.start()
+    await stop.wait()
+    await server.stop()

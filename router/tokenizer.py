@@ -1,0 +1,151 @@
+"""One tokenizer, from the files that workers send, and the store of those in use."""
+
+import asyncio
+import hashlib
+import json
+import weakref
+from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from functools import partial
+from typing import ParamSpec, TypeVar
+
+import tokenizers
+
+from common.errors import InternalError
+from fissile.v1 import GetTokenizerResponse
+from router.chat import ChatTemplate, load_template
+from router.detokenizer import (
+    ByteDetokenizer,
+    Detokenizer,
+    WindowDetokenizer,
+    is_byte_level,
+    token_bytes_table,
+)
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerFiles:
+    """Contents by file name. `fingerprint` names them all."""
+
+    contents: Mapping[str, bytes]
+    fingerprint: str
+
+    def json(self, name: str) -> dict[str, object]:
+        """A JSON file as a dictionary; empty when there is none."""
+        content = self.contents.get(name)
+        return json.loads(content) if content is not None else {}
+
+
+async def receive_files(stream: AsyncIterable[GetTokenizerResponse]) -> TokenizerFiles:
+    """Put the parts of GetTokenizer together. Raises InternalError when a checksum or the fingerprint is missing or
+    wrong."""
+    parts: dict[str, bytearray] = {}
+    checksums: dict[str, str] = {}
+    fingerprint = ""
+    async for part in stream:
+        parts.setdefault(part.name, bytearray()).extend(part.data)
+        if part.sha256:
+            checksums[part.name] = part.sha256
+        fingerprint = part.fingerprint
+    contents = {name: bytes(data) for name, data in parts.items()}
+    for name, content in contents.items():
+        if checksums.get(name) != hashlib.sha256(content).hexdigest():
+            raise InternalError(f"tokenizer file {name} arrived damaged: its SHA-256 does not match")
+    if not fingerprint:
+        raise InternalError("the tokenizer's files ended without a fingerprint")
+    return TokenizerFiles(contents, fingerprint)
+
+
+@dataclass(slots=True, weakref_slot=True)
+class Tokenizer:
+    """Text to tokens and back. Immutable after `load`; encoding runs in `executor`, off the event loop."""
+
+    fingerprint: str
+    template: ChatTemplate | None
+    generation_config: dict[str, object]
+    _backend: tokenizers.Tokenizer
+    _executor: Executor
+    _byte_level: bool
+    _bytes: list[bytes]
+    _visible_bytes: list[bytes]
+    """`_bytes` with special tokens empty."""
+    _special: dict[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def load(cls, files: TokenizerFiles, executor: Executor) -> "Tokenizer":
+        """Takes up to a second for a large vocabulary. Raises InternalError when the files hold no usable tokenizer."""
+        raw = files.contents.get("tokenizer.json")
+        if raw is None:
+            raise InternalError(f"no tokenizer.json among the tokenizer's files {sorted(files.contents)}")
+        try:
+            backend = tokenizers.Tokenizer.from_buffer(raw)
+        except ValueError as error:
+            raise InternalError(f"tokenizer.json cannot be read: {error}") from error
+        backend.no_truncation()
+        backend.no_padding()
+        byte_level = is_byte_level(raw)
+        table = token_bytes_table(backend, byte_level)
+        special = {token.content: i for i, token in backend.get_added_tokens_decoder().items() if token.special}
+        hidden = set(special.values())
+        return cls(
+            fingerprint=files.fingerprint,
+            template=load_template(files.contents),
+            generation_config=files.json("generation_config.json"),
+            _backend=backend,
+            _executor=executor,
+            _byte_level=byte_level,
+            _bytes=table,
+            _visible_bytes=[b"" if i in hidden else data for i, data in enumerate(table)],
+            _special=special,
+        )
+
+    async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Token ids. Special tokens written in `text` are recognised."""
+        return await self.in_thread(self._encode, text, add_special_tokens)
+
+    async def in_thread(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Work on text that must not hold up the event loop."""
+        call = partial(function, *args, **kwargs)
+        return await asyncio.get_running_loop().run_in_executor(self._executor, call)
+
+    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        # The batch form computes no offsets and releases the interpreter lock; `encode` does neither.
+        return self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        return self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+
+    def token_bytes(self, token_ids: Iterable[int]) -> list[bytes]:
+        """Bytes of each token; one that the tokenizer does not know has none."""
+        return [self._bytes[i] if i < len(self._bytes) else b"" for i in token_ids]
+
+    def special_token_id(self, text: str) -> int | None:
+        """The special token that `text` is, if it is one."""
+        return self._special.get(text)
+
+    def detokenizer(self, *, skip_special_tokens: bool) -> Detokenizer:
+        """A new one, for one completion."""
+        if self._byte_level:
+            return ByteDetokenizer(self._visible_bytes if skip_special_tokens else self._bytes)
+        hidden = frozenset(self._special.values()) if skip_special_tokens else frozenset()
+        return WindowDetokenizer(lambda ids: self.decode(ids, skip_special_tokens=False), hidden)
+
+
+class TokenizerStore:
+    """Tokenizers by fingerprint, each loaded once and kept while some worker link holds it."""
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+        self._loaded: weakref.WeakValueDictionary[str, Tokenizer] = weakref.WeakValueDictionary()
+
+    def get(self, fingerprint: str) -> Tokenizer | None:
+        return self._loaded.get(fingerprint)
+
+    async def load(self, files: TokenizerFiles) -> Tokenizer:
+        loop = asyncio.get_running_loop()
+        tokenizer = await loop.run_in_executor(self._executor, Tokenizer.load, files, self._executor)
+        return self._loaded.setdefault(files.fingerprint, tokenizer)

@@ -1,0 +1,153 @@
+"""The set of workers: from a static list or from DNS, and what can be asked of it as a whole."""
+
+import asyncio
+import logging
+import socket
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from common.errors import InvalidArgumentError, NotFoundError, UnavailableError
+from fissile.v1 import GetWorkerResponse
+from router.tokenizer import Tokenizer, TokenizerStore
+from router.worker_link import LinkConfig, WorkerLink
+
+logger = logging.getLogger(__name__)
+
+DNS_PREFIX = "dns:///"
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A model, as its workers describe it."""
+
+    id: str
+    info: GetWorkerResponse
+    tokenizer: Tokenizer
+    num_workers: int
+    """Available now."""
+
+
+class WorkerSet:
+    """Links by address. `start` returns at once: workers may come later."""
+
+    def __init__(self, targets: Iterable[str], tokenizers: TokenizerStore, config: LinkConfig, resolve_interval: float):
+        self.links: dict[str, WorkerLink] = {}
+        self._targets = tuple(targets)
+        self._tokenizers = tokenizers
+        self._config = config
+        self._resolve_interval = resolve_interval
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._resolver: asyncio.Task[None] | None = None
+        self._changed = asyncio.Event()
+
+    def start(self) -> None:
+        static = [t for t in self._targets if not t.startswith(DNS_PREFIX)]
+        for address in static:
+            self._add(address)
+        if len(static) < len(self._targets):
+            self._resolver = asyncio.create_task(self._resolve_forever(frozenset(static)))
+
+    async def close(self) -> None:
+        tasks = [*self._tasks.values(), *([self._resolver] if self._resolver else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._tasks.clear()
+        self.links.clear()
+
+    @property
+    def is_ready(self) -> bool:
+        """A request would find a worker."""
+        return any(link.is_available for link in self.links.values())
+
+    def models(self) -> dict[str, ServedModel]:
+        """By id: of workers that are available, else of those that were."""
+        result: dict[str, ServedModel] = {}
+        for link in sorted(self.links.values(), key=lambda link: (not link.is_available, link.address)):
+            if link.info is None or link.tokenizer is None or link.info.model in result:
+                continue
+            num_workers = len(self.candidates(link.info.model, link.info.tokenizer_fingerprint))
+            result[link.info.model] = ServedModel(link.info.model, link.info, link.tokenizer, num_workers)
+        return result
+
+    def candidates(self, model: str, fingerprint: str, dp_rank: int | None = None) -> list[WorkerLink]:
+        """Available workers of a model, with this tokenizer and, when given, this rank."""
+        return [
+            link
+            for link in self.links.values()
+            if link.is_available
+            and link.info is not None
+            and link.info.model == model
+            and link.info.tokenizer_fingerprint == fingerprint
+            and dp_rank in (None, link.info.dp_rank)
+        ]
+
+    async def model(self, name: str, wait: float) -> ServedModel:
+        """The model called `name`; empty: the only one. Waits for a first worker. Raises NotFoundError,
+        InvalidArgumentError (empty, but there are several), UnavailableError (no worker has come)."""
+        models = self.models()
+        if not models:
+            try:
+                async with asyncio.timeout(wait):
+                    while not models:
+                        await self.wait_for_change()
+                        models = self.models()
+            except TimeoutError:
+                raise UnavailableError(f"no worker has come within {wait:g} s", retry_after=wait) from None
+        if not name and len(models) > 1:
+            raise InvalidArgumentError.of("model", f"must be one of {', '.join(sorted(models))}")
+        model = models.get(name) if name else next(iter(models.values()))
+        if model is None:
+            raise NotFoundError(f"model {name!r} is not served here; there is {', '.join(sorted(models))}")
+        return model
+
+    async def wait_for_change(self) -> None:
+        """Until a worker comes, goes or changes."""
+        await self._changed.wait()
+
+    def _on_change(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def _add(self, address: str) -> None:
+        if address in self.links:
+            return
+        link = WorkerLink(address, self._tokenizers, self._config, self._on_change)
+        self.links[address] = link
+        self._tasks[address] = asyncio.create_task(link.run())
+
+    async def _resolve_forever(self, static: frozenset[str]) -> None:
+        names = [t.removeprefix(DNS_PREFIX) for t in self._targets if t.startswith(DNS_PREFIX)]
+        while True:
+            try:
+                found = {address for name in names for address in await resolve(name)}
+            except OSError as error:
+                logger.warning("cannot resolve %s: %s", ", ".join(names), error)
+            else:
+                await self._update(static | found)
+            await asyncio.sleep(self._resolve_interval)
+
+    async def _update(self, wanted: frozenset[str]) -> None:
+        """Add what is new; retire what is gone, and drop it once nothing runs there."""
+        for address in wanted:
+            self._add(address)
+        for address in set(self.links) - wanted:
+            link = self.links[address]
+            if not link.is_retired:
+                link.retire()
+            if link.load.num_open == 0:
+                logger.info("worker %s left", address)
+                del self.links[address]
+                task = self._tasks.pop(address)
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+        for address in wanted:
+            self.links[address].is_retired = False
+
+
+async def resolve(name: str) -> list[str]:
+    """All addresses of `host:port`, in order. Raises OSError."""
+    host, _, port = name.rpartition(":")
+    found = await asyncio.get_running_loop().getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
+    hosts = sorted({str(address[0]) for *_, address in found})
+    return [f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host in hosts]

@@ -1,0 +1,122 @@
+"""A router and fake workers in one event loop, over real sockets."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import grpc
+
+from common.channel import aio_channel
+from common.errors import FissileError, from_rpc_error
+from fissile.v1 import Finish, GenerateRequest, GenerationServiceStub, RequestTimings, Usage
+from router.config import RouterSettings
+from router.server import RouterServer
+from tests.fakes.worker import FakeWorker
+
+WAIT_SECONDS = 20
+"""Until a test gives up on something that must come."""
+
+QUICK = {
+    "host": "127.0.0.1",
+    "port": 0,
+    "reconnect_backoff": 0.02,
+    "load_interval": 0.05,
+    "worker_wait": 1.0,
+    "drain_timeout": 5.0,
+}
+
+
+@dataclass
+class Answer:
+    """A whole stream, collected."""
+
+    texts: dict[int, str] = field(default_factory=dict)
+    tokens: dict[int, list[int]] = field(default_factory=dict)
+    finishes: dict[int, Finish] = field(default_factory=dict)
+    messages: list = field(default_factory=list)
+    usage: Usage | None = None
+    timings: RequestTimings | None = None
+
+    @property
+    def text(self) -> str:
+        return self.texts.get(0, "")
+
+    def add(self, message) -> None:
+        assert self.usage is None, "a message after the last one"
+        self.messages.append(message)
+        for delta in message.completions:
+            text = getattr(delta, "text", "") or getattr(delta, "content", "")
+            self.texts[delta.index] = self.texts.get(delta.index, "") + text
+            self.tokens.setdefault(delta.index, []).extend(delta.token_ids)
+            if delta.HasField("finish"):
+                assert delta.index not in self.finishes, "a second finish"
+                self.finishes[delta.index] = delta.finish
+        if message.HasField("usage"):
+            self.usage = message.usage
+            self.timings = message.timings
+
+
+@dataclass
+class System:
+    router: RouterServer
+    stub: GenerationServiceStub
+    workers: list[FakeWorker]
+    channel: grpc.aio.Channel
+    port: int
+
+    async def ask(self, request: GenerateRequest, timeout: float | None = WAIT_SECONDS) -> Answer:
+        return await collect(self.stub.Generate(request, timeout=timeout))
+
+    async def quiet(self) -> None:
+        """Until nothing is open anywhere; the sizes of all maps are then those of an idle system."""
+        await until(lambda: not len(self.router.open_requests))
+        await until(lambda: not any(w.running for w in self.workers))
+        for link in self.router.workers.links.values():
+            assert link.load.num_open == 0
+            assert not link._sinks
+
+
+async def collect(call) -> Answer:
+    answer = Answer()
+    async for message in call:
+        answer.add(message)
+    assert answer.usage is not None, "the stream ended without its last message"
+    return answer
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(WAIT_SECONDS):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+async def error_of(call: Awaitable) -> FissileError:
+    try:
+        await call
+    except grpc.aio.AioRpcError as error:
+        return from_rpc_error(error)
+    raise AssertionError("expected an error")
+
+
+def run_system(scenario, *workers: FakeWorker, wait_ready: bool = True, **settings):
+    """Start the workers and a router over them, run `scenario(system)`, stop all; returns its result."""
+
+    async def run():
+        for worker in workers:
+            await worker.start()
+        router = RouterServer(RouterSettings(**{**QUICK, "workers": [w.address for w in workers], **settings}))
+        port = await router.start()
+        async with aio_channel(f"127.0.0.1:{port}") as channel:
+            system = System(router, GenerationServiceStub(channel), list(workers), channel, port)
+            try:
+                if wait_ready:
+                    await until(lambda: all(link.is_available for link in router.workers.links.values()))
+                return await asyncio.wait_for(scenario(system), 60)
+            finally:
+                await router.stop()
+                for worker in workers:
+                    with suppress(grpc.aio.UsageError):
+                        await worker.kill()
+
+    return asyncio.run(run())

@@ -1,0 +1,215 @@
+"""A worker without a model: the real protocol over a real socket, tokens from a script."""
+
+import asyncio
+import hashlib
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from common.errors import UnavailableError
+from common.server import ServiceServer
+from fissile.v1 import (
+    AbortSequence,
+    ExecuteResponse,
+    FinishReason,
+    GetLoadResponse,
+    GetTokenizerResponse,
+    GetWorkerResponse,
+    RequestOutput,
+    Sequence,
+    WorkerLoad,
+    WorkerServiceServicer,
+    add_WorkerServiceServicer_to_server,
+)
+from tests.fakes import tokenizer as toys
+
+NAME = "fissile.v1.WorkerService"
+EOS = 2
+_epochs = itertools.count(1)
+
+Script = Callable[[Sequence], list[int]]
+"""All tokens of a completion, from its first one on, whatever part of it the sequence brings along."""
+
+
+@dataclass
+class Running:
+    sequence: Sequence
+    outputs: list[RequestOutput]
+
+
+@dataclass
+class FakeWorker(WorkerServiceServicer):
+    """One step every `step_seconds`: each sequence gets its next `tokens_per_step` tokens."""
+
+    script: Script
+    model: str = "toy"
+    max_model_len: int = 1024
+    step_seconds: float = 0.002
+    tokens_per_step: int = 1
+    mute_after: int | None = None
+    """Answer nothing any more once a sequence has so many tokens. 0: never answer."""
+    refuse: RequestOutput | None = None
+    """What every sequence gets at once."""
+    others: WorkerLoad = field(default_factory=WorkerLoad)
+    """Load that other routers put on it."""
+    capabilities: list[str] = field(default_factory=list)
+    files: dict[str, bytes] = field(default_factory=lambda: toys.files(toys.byte_level()))
+    dp_rank: int = 0
+    dp_size: int = 1
+
+    def __post_init__(self):
+        self.epoch = f"epoch-{next(_epochs)}"
+        self.received: list[Sequence] = []
+        self.batches: list[int] = []
+        """Commands in each message."""
+        self.aborted: list[int] = []
+        self.num_streams = 0
+        self.running: dict[tuple[int, int], Running] = {}
+        self.step = 0
+        self.num_emitted = 0
+        self.service: ServiceServer | None = None
+        self.port = 0
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    async def start(self, serving: bool = True) -> "FakeWorker":
+        self.service = ServiceServer(NAME)
+        add_WorkerServiceServicer_to_server(self, self.service.server)
+        self.port = await self.service.start("127.0.0.1", self.port)
+        await self.service.set_serving(serving)
+        return self
+
+    async def kill(self) -> None:
+        """As kill -9 looks from the other side: every stream breaks."""
+        await self.service.server.stop(0)
+        self.running.clear()
+
+    async def GetWorker(self, request, context):
+        return GetWorkerResponse(
+            model=self.model,
+            architectures=["ToyForCausalLM"],
+            tokenizer_fingerprint=toys.fingerprint(self.files),
+            max_model_len=self.max_model_len,
+            vocab_size=400,
+            epoch=self.epoch,
+            eos_token_ids=[EOS],
+            capabilities=self.capabilities,
+            dp_rank=self.dp_rank,
+            dp_size=self.dp_size,
+        )
+
+    async def GetTokenizer(self, request, context):
+        await context.send_initial_metadata(())
+        for name, content in self.files.items():
+            half = len(content) // 2
+            yield GetTokenizerResponse(name=name, data=content[:half])
+            yield GetTokenizerResponse(
+                name=name,
+                data=content[half:],
+                sha256=hashlib.sha256(content).hexdigest(),
+                fingerprint=toys.fingerprint(self.files),
+            )
+
+    async def GetLoad(self, request, context):
+        return GetLoadResponse(load=self._load(), step=self.step)
+
+    async def Execute(self, request_iterator, context):
+        await context.send_initial_metadata(())
+        self.num_streams += 1
+        stream = self.num_streams
+        reader = asyncio.create_task(self._read(stream, request_iterator))
+        try:
+            while True:
+                await asyncio.sleep(self.step_seconds)
+                outputs = self._step(stream)
+                if outputs:
+                    self.step += 1
+                    yield ExecuteResponse(step=self.step, outputs=outputs, load=self._load())
+                if reader.done() and reader.exception():
+                    raise UnavailableError(str(reader.exception()))
+        finally:
+            reader.cancel()
+            for key in [key for key in self.running if key[0] == stream]:
+                del self.running[key]
+
+    async def _read(self, stream: int, requests) -> None:
+        async for request in requests:
+            self.batches.append(len(request.commands))
+            for command in request.commands:
+                if command.HasField("abort"):
+                    self._abort(stream, command.abort)
+                else:
+                    self._add(stream, command.sequence)
+
+    def _abort(self, stream: int, abort: AbortSequence) -> None:
+        self.aborted.append(abort.sequence_id)
+        self.running.pop((stream, abort.sequence_id), None)
+
+    def _add(self, stream: int, sequence: Sequence) -> None:
+        self.received.append(sequence)
+        outputs = [self.refuse] if self.refuse else self._outputs(sequence)
+        self.running[stream, sequence.id] = Running(sequence, outputs)
+
+    def _outputs(self, sequence: Sequence) -> list[RequestOutput]:
+        """One a step, the last with the end; what was generated before is not sent again."""
+        tokens = self.script(sequence)
+        reason = FinishReason.FINISH_REASON_LENGTH
+        tokens = tokens[: sequence.max_tokens]
+        stops = set(sequence.stop_token_ids) | (set() if sequence.ignore_eos else {EOS})
+        ends = [i for i, token in enumerate(tokens) if token in stops]
+        if ends:
+            tokens = tokens[: ends[0] + 1]
+            is_eos = tokens[-1] == EOS and not sequence.ignore_eos
+            reason = FinishReason.FINISH_REASON_EOS if is_eos else FinishReason.FINISH_REASON_STOP_TOKEN
+        done = len(sequence.token_ids) - sequence.num_prompt_tokens
+        outputs = [
+            RequestOutput(index=sequence.index, token_offset=i, token_ids=tokens[i : i + self.tokens_per_step])
+            for i in range(done, len(tokens), self.tokens_per_step)
+        ] or [RequestOutput(index=sequence.index, token_offset=done)]
+        outputs[0].num_cached_tokens = 4
+        outputs[-1].finish_reason = reason
+        outputs[-1].num_cached_tokens = 4
+        outputs[-1].timings.queued.FromMilliseconds(7)
+        if ends:
+            outputs[-1].stop_token_id = tokens[-1]
+        return outputs
+
+    def _step(self, stream: int) -> list[RequestOutput]:
+        ready = []
+        for key in [key for key in self.running if key[0] == stream]:
+            running = self.running[key]
+            if self._is_mute(running):
+                continue
+            output = RequestOutput()
+            output.CopyFrom(running.outputs.pop(0))
+            output.sequence_id = key[1]
+            self.num_emitted += len(output.token_ids)
+            if output.finish_reason:
+                del self.running[key]
+            ready.append(output)
+        return ready
+
+    def _is_mute(self, running: Running) -> bool:
+        return self.mute_after is not None and running.outputs[0].token_offset >= self.mute_after
+
+    def _load(self) -> WorkerLoad:
+        load = WorkerLoad()
+        load.CopyFrom(self.others)
+        load.num_running += len(self.running)
+        return load
+
+
+def says(text: str, *, eos: bool = True) -> Script:
+    """A script of this text, in the toy tokenizer's tokens."""
+    ids = toys.byte_level().encode(text, add_special_tokens=False).ids
+    return lambda sequence: [*ids, EOS] if eos else ids
+
+
+def counts(length: int) -> Script:
+    """Tokens that depend on the prompt's length, the seed and the position: a resumed completion must continue them."""
+    return lambda sequence: [
+        3 + (sequence.num_prompt_tokens * 7 + sequence.sampling.seed % 97 + position * 13) % 300
+        for position in range(length)
+    ]
