@@ -19,8 +19,8 @@ from typing import Protocol
 import tokenizers
 
 REPLACEMENT = "\ufffd"
-_MAX_CHARACTER_TOKENS = 4
-"""A character has at most four bytes: more tokens than that do not wait for the rest of one."""
+_MAX_CHARACTER_BYTES = 4
+"""Each token has at least one byte: what is no character after as many tokens never becomes one."""
 
 
 class Detokenizer(Protocol):
@@ -53,7 +53,7 @@ class ByteDetokenizer:
 class WindowDetokenizer:
     """`decode` turns ids into text, without skipping anything; ids in `hidden` have no text."""
 
-    __slots__ = ("_decode", "_hidden", "_ids", "_num_shown", "_shown")
+    __slots__ = ("_decode", "_hidden", "_ids", "_num_held", "_num_shown", "_shown")
 
     def __init__(self, decode: Callable[[list[int]], str], hidden: Set[int]) -> None:
         self._decode = decode
@@ -62,15 +62,20 @@ class WindowDetokenizer:
         self._num_shown = 0
         """Tokens at the start of the window whose text was returned; they are context for the others."""
         self._shown = ""
+        self._num_held = 0
+        """Last tokens in a row that wait for the rest of a character."""
 
     def feed(self, token_ids: Sequence[int]) -> str:
-        self._ids += [i for i in token_ids if i not in self._hidden]
-        num_new = len(self._ids) - self._num_shown
-        if not num_new:
-            return ""
+        # One by one: a run could end inside a character that another one of the same run made long enough to show.
+        return "".join([self._feed_one(i) for i in token_ids if i not in self._hidden])
+
+    def _feed_one(self, token_id: int) -> str:
+        self._ids.append(token_id)
         text = self._decode(self._ids)
-        if text.endswith(REPLACEMENT) and num_new < _MAX_CHARACTER_TOKENS:
+        if text.endswith(REPLACEMENT) and self._num_held < _MAX_CHARACTER_BYTES - 1:
+            self._num_held += 1
             return ""
+        self._num_held = 0
         delta = text[len(self._shown) :]
         if delta:
             self._ids = self._ids[self._num_shown :]

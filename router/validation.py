@@ -17,6 +17,7 @@ from fissile.v1 import ChatRequest, ChatRole, DetokenizeRequest, GenerateRequest
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 1024
 MAX_COMPLETIONS = 128
+MIN_BEAMS = 2
 MAX_BEAMS = 16
 MAX_KEY_BYTES = 256
 MAX_REQUEST_ID_CHARACTERS = 128
@@ -128,7 +129,7 @@ OPTION_RULES: dict[str, Check] = {
     "options.sampling.top_k": at_least(-1),
     "options.sampling.top_p": between(0, 1, above_low=True),
     "options.sampling.min_p": between(0, 1),
-    "options.sampling.beam_search.width": between(2, MAX_BEAMS),
+    "options.sampling.beam_search.width": between(MIN_BEAMS, MAX_BEAMS),
     "options.sampling.beam_search.length_penalty": finite,
     "options.max_tokens": at_least(1),
     "options.stop": stop_strings,
@@ -250,8 +251,8 @@ def _broken_together(request: Message) -> Iterator[FieldViolation]:
     options = request.options
     n = options.n if options.HasField("n") else 1
     if options.sampling.HasField("beam_search"):
-        if n > options.sampling.beam_search.width:
-            width = options.sampling.beam_search.width
+        width = options.sampling.beam_search.width
+        if n > width >= MIN_BEAMS:
             yield FieldViolation("options.n", f"must not exceed the beam width {width}, is {n}")
         if options.stop:
             yield FieldViolation("options.stop", "beam search has no stop strings; use stop_token_ids")
