@@ -1,0 +1,102 @@
+"""A minimal scheduler for tests: gives out slots and blocks, builds batches, keeps the tokens of each sequence."""
+
+from dataclasses import dataclass, field
+
+from worker.core.batch import DEFERRED_TOKEN, BatchOutput, NewSequence, ScheduledBatch
+from worker.core.params import SamplingParams
+from worker.runner.model_runner import ModelRunner
+
+GREEDY = SamplingParams(temperature=0.0)
+
+
+@dataclass
+class Seq:
+    slot: int
+    tokens: list[int]
+    num_prompt: int
+    sampling: SamplingParams
+    blocks: list[int] = field(default_factory=list)
+    num_computed: int = 0
+    bound: bool = False
+    error: str | None = None
+    in_flight: int = 0
+    """Sampled on the device, not yet in `tokens`."""
+
+    @property
+    def output(self) -> list[int]:
+        return self.tokens[self.num_prompt :]
+
+
+class Driver:
+    """Runs sequences through a runner or an executor-like object with `execute`."""
+
+    def __init__(self, runner: ModelRunner, num_blocks: int, block_size: int, *, scatter: bool = True) -> None:
+        self.runner = runner
+        self.block_size = block_size
+        # Blocks far apart and out of order, so that a wrong table cannot pass by luck.
+        order = [*range(1, num_blocks, 2), *range(0, num_blocks, 2)]
+        self.free = order[::-1] if scatter else list(range(num_blocks))[::-1]
+        self.step = 0
+        self.num_slots = 0
+
+    def add(self, prompt: list[int], sampling: SamplingParams = GREEDY, prefix: Seq | None = None) -> Seq:
+        """With `prefix`, reuse its full computed blocks, as a prefix hit would."""
+        seq = Seq(self.num_slots, list(prompt), len(prompt), sampling)
+        self.num_slots += 1
+        if prefix is not None:
+            same = 0
+            while same < len(prompt) - 1 and same < prefix.num_computed and prompt[same] == prefix.tokens[same]:
+                same += 1
+            seq.blocks = prefix.blocks[: same // self.block_size]
+            seq.num_computed = len(seq.blocks) * self.block_size
+        return seq
+
+    def batch(self, work: list[tuple[Seq, int]], **extra: object) -> ScheduledBatch:
+        """One step that computes `n` tokens of each sequence."""
+        new, deltas, ids, samples = [], [], [], []
+        for seq, num in work:
+            end = seq.num_computed + num
+            grown = [self.free.pop() for _ in range(-(-end // self.block_size) - len(seq.blocks))]
+            seq.blocks += grown
+            if not seq.bound:
+                new.append(NewSequence(seq.slot, tuple(seq.tokens), seq.num_prompt, seq.sampling, tuple(seq.blocks)))
+                seq.bound = True
+            elif grown:
+                deltas.append((seq.slot, grown))
+            known = seq.tokens[seq.num_computed : end]
+            ids += known + [DEFERRED_TOKEN] * (num - len(known))
+            samples.append(end >= len(seq.tokens) + seq.in_flight)
+        made = ScheduledBatch(
+            step=self.step,
+            slots=[seq.slot for seq, _ in work],
+            num_scheduled_tokens=[num for _, num in work],
+            num_computed_tokens=[seq.num_computed for seq, _ in work],
+            input_ids=ids,
+            samples=samples,
+            new_sequences=new,
+            new_block_ids=deltas,
+            **extra,  # type: ignore[arg-type]
+        )
+        self.step += 1
+        for (seq, num), sampled in zip(work, samples, strict=True):
+            seq.num_computed += num
+            seq.in_flight += sampled
+        return made
+
+    def commit(self, work: list[tuple[Seq, int]], output: BatchOutput) -> None:
+        for row, (seq, _) in enumerate(work):
+            seq.tokens += output.token_ids[row]
+            seq.in_flight -= len(output.token_ids[row])
+            seq.error = output.errors.get(row, seq.error)
+
+    def run(self, work: list[tuple[Seq, int]], **extra: object) -> BatchOutput:
+        output = self.runner.execute(self.batch(work, **extra))
+        self.commit(work, output)
+        return output
+
+    def prefill(self, *seqs: Seq) -> BatchOutput:
+        return self.run([(seq, len(seq.tokens) - seq.num_computed) for seq in seqs])
+
+    def decode(self, *seqs: Seq, steps: int = 1) -> None:
+        for _ in range(steps):
+            self.run([(seq, 1) for seq in seqs])

@@ -1,0 +1,121 @@
+"""Reader of GGUF files: the metadata in one pass, the tensors memory-mapped.
+
+The `gguf` package has a reader too; it builds numpy views of each of the ~100,000 vocabulary strings, which takes
+seconds at every start. Its constants and dequantisers are used as they are.
+
+Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md (version 2 and 3, little endian).
+"""
+
+import mmap
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+from gguf.quants import dequantize
+
+from worker.loader.errors import WeightsError
+
+_SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
+_STRING, _ARRAY = 8, 9
+_PLAIN_DTYPES = {GGMLQuantizationType.F32: np.float32, GGMLQuantizationType.F16: np.float16}
+
+
+@dataclass(frozen=True, slots=True)
+class GGUFTensor:
+    """One tensor of the file. `shape` is in row-major order (the file stores it reversed)."""
+
+    shape: tuple[int, ...]
+    type: GGMLQuantizationType
+    data: np.ndarray
+    """uint8 [rows, bytes per row], a view of the mapped file. Rows are all but the last dimension."""
+
+    def rows(self, start: int, length: int) -> np.ndarray:
+        """Rows `start … start + length` as float32 (or float16 when stored so): [length, last dimension]."""
+        raw = self.data[start : start + length]
+        if self.type in _PLAIN_DTYPES:
+            return raw.view(_PLAIN_DTYPES[self.type])
+        return dequantize(raw, self.type)
+
+
+@dataclass(frozen=True, slots=True)
+class GGUFFile:
+    metadata: dict[str, Any]
+    tensors: dict[str, GGUFTensor]
+
+
+def read_gguf(path: Path) -> GGUFFile:
+    """Parse the header and map the tensors. Raises WeightsError for a damaged or unsupported file."""
+    with path.open("rb") as file:
+        if path.stat().st_size < 24:
+            raise WeightsError(f"{path} is too short to be a GGUF file")
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    try:
+        return _Parser(mapped).parse()
+    except (struct.error, UnicodeDecodeError, ValueError, KeyError, IndexError) as error:
+        raise WeightsError(f"{path} is not a readable GGUF file: {error}") from error
+
+
+class _Parser:
+    """A cursor over the mapped header."""
+
+    def __init__(self, mapped: mmap.mmap) -> None:
+        self._mapped = mapped
+        self._at = 0
+
+    def parse(self) -> GGUFFile:
+        if self._mapped[:4] != b"GGUF":
+            raise ValueError("it does not start with GGUF")
+        self._at = 4
+        version = self._scalar("<I")
+        if version not in (2, 3):
+            raise ValueError(f"version {version} is not supported")
+        num_tensors, num_fields = self._scalar("<Q"), self._scalar("<Q")
+        metadata = {}
+        for _ in range(num_fields):
+            key = self._string()
+            metadata[key] = self._value(self._scalar("<I"))
+        entries = [self._tensor_entry() for _ in range(num_tensors)]
+        alignment = metadata.get("general.alignment", 32)
+        base = -(-self._at // alignment) * alignment
+        return GGUFFile(metadata, {name: self._tensor(shape, kind, base + at) for name, shape, kind, at in entries})
+
+    def _scalar(self, code: str) -> Any:
+        (value,) = struct.unpack_from(code, self._mapped, self._at)
+        self._at += struct.calcsize(code)
+        return value
+
+    def _string(self) -> str:
+        length = self._scalar("<Q")
+        text = self._mapped[self._at : self._at + length]
+        if len(text) != length:
+            raise ValueError("it ends inside a string")
+        self._at += length
+        return text.decode("utf-8")
+
+    def _value(self, kind: int) -> Any:
+        if kind == _STRING:
+            return self._string()
+        if kind != _ARRAY:
+            return self._scalar(_SCALARS[kind])
+        item, count = self._scalar("<I"), self._scalar("<Q")
+        if item in (_STRING, _ARRAY):
+            return [self._value(item) for _ in range(count)]
+        code = f"<{count}{_SCALARS[item][1]}"
+        values = struct.unpack_from(code, self._mapped, self._at)
+        self._at += struct.calcsize(code)
+        return list(values)
+
+    def _tensor_entry(self) -> tuple[str, tuple[int, ...], GGMLQuantizationType, int]:
+        name = self._string()
+        shape = tuple(self._scalar("<Q") for _ in range(self._scalar("<I")))[::-1]
+        return name, shape, GGMLQuantizationType(self._scalar("<I")), self._scalar("<Q")
+
+    def _tensor(self, shape: tuple[int, ...], kind: GGMLQuantizationType, start: int) -> GGUFTensor:
+        values_per_block, bytes_per_block = GGML_QUANT_SIZES[kind]
+        num_rows = int(np.prod(shape[:-1], dtype=np.int64))
+        row_bytes = shape[-1] // values_per_block * bytes_per_block
+        data = np.frombuffer(self._mapped, np.uint8, num_rows * row_bytes, start)
+        return GGUFTensor(shape, kind, data.reshape(num_rows, row_bytes))

@@ -1,0 +1,57 @@
+"""Checkpoint of a directory of safetensors files, memory-mapped: a rank reads only its own shard."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from worker.loader.config import read_json
+from worker.loader.errors import WeightsError
+
+_BUFFERS = (".rotary_emb.inv_freq",)
+"""Old checkpoints store buffers that are computed from the configuration."""
+
+
+class SafetensorsCheckpoint:
+    """Implements `Checkpoint`. Reads the index or, without one, every *.safetensors file of the directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self._files: dict[str, Any] = {}
+        for path in _shard_paths(directory):
+            try:
+                file = safe_open(path, framework="pt")
+            except (OSError, SafetensorError) as error:
+                raise WeightsError(f"cannot read {path}: {error}") from error
+            self._files |= dict.fromkeys(file.keys(), file)
+
+    def names(self) -> Iterable[str]:
+        return [name for name in self._files if not name.endswith(_BUFFERS)]
+
+    def tensor(self, name: str) -> "SafetensorsTensor":
+        return SafetensorsTensor(self._files[name].get_slice(name))
+
+
+class SafetensorsTensor:
+    """Implements `LazyTensor`."""
+
+    def __init__(self, piece: Any) -> None:
+        self._piece = piece
+        self.shape = tuple(piece.get_shape())
+
+    def read(self, dim: int = 0, start: int = 0, length: int | None = None) -> Tensor:
+        if length is None:
+            return self._piece[:]
+        index = (slice(None),) * dim + (slice(start, start + length),)
+        return self._piece[index]
+
+
+def _shard_paths(directory: Path) -> list[Path]:
+    index = directory / "model.safetensors.index.json"
+    if index.is_file():
+        return [directory / name for name in sorted(set(read_json(index)["weight_map"].values()))]
+    paths = sorted(directory.glob("*.safetensors"))
+    if not paths:
+        raise WeightsError(f"{directory} holds no *.safetensors file")
+    return paths

@@ -1,0 +1,190 @@
+"""Builds a rank's runner: model, weights, cache. The slow part of start-up."""
+
+import logging
+import time
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from worker.attention.gqa import GQABuilder
+from worker.core.batch import NewSequence, ScheduledBatch
+from worker.core.params import SamplingParams
+from worker.kernels.registry import create_backend
+from worker.layers.parallel import TensorParallel
+from worker.loader.config import ModelConfig, load_model_config
+from worker.loader.errors import ModelConfigError
+from worker.loader.load import fill_with_noise, load_weights, pack_weights
+from worker.loader.source import ModelSource, resolve_model
+from worker.models.registry import create_model
+from worker.runner.config import DTYPES, MemoryReport, RunnerConfig
+from worker.runner.memory import GIB, blocks_on_cpu, blocks_on_gpu
+from worker.runner.model_runner import ModelRunner, RunnerParts
+from worker.runner.slots import SlotState
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelInfo:
+    """What rank 0 reports once it can run steps. Pickles."""
+
+    config: ModelConfig
+    dtype: str
+    device: str
+    kernels: dict[str, str]
+    """Operation → what carries it out."""
+    block_size: int
+    num_blocks: int
+    num_host_blocks: int
+    """For swapping."""
+    max_model_len: int
+    memory: MemoryReport
+
+
+def resolve_device(name: str, rank: int) -> torch.device:
+    """`auto` is CUDA where there is a GPU for this rank. Raises ModelConfigError."""
+    if name == "cpu" or (name == "auto" and torch.cuda.device_count() <= rank):
+        return torch.device("cpu")
+    if name not in ("auto", "cuda"):
+        raise ModelConfigError(f"device {name!r} is not known (auto, cpu, cuda)")
+    if torch.cuda.device_count() <= rank:
+        raise ModelConfigError(f"no CUDA device for rank {rank}: {torch.cuda.device_count()} are visible")
+    return torch.device("cuda", rank)
+
+
+def resolve_dtype(name: str, device: torch.device, checkpoint: str) -> torch.dtype:
+    """Raises ModelConfigError for a dtype that is not known."""
+    if name == "auto":
+        name = "float32" if device.type == "cpu" else checkpoint
+    if name not in DTYPES:
+        raise ModelConfigError(f"dtype {name!r} is not supported ({', '.join(DTYPES)})")
+    return getattr(torch, name)
+
+
+@torch.inference_mode()
+def build_runner(config: RunnerConfig, parallel: TensorParallel) -> tuple[ModelRunner, ModelInfo]:
+    """Raises ModelError, KernelBackendError, CacheMemoryError or ValueError, each with what to do about it."""
+    device = resolve_device(config.device, parallel.rank)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    source = resolve_model(config.model)
+    model_config = load_model_config(source)
+    max_model_len = _max_model_len(config, model_config)
+    kernels = create_backend(config.kernel_backend, device, resolve_dtype(config.dtype, device, model_config.dtype))
+    model = create_model(model_config, kernels, parallel)
+    weights = _load(model, source, model_config, config)
+
+    builder = GQABuilder(kernels, model.attention_layers(), config.block_size)
+    bytes_per_block = builder.pool_specs()[0].bytes_per_entry
+    blocks_per_seq = -(-max_model_len // config.block_size)
+    slots = SlotState(config.max_num_seqs, blocks_per_seq, model_config.vocab_size, device)
+
+    def assemble(num_blocks: int, num_host_blocks: int) -> ModelRunner:
+        cache, host_cache = builder.allocate(num_blocks), builder.allocate_host(num_host_blocks)
+        builder.bind(cache)
+        return ModelRunner(RunnerParts(kernels, parallel, model, builder, cache, host_cache, slots, config.block_size))
+
+    activations = 0
+    if config.num_blocks is not None:
+        num_blocks = config.num_blocks
+    elif device.type == "cpu":
+        num_blocks = blocks_on_cpu(config, bytes_per_block, config.max_num_seqs * blocks_per_seq)
+    else:
+        used, total, activations = _peak_on_gpu(assemble(blocks_per_seq, 0), config, max_model_len, device)
+        num_blocks = blocks_on_gpu(config, bytes_per_block, used, total)
+    num_blocks = _least(num_blocks, parallel, device)
+    num_host_blocks = int(config.swap_space_gib * GIB) // bytes_per_block
+    runner = assemble(num_blocks, num_host_blocks)
+
+    memory = MemoryReport(
+        weights=weights,
+        activations=activations,
+        kv_cache=num_blocks * bytes_per_block,
+        swap=num_host_blocks * bytes_per_block,
+        num_cache_tokens=num_blocks * config.block_size,
+    )
+    logger.info(
+        "%s on %s in %s: weights %.2f GiB, activations %.2f GiB, KV cache %.2f GiB = %d blocks of %d = %d tokens, "
+        "swap %.2f GiB",
+        model_config.architecture, device, str(kernels.dtype).removeprefix("torch."), weights / GIB, activations / GIB,
+        memory.kv_cache / GIB, num_blocks, config.block_size, memory.num_cache_tokens, memory.swap / GIB,
+    )  # fmt: skip
+    return runner, ModelInfo(
+        config=model_config,
+        dtype=str(kernels.dtype).removeprefix("torch."),
+        device=str(device),
+        kernels=kernels.describe(),
+        block_size=config.block_size,
+        num_blocks=num_blocks,
+        num_host_blocks=num_host_blocks,
+        max_model_len=max_model_len,
+        memory=memory,
+    )
+
+
+def _max_model_len(config: RunnerConfig, model: ModelConfig) -> int:
+    if config.max_model_len is None:
+        return model.max_model_len
+    if config.max_model_len > model.max_model_len:
+        raise ModelConfigError(
+            f"max_model_len {config.max_model_len} is more than the model's own {model.max_model_len}"
+        )
+    return config.max_model_len
+
+
+def _load(model: torch.nn.Module, source: ModelSource, model_config: ModelConfig, config: RunnerConfig) -> int:
+    """Fill and pack the weights; their bytes as loaded."""
+    if config.load_format == "dummy":
+        fill_with_noise(model, config.seed)
+    elif config.load_format not in ("auto", source.format.value):
+        raise ModelConfigError(f"{source.path} is no {config.load_format} model but a {source.format.value} one")
+    else:
+        load_weights(model, source, model_config)
+    start = time.perf_counter()
+    num_bytes = pack_weights(model)
+    logger.info("weights packed in %.1f s", time.perf_counter() - start)
+    return num_bytes
+
+
+def _least(num_blocks: int, parallel: TensorParallel, device: torch.device) -> int:
+    """All ranks take the smallest count: the scheduler knows only one."""
+    if parallel.size == 1:
+        return num_blocks
+    count = torch.tensor(num_blocks, device=device)
+    dist.all_reduce(count, dist.ReduceOp.MIN)
+    return int(count)
+
+
+def _peak_on_gpu(
+    runner: ModelRunner, config: RunnerConfig, max_model_len: int, device: torch.device
+) -> tuple[int, int, int]:
+    """(bytes used at the peak of the largest step, by anyone; bytes of the device; of the peak, activations).
+
+    The dummy step fills the token budget with sequences of one and the same table, in a cache of one sequence.
+    """
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    runner.execute(dummy_batch(config, max_model_len))
+    torch.cuda.synchronize(device)
+    activations = torch.cuda.max_memory_allocated(device) - before
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info(device)
+    return total - free + activations, total, activations
+
+
+def dummy_batch(config: RunnerConfig, max_model_len: int) -> ScheduledBatch:
+    """The largest step the configuration allows, of token 0."""
+    lens: list[int] = []
+    left = config.max_num_batched_tokens
+    for rows_left in range(config.max_num_seqs, 0, -1):
+        if left:
+            lens.append(min(max_model_len, max(1, left // rows_left)))
+            left -= lens[-1]
+    blocks = tuple(range(-(-max(lens) // config.block_size)))
+    new = [NewSequence(slot, (0,) * n, n, SamplingParams(temperature=1.0), blocks) for slot, n in enumerate(lens)]
+    return ScheduledBatch(
+        step=0, slots=list(range(len(lens))), num_scheduled_tokens=lens, num_computed_tokens=[0] * len(lens),
+        input_ids=[0] * sum(lens), samples=[True] * len(lens), new_sequences=new, is_dummy=True,
+    )  # fmt: skip

@@ -1,0 +1,48 @@
+"""`RunnerConfig`: everything a rank needs to build its model and its cache. Pickles."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunnerConfig:
+    model: str = "smollm2"
+    """As `worker.loader.source.resolve_model` reads it."""
+    load_format: Literal["auto", "safetensors", "gguf", "dummy"] = "auto"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Of weights, activations and cache. auto: float32 on a CPU, the checkpoint's own on a GPU."""
+    device: str = "auto"
+    """auto, cpu or cuda; rank r of a tensor-parallel group takes cuda:r."""
+    kernel_backend: str = "auto"
+    tensor_parallel_size: int = 1
+    num_threads: int | None = None
+    """CPU threads of a rank; None: the physical cores this process may use, divided among the ranks."""
+    block_size: int = 16
+    max_num_seqs: int = 512
+    max_num_batched_tokens: int = 16384
+    max_model_len: int | None = None
+    """None: the model's own."""
+    num_blocks: int | None = None
+    """Size of the cache in blocks; wins over the sizes below."""
+    kv_cache_gib: float | None = None
+    """Size of a rank's cache; None: from free memory."""
+    gpu_memory_utilization: float = 0.9
+    swap_space_gib: float = 0.0
+    """Host memory of a rank for swapped blocks."""
+    seed: int = 0
+    """Of dummy weights."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryReport:
+    """What went where on rank 0, in bytes."""
+
+    weights: int
+    activations: int
+    """Peak beyond weights in a dummy step at the largest batch; measured on a GPU, 0 on a CPU."""
+    kv_cache: int
+    swap: int
+    num_cache_tokens: int
+    """Tokens that the cache holds."""

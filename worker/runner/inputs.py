@@ -1,0 +1,97 @@
+"""Phase 1 of a step, prepare: from a `ScheduledBatch` to tensors on the device, in one copy."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from worker.attention.gqa import GQABuilder
+from worker.core.batch import DEFERRED_TOKEN, ScheduledBatch
+from worker.runner.forward_context import ForwardContext
+from worker.runner.slots import SlotState
+from worker.runner.staging import Staging
+
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """One step on the device. Tokens and sampling rows are in the runner's order, not the batch's."""
+
+    input_ids: Tensor
+    """int64 [T]"""
+    context: ForwardContext
+    sampled_rows: list[int]
+    """Batch rows that get a token, in the order of the tensors below."""
+    logit_tokens: Tensor
+    """int64 [R]: which token of the step each sampled row's logits come from."""
+    sampled_slots: Tensor
+    """int64 [R]"""
+    sampled_positions: Tensor
+    """int64 [R]: position, in its sequence, of the token to be sampled."""
+
+
+class InputBuilder:
+    def __init__(self, slots: SlotState, builder: GQABuilder, block_size: int, device: torch.device) -> None:
+        self._slots, self._builder, self._block_size = slots, builder, block_size
+        self._staging = Staging(device)
+
+    def prepare(self, batch: ScheduledBatch) -> StepInputs:
+        """Apply the batch's deltas to the slots and build the step's tensors. Does not wait for the device."""
+        order, num_decode_rows = _decode_first(batch.num_scheduled_tokens)
+        query_lens = [batch.num_scheduled_tokens[row] for row in order]
+        computed = [batch.num_computed_tokens[row] for row in order]
+        context_lens = [a + b for a, b in zip(query_lens, computed, strict=True)]
+        sampled = [i for i, row in enumerate(order) if batch.samples[row]]
+
+        lens = np.array(query_lens)
+        ends = lens.cumsum()
+        row_of_token = np.repeat(np.arange(len(order)), lens)
+        arrays = {
+            "input_ids": _ordered_ids(batch, order),
+            "positions": np.arange(ends[-1]) + np.repeat(np.array(computed) - (ends - lens), lens),
+            "slots": np.array([batch.slots[row] for row in order]),
+            "row_of_token": row_of_token,
+            "logit_tokens": ends[sampled] - 1,
+            "sampled_slots": np.array([batch.slots[order[i]] for i in sampled], np.int64),
+            "sampled_positions": np.array([context_lens[i] for i in sampled], np.int64),
+        }
+        staged = self._staging.to_device(arrays | self._slots.stage(batch))
+        self._slots.apply(staged)
+
+        slot_of_token = staged["slots"].index_select(0, staged["row_of_token"])
+        input_ids, positions = staged["input_ids"], staged["positions"]
+        if DEFERRED_TOKEN in batch.input_ids:
+            remembered = self._slots.last_tokens.index_select(0, slot_of_token)
+            input_ids = torch.where(input_ids == DEFERRED_TOKEN, remembered, input_ids)
+        token_blocks = self._slots.block_tables[slot_of_token, positions // self._block_size]
+        most_blocks = -(-max(context_lens) // self._block_size)
+        tables = self._slots.block_tables[:, :most_blocks].index_select(0, staged["slots"])
+        context = ForwardContext(
+            positions=positions,
+            token_slots=token_blocks * self._block_size + positions % self._block_size,
+            num_decode_tokens=num_decode_rows,
+            attention=self._builder.plan(query_lens, context_lens, num_decode_rows, tables),
+        )
+        return StepInputs(
+            input_ids,
+            context,
+            [order[i] for i in sampled],
+            staged["logit_tokens"],
+            staged["sampled_slots"],
+            staged["sampled_positions"],
+        )
+
+
+def _decode_first(num_scheduled: list[int]) -> tuple[list[int], int]:
+    """(rows, those with one token first and otherwise in the batch's order; how many those are)."""
+    single = [row for row, num in enumerate(num_scheduled) if num == 1]
+    longer = [row for row, num in enumerate(num_scheduled) if num != 1]
+    return single + longer, len(single)
+
+
+def _ordered_ids(batch: ScheduledBatch, order: list[int]) -> np.ndarray:
+    ids = np.array(batch.input_ids, np.int64)
+    if order == sorted(order):
+        return ids
+    ends = np.cumsum(batch.num_scheduled_tokens)
+    return np.concatenate([ids[ends[row] - batch.num_scheduled_tokens[row] : ends[row]] for row in order])
