@@ -4,6 +4,7 @@ One asyncio event loop per process (grpc.aio needs that).
 """
 
 import asyncio
+import inspect
 import logging
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -16,6 +17,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from common.channel import SERVER_OPTIONS, ServerTls
+from common.decoding import decode
 from common.errors import STATUS_DETAILS_KEY, FissileError, InternalError, UnavailableError
 
 logger = logging.getLogger(__name__)
@@ -24,7 +26,8 @@ Handler = Any  # grpc.RpcMethodHandler, which has no types
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
-    """Turns a `FissileError` into its status; anything else into INTERNAL, logged here and without its text."""
+    """Turns a `FissileError` into its status, a request that protobuf refuses into INVALID_ARGUMENT, and anything else
+    into INTERNAL, logged here and without its text."""
 
     async def intercept_service(
         self,
@@ -35,49 +38,58 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         if handler is None:
             return handler
         method = handler_call_details.method
-        if handler.unary_unary:
-            return _rebuild(grpc.unary_unary_rpc_method_handler, _guard_unary(handler.unary_unary, method), handler)
-        if handler.unary_stream:
-            return _rebuild(grpc.unary_stream_rpc_method_handler, _guard_stream(handler.unary_stream, method), handler)
-        if handler.stream_stream:
-            return _rebuild(
-                grpc.stream_stream_rpc_method_handler, _guard_stream(handler.stream_stream, method), handler
+        if handler.unary_unary and asyncio.iscoroutinefunction(handler.unary_unary):
+            return grpc.unary_unary_rpc_method_handler(
+                _guard_unary(handler.unary_unary, method, handler.request_deserializer),
+                response_serializer=handler.response_serializer,
             )
-        return handler
+        if handler.unary_stream and inspect.isasyncgenfunction(handler.unary_stream):
+            return grpc.unary_stream_rpc_method_handler(
+                _guard_unary_stream(handler.unary_stream, method, handler.request_deserializer),
+                response_serializer=handler.response_serializer,
+            )
+        if handler.stream_stream and inspect.isasyncgenfunction(handler.stream_stream):
+            return grpc.stream_stream_rpc_method_handler(
+                _guard_stream(handler.stream_stream, method),
+                request_deserializer=handler.request_deserializer,
+                response_serializer=handler.response_serializer,
+            )
+        return handler  # of a library: blocking, or a coroutine that writes
 
 
-def _rebuild(make: Callable[..., Handler], behaviour: Callable[..., Any], handler: Handler) -> Handler:
-    return make(
-        behaviour,
-        request_deserializer=handler.request_deserializer,
-        response_serializer=handler.response_serializer,
-    )
-
-
-def _guard_unary(behaviour: Callable[..., Awaitable[Any]], method: str) -> Callable[..., Awaitable[Any]]:
-    if not asyncio.iscoroutinefunction(behaviour):  # blocking handlers of library servicers
-        return behaviour
-
-    async def guarded(request: Any, context: grpc.aio.ServicerContext) -> Any:
+def _guard_unary(
+    behaviour: Callable[..., Awaitable[Any]], method: str, parse: Callable[[bytes], Any]
+) -> Callable[..., Awaitable[Any]]:
+    async def guarded(raw: bytes, context: grpc.aio.ServicerContext) -> Any:
         try:
-            return await behaviour(request, context)
+            return await behaviour(decode(raw, parse), context)
         except Exception as error:
             await abort(context, error, method)
 
     return guarded
 
 
-def _guard_stream(behaviour: Callable[..., AsyncIterator[Any]], method: str) -> Callable[..., Any]:
-    async def guarded(request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
+def _guard_unary_stream(
+    behaviour: Callable[..., AsyncIterator[Any]], method: str, parse: Callable[[bytes], Any]
+) -> Callable[..., AsyncIterator[Any]]:
+    async def guarded(raw: bytes, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
         try:
-            async for response in behaviour(request, context):
+            async for response in behaviour(decode(raw, parse), context):
                 yield response
         except Exception as error:
             await abort(context, error, method)
 
-    # grpc.aio tells generators from coroutines by inspection; library servicers may be coroutines that write.
-    if asyncio.iscoroutinefunction(behaviour):
-        return behaviour
+    return guarded
+
+
+def _guard_stream(behaviour: Callable[..., AsyncIterator[Any]], method: str) -> Callable[..., AsyncIterator[Any]]:
+    async def guarded(requests: AsyncIterator[Any], context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
+        try:
+            async for response in behaviour(requests, context):
+                yield response
+        except Exception as error:
+            await abort(context, error, method)
+
     return guarded
 
 

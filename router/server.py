@@ -60,13 +60,14 @@ class RouterServer:
         self._service = GenerationService(settings, self.workers, dispatcher, self.open_requests, self.metrics)
         self._server = ServiceServer(SERVICE_NAME, settings.server_tls())
         add_GenerationServiceServicer_to_server(self._service, self._server.server)
+        self.port = 0
         self._health: asyncio.Task[None] | None = None
         self._stop_metrics: Callable[[], None] | None = None
 
     async def start(self) -> int:
         """Listen; returns the port. Raises UnavailableError or OSError when a port is taken."""
         settings = self._settings
-        port = await self._server.start(settings.host, settings.port)
+        self.port = port = await self._server.start(settings.host, settings.port)
         self.metrics.watch(self._gauges)
         if settings.metrics_port is not None:
             self._stop_metrics = serve_metrics(self._registry, settings.metrics_host, settings.metrics_port)

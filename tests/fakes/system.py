@@ -78,8 +78,9 @@ class System:
 
 
 async def collect(call) -> Answer:
+    """What is still to come of a call; some of it may have been read."""
     answer = Answer()
-    async for message in call:
+    while (message := await call.read()) is not grpc.aio.EOF:
         answer.add(message)
     assert answer.usage is not None, "the stream ended without its last message"
     return answer

@@ -1,0 +1,154 @@
+"""Every way a request ends: stop strings, cancel, deadline, a slow reader. Nothing stays open anywhere."""
+
+import asyncio
+
+import grpc
+import pytest
+
+from fissile.v1 import FinishReason, GenerateRequest, GenerationOptions, OutputOptions
+from tests.fakes import tokenizer as toys
+from tests.fakes.system import collect, error_of, run_system, until
+from tests.fakes.worker import FakeWorker, counts, says
+
+STOP_STRING = FinishReason.FINISH_REASON_STOP_STRING
+
+
+def stopped(worker, stop, **options):
+    """Answer with stop strings, once the system is quiet."""
+
+    async def scenario(system):
+        request = GenerateRequest(
+            text="a", options=GenerationOptions(stop=stop, output=OutputOptions(token_ids=True), **options)
+        )
+        answer = await system.ask(request)
+        await system.quiet()
+        return answer
+
+    return run_system(scenario, worker)
+
+
+@pytest.mark.parametrize("tokens_per_step", [1, 3, 100])
+@pytest.mark.parametrize(("include", "text"), [(False, "A"), (True, "ABCDE")])
+def test_a_stop_across_tokens_ends_text_tokens_and_usage(include, text, tokens_per_step):
+    """Cases 47, 50."""
+    worker = FakeWorker(says("ABCDEFGHIJ", eos=False), tokens_per_step=tokens_per_step)
+    answer = stopped(worker, ["BCDE"], include_stop=include)
+    assert (answer.text, answer.finishes[0].reason, answer.finishes[0].stop) == (text, STOP_STRING, "BCDE")
+    assert toys.byte_level().decode(answer.tokens[0]) == "ABCDE"
+    assert answer.usage.num_completion_tokens == 5
+
+
+def test_the_worker_is_aborted_at_the_stop():
+    """vllm#57052."""
+    worker = FakeWorker(says("ABCDE" + "x" * 900, eos=False), step_seconds=0.01)
+    answer = stopped(worker, ["E"])
+    assert worker.aborted == [worker.received[0].id]
+    assert answer.usage.num_completion_tokens == 5
+    assert worker.num_emitted <= 12
+
+
+def test_a_stop_at_the_very_last_token_counts():
+    answer = stopped(FakeWorker(says("ABC", eos=False)), ["C"], max_tokens=3)
+    assert (answer.text, answer.finishes[0].reason) == ("AB", STOP_STRING)
+
+
+@pytest.mark.parametrize(
+    ("worker", "options", "reason"),
+    [
+        (FakeWorker(says("ABC")), {}, FinishReason.FINISH_REASON_EOS),
+        (FakeWorker(says("ABCD", eos=False)), {"max_tokens": 3}, FinishReason.FINISH_REASON_LENGTH),
+    ],
+    ids=["eos", "length"],
+)
+def test_held_text_comes_out_at_every_end(worker, options, reason):
+    """Case 48, smg#2203."""
+    answer = stopped(worker, ["BCDE"], **options)
+    assert (answer.text, answer.finishes[0].reason) == ("ABC", reason)
+
+
+def test_text_that_was_no_stop_arrives():
+    assert stopped(FakeWorker(says("ABCX")), ["BCDE"]).text == "ABCX"
+
+
+@pytest.mark.parametrize(("include", "text"), [(False, "a"), (True, "a<|im_start|>")])
+def test_a_special_token_as_stop_string(include, text):
+    """Case 58: it has no text of its own, and ends the completion all the same."""
+    answer = stopped(FakeWorker(says("a<|im_start|>b")), ["<|im_start|>"], include_stop=include)
+    assert (answer.text, answer.finishes[0].reason) == (text, STOP_STRING)
+    assert answer.finishes[0].stop == "<|im_start|>"
+    assert answer.usage.num_completion_tokens == 2
+
+
+def test_no_stop_before_min_tokens():
+    answer = stopped(FakeWorker(says("ABABAB", eos=False)), ["AB"], min_tokens=3)
+    assert (answer.text, answer.usage.num_completion_tokens) == ("AB", 4)
+
+
+def test_cancel_reaches_the_worker():
+    """Case 18."""
+    worker = FakeWorker(counts(1000), step_seconds=0.01)
+
+    async def scenario(system):
+        call = system.stub.Generate(GenerateRequest(text="a"))
+        for _ in range(3):
+            await call.read()
+        call.cancel()
+        await system.quiet()
+        return system.router.metrics.finished["cancelled"]
+
+    assert run_system(scenario, worker) == 1
+    assert worker.aborted == [worker.received[0].id]
+    assert worker.num_emitted < 50
+
+
+def test_the_deadline_reaches_worker_and_client():
+    worker = FakeWorker(counts(1000), step_seconds=0.02)
+
+    async def scenario(system):
+        error = await error_of(system.ask(GenerateRequest(text="a"), timeout=0.3))
+        await system.quiet()
+        return error, dict(system.router.metrics.finished)
+
+    error, finished = run_system(scenario, worker)
+    assert error.code == grpc.StatusCode.DEADLINE_EXCEEDED
+    assert 0 < worker.received[0].deadline_ms <= 300
+    assert worker.aborted == [worker.received[0].id]
+    assert sum(finished.values()) == 1
+
+
+def test_without_deadline_none_is_sent():
+    worker = FakeWorker(says("x"))
+
+    async def scenario(system):
+        await system.ask(GenerateRequest(text="a"), timeout=None)
+
+    run_system(scenario, worker)
+    assert not worker.received[0].HasField("deadline_ms")
+
+
+def test_a_slow_reader_gets_everything_in_few_messages_and_holds_up_nobody():
+    """While nobody reads, tokens merge; the link goes on reading for the others."""
+    worker = FakeWorker(counts(1000), step_seconds=0.0005, max_model_len=2000)
+
+    async def scenario(system):
+        slow = system.stub.Generate(GenerateRequest(text="a", options=GenerationOptions(stop=["never seen"])))
+        await slow.read()
+        other = await system.ask(GenerateRequest(text="b"))
+        await until(lambda: worker.num_emitted == 2000)
+        answer = await collect(slow)
+        await system.quiet()
+        return answer, other
+
+    answer, other = run_system(scenario, worker)
+    assert answer.usage.num_completion_tokens == other.usage.num_completion_tokens == 1000
+    assert answer.finishes[0].reason == FinishReason.FINISH_REASON_LENGTH
+
+
+def test_initial_metadata_comes_before_the_first_token():
+    async def scenario(system):
+        call = system.stub.Generate(GenerateRequest(text="a"))
+        async with asyncio.timeout(5):
+            await call.initial_metadata()
+        call.cancel()
+
+    run_system(scenario, FakeWorker(says("x"), mute_after=0))

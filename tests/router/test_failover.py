@@ -1,0 +1,269 @@
+"""Workers that die, hang, refuse or are not there: a request moves on, or ends with a status."""
+
+import asyncio
+
+import grpc
+import pytest
+
+from common.channel import aio_channel
+from fissile.v1 import (
+    FinishReason,
+    GenerateRequest,
+    GenerationOptions,
+    GenerationServiceStub,
+    GetStatsRequest,
+    OutputOptions,
+    RequestOutput,
+    SamplingParams,
+    WorkerLoad,
+)
+from router.config import RouterSettings
+from router.server import RouterServer
+from tests.fakes.system import QUICK, collect, error_of, run_system, until
+from tests.fakes.worker import FakeWorker, counts
+
+SEED = 123
+ERROR = FinishReason.FINISH_REASON_ERROR
+
+
+def ask(length=40, n=1):
+    return GenerateRequest(
+        text="hello",
+        options=GenerationOptions(
+            n=n, max_tokens=length, sampling=SamplingParams(seed=SEED), output=OutputOptions(token_ids=True)
+        ),
+    )
+
+
+def refusing(code, detail="no"):
+    return RequestOutput(finish_reason=ERROR, error_code=code.value[0], detail=detail)
+
+
+def expected(worker_sequence, length):
+    return counts(length)(worker_sequence)
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_a_worker_killed_mid_stream_is_continued_elsewhere_without_gap_or_repeat(n):
+    a, b = (FakeWorker(counts(40), step_seconds=0.01) for _ in range(2))
+
+    async def scenario(system):
+        call = system.stub.Generate(ask(n=n))
+        task = asyncio.create_task(collect(call))
+        await until(lambda: max(a.num_emitted, b.num_emitted) >= 5 * n)
+        first, second = (a, b) if a.received else (b, a)
+        await first.kill()
+        answer = await task
+        await system.quiet()
+        return answer, first, second
+
+    answer, first, second = run_system(scenario, a, b)
+    for i in range(n):
+        assert answer.tokens[i] == expected(first.received[i], 40)
+        assert second.received[i].num_prompt_tokens == first.received[i].num_prompt_tokens
+        assert len(second.received[i].token_ids) > second.received[i].num_prompt_tokens
+        assert second.received[i].sampling.seed == SEED + i
+        assert (second.received[i].group_size, second.received[i].max_tokens) == (1, 40)
+    assert answer.usage.num_completion_tokens == 40 * n
+
+
+def test_a_worker_that_never_answers_costs_only_its_requests_a_bounded_wait():
+    """production-stack#749."""
+    hung, good = FakeWorker(counts(5), mute_after=0), FakeWorker(counts(5))
+
+    async def scenario(system):
+        answers = await asyncio.gather(*(system.ask(ask(5)) for _ in range(6)))
+        await system.quiet()
+        return answers
+
+    answers = run_system(scenario, hung, good, first_token_timeout=0.3, policy="round_robin")
+    assert [a.usage.num_completion_tokens for a in answers] == [5] * 6
+    assert (len(hung.received), len(good.received)) == (3, 6)
+    assert sorted(hung.aborted) == [s.id for s in hung.received]
+
+
+def test_a_worker_that_stops_making_steps_is_given_up():
+    hung, good = FakeWorker(counts(20), mute_after=7), FakeWorker(counts(20))
+
+    async def scenario(system):
+        return await asyncio.gather(*(system.ask(ask(20)) for _ in range(2)))
+
+    answers = run_system(scenario, hung, good, silence_timeout=0.3, policy="round_robin")
+    assert [a.tokens[0] for a in answers] == [expected(good.received[0], 20)] * 2
+    assert len(good.received) == 2
+
+
+def test_the_only_worker_lost_is_unavailable_after_a_bounded_wait():
+    worker = FakeWorker(counts(1000), step_seconds=0.01)
+
+    async def scenario(system):
+        call = system.stub.Generate(ask(1000))
+        await call.read()
+        await worker.kill()
+        error = await error_of(collect(call))
+        await until(lambda: not len(system.router.open_requests))
+        return error
+
+    error = run_system(scenario, worker, worker_wait=0.2)
+    assert error.code == grpc.StatusCode.UNAVAILABLE
+    assert "no healthy worker for toy within 0.2 s" in error.message
+    assert error.retry_after == 1.0
+
+
+def test_a_worker_restarted_at_the_same_address_continues_what_it_lost():
+    worker = FakeWorker(counts(40), step_seconds=0.01)
+
+    async def scenario(system):
+        task = asyncio.create_task(system.ask(ask()))
+        await until(lambda: worker.num_emitted >= 5)
+        await worker.kill()
+        worker.epoch = "another"
+        await worker.start()
+        answer = await task
+        return answer, (await system.stub.GetStats(GetStatsRequest())).workers[0].epoch
+
+    answer, epoch = run_system(scenario, worker, worker_wait=10)
+    assert answer.tokens[0] == expected(worker.received[0], 40)
+    assert epoch == "another"
+
+
+@pytest.mark.parametrize("code", [grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE])
+def test_a_full_or_draining_worker_hands_the_request_to_another(code):
+    full, free = FakeWorker(counts(5), refuse=refusing(code)), FakeWorker(counts(5))
+
+    async def scenario(system):
+        return await asyncio.gather(*(system.ask(ask(5)) for _ in range(2)))
+
+    answers = run_system(scenario, full, free, policy="round_robin")
+    assert [a.usage.num_completion_tokens for a in answers] == [5, 5]
+    assert len(free.received) == 2
+
+
+def test_all_workers_full_is_resource_exhausted_with_retry_info_at_once():
+    workers = [
+        FakeWorker(counts(5), refuse=refusing(grpc.StatusCode.RESOURCE_EXHAUSTED, "queue full")) for _ in range(2)
+    ]
+
+    async def scenario(system):
+        return await error_of(system.ask(ask(5)))
+
+    error = run_system(scenario, *workers, worker_wait=30)
+    assert (error.reason, error.message, error.retry_after) == ("RESOURCE_EXHAUSTED", "queue full", 1.0)
+    assert [len(w.received) for w in workers] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("output", "code", "message"),
+    [
+        (
+            refusing(grpc.StatusCode.INVALID_ARGUMENT, "options.max_tokens: too many"),
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "options.max_tokens: too many",
+        ),
+        (refusing(grpc.StatusCode.INTERNAL, "NaN logits"), grpc.StatusCode.INTERNAL, "NaN logits"),
+        (refusing(grpc.StatusCode.UNIMPLEMENTED, "n: no"), grpc.StatusCode.UNIMPLEMENTED, "n: no"),
+    ],
+)
+def test_a_fault_of_the_request_itself_is_not_retried(output, code, message):
+    workers = [FakeWorker(counts(5), refuse=output) for _ in range(2)]
+
+    async def scenario(system):
+        error = await error_of(system.ask(ask(5)))
+        await system.quiet()
+        return error
+
+    error = run_system(scenario, *workers)
+    assert (error.code, error.message) == (code, message)
+    assert sum(len(w.received) for w in workers) == 1
+
+
+def test_aborted_by_a_draining_worker_moves_on():
+    aborted = RequestOutput(finish_reason=FinishReason.FINISH_REASON_ABORTED, detail="drained")
+    draining, other = FakeWorker(counts(5), refuse=aborted), FakeWorker(counts(5))
+
+    async def scenario(system):
+        return await asyncio.gather(*(system.ask(ask(5)) for _ in range(2)))
+
+    answers = run_system(scenario, draining, other, policy="round_robin")
+    assert [a.usage.num_completion_tokens for a in answers] == [5, 5]
+
+
+def test_moves_are_bounded():
+    aborted = RequestOutput(finish_reason=FinishReason.FINISH_REASON_ABORTED, detail="drained")
+    workers = [FakeWorker(counts(5), refuse=aborted) for _ in range(4)]
+
+    async def scenario(system):
+        return await error_of(system.ask(ask(5)))
+
+    error = run_system(scenario, *workers, max_retries=2)
+    assert error.code == grpc.StatusCode.UNAVAILABLE
+    assert sum(len(w.received) for w in workers) == 3
+
+
+def test_repeated_tokens_are_dropped_and_missing_ones_fetched_elsewhere():
+    class Stutters(FakeWorker):
+        def _outputs(self, sequence):
+            outputs = super()._outputs(sequence)
+            return [outputs[0], outputs[0], *outputs[1:]]
+
+    class Forgets(FakeWorker):
+        def _outputs(self, sequence):
+            outputs = super()._outputs(sequence)
+            return [*outputs[:3], *outputs[4:]]
+
+    async def scenario(system):
+        answers = [await system.ask(ask(10)) for _ in range(2)]
+        await system.quiet()
+        return answers
+
+    stutters, forgets = Stutters(counts(10)), Forgets(counts(10))
+    answers = run_system(scenario, stutters, forgets, policy="round_robin")
+    assert [a.tokens[0] for a in answers] == [expected(stutters.received[0], 10)] * 2
+
+
+def test_a_worker_that_is_not_serving_gets_nothing_new():
+    a, b = FakeWorker(counts(3)), FakeWorker(counts(3))
+
+    async def scenario(system):
+        await a.service.set_serving(False)
+        await until(lambda: not system.router.workers.links[a.address].is_available)
+        for _ in range(4):
+            await system.ask(ask(3))
+
+    run_system(scenario, a, b, policy="round_robin")
+    assert (len(a.received), len(b.received)) == (0, 4)
+
+
+def test_load_that_another_router_put_on_a_worker_counts():
+    """smg#1621: two routers, two workers, one of them busy for the other router."""
+    a, b = (FakeWorker(counts(400), step_seconds=0.01, max_model_len=1000) for _ in range(2))
+
+    async def scenario(system):
+        other = RouterServer(RouterSettings(**{**QUICK, "workers": [a.address]}))
+        await other.start()
+        await until(lambda: other.workers.is_ready)
+        async with aio_channel(f"127.0.0.1:{other.port}") as channel:
+            calls = [GenerationServiceStub(channel).Generate(ask(400)) for _ in range(5)]
+            await until(lambda: len(a.received) == 5)
+            link = system.router.workers.links[a.address]
+            await until(lambda: link.load.num_sequences == 5)
+            mine = [system.stub.Generate(ask(400)) for _ in range(4)]
+            await until(lambda: len(a.received) + len(b.received) == 9)
+            for call in [*calls, *mine]:
+                call.cancel()
+        await other.stop()
+
+    run_system(scenario, a, b)
+    assert (len(a.received), len(b.received)) == (5, 4)
+
+
+def test_reported_load_of_others_is_used():
+    busy, free = FakeWorker(counts(3), others=WorkerLoad(num_running=3)), FakeWorker(counts(3))
+
+    async def scenario(system):
+        await until(lambda: system.router.workers.links[busy.address].load.num_sequences == 3)
+        for _ in range(3):
+            await system.ask(ask(3))
+
+    run_system(scenario, busy, free)
+    assert (len(busy.received), len(free.received)) == (0, 3)
