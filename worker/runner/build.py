@@ -2,7 +2,6 @@
 
 import logging
 import time
-from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -17,29 +16,12 @@ from worker.loader.errors import ModelConfigError
 from worker.loader.load import fill_with_noise, load_weights, pack_weights
 from worker.loader.source import ModelSource, resolve_model
 from worker.models.registry import create_model
-from worker.runner.config import DTYPES, MemoryReport, RunnerConfig
+from worker.runner.config import DTYPES, MemoryReport, ModelInfo, RunnerConfig
 from worker.runner.memory import GIB, blocks_on_cpu, blocks_on_gpu
 from worker.runner.model_runner import ModelRunner, RunnerParts
 from worker.runner.slots import SlotState
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelInfo:
-    """What rank 0 reports once it can run steps. Pickles."""
-
-    config: ModelConfig
-    dtype: str
-    device: str
-    kernels: dict[str, str]
-    """Operation → what carries it out."""
-    block_size: int
-    num_blocks: int
-    num_host_blocks: int
-    """For swapping."""
-    max_model_len: int
-    memory: MemoryReport
 
 
 def resolve_device(name: str, rank: int) -> torch.device:

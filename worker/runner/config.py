@@ -1,7 +1,9 @@
-"""`RunnerConfig`: everything a rank needs to build its model and its cache. Pickles."""
+"""`RunnerConfig`, what a rank is built from, and `ModelInfo`, what it reports. Both pickle. No torch."""
 
 from dataclasses import dataclass
 from typing import Literal
+
+from worker.loader.config import ModelConfig
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
@@ -46,3 +48,20 @@ class MemoryReport:
     swap: int
     num_cache_tokens: int
     """Tokens that the cache holds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelInfo:
+    """What rank 0 reports once it can run steps. Pickles."""
+
+    config: ModelConfig
+    dtype: str
+    device: str
+    kernels: dict[str, str]
+    """Operation → what carries it out."""
+    block_size: int
+    num_blocks: int
+    num_host_blocks: int
+    """For swapping."""
+    max_model_len: int
+    memory: MemoryReport

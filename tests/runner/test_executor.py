@@ -1,0 +1,198 @@
+"""The executor with real processes: results, order, failure, death, time-outs, orphans."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from transformers import LlamaForCausalLM
+
+from tests.runner.conftest import greedy_reference, random_prompt
+from tests.runner.driver import Driver
+from worker.core.batch import BatchOutput, ScheduledBatch
+from worker.executor import Executor, ExecutorDiedError, ExecutorStartError, ExecutorTimeoutError
+from worker.runner.config import RunnerConfig
+
+WAIT = 60.0
+
+
+class Synchronous:
+    """An executor as the driver wants it."""
+
+    def __init__(self, executor: Executor) -> None:
+        self.executor = executor
+
+    def execute(self, batch: ScheduledBatch) -> BatchOutput:
+        self.executor.submit(batch)
+        return self.executor.collect(WAIT)
+
+
+def tiny_config(path: Path | str, **options: object) -> RunnerConfig:
+    defaults = {"model": str(path), "device": "cpu", "num_blocks": 64, "max_num_seqs": 16, "num_threads": 1}
+    return RunnerConfig(**(defaults | options))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def executor(tiny: tuple[Path, LlamaForCausalLM]) -> Iterator[Executor]:
+    made = Executor(tiny_config(tiny[0]))
+    made.start(WAIT)
+    yield made
+    made.shutdown()
+
+
+def driver_of(executor: Executor) -> Driver:
+    return Driver(Synchronous(executor), 64, 16)  # type: ignore[arg-type]
+
+
+def rank_pid(executor: Executor, rank: int = 0) -> int:
+    process = executor._ranks[rank]._process
+    assert process is not None
+    return process.pid
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_until_gone(pid: int) -> None:
+    deadline = time.monotonic() + WAIT
+    while alive(pid):
+        assert time.monotonic() < deadline, f"process {pid} lives on"
+        time.sleep(0.02)
+
+
+def test_greedy_tokens_equal_transformers(executor: Executor, tiny: tuple[Path, LlamaForCausalLM]) -> None:
+    driver = driver_of(executor)
+    seqs = [driver.add(random_prompt(n, n)) for n in (3, 20)]
+    driver.prefill(*seqs)
+    driver.decode(*seqs, steps=15)
+    assert [seq.output for seq in seqs] == [greedy_reference(tiny[1], seq.tokens[: seq.num_prompt], 16) for seq in seqs]
+
+
+def test_steps_are_queued_ahead_with_tokens_that_only_the_device_knows(
+    executor: Executor, tiny: tuple[Path, LlamaForCausalLM]
+) -> None:
+    driver = driver_of(executor)
+    seq = driver.add(random_prompt(10, 1))
+    work = [[(seq, 10)], *[[(seq, 1)]] * 9]
+    for rows in work:
+        executor.submit(driver.batch(rows))
+    outputs = [executor.collect(WAIT) for _ in work]
+    assert [output.step for output in outputs] == list(range(10))
+    assert [output.token_ids[0][0] for output in outputs] == greedy_reference(tiny[1], seq.tokens, 10)
+
+
+def test_killed_rank_is_an_error_with_the_signal(executor: Executor) -> None:
+    driver = driver_of(executor)
+    os.kill(rank_pid(executor), signal.SIGKILL)
+    seq = driver.add([1, 2, 3])
+    with pytest.raises(ExecutorDiedError, match="killed by signal 9"):
+        driver.prefill(seq)
+
+
+def test_fault_in_a_step_is_an_error_with_its_traceback(executor: Executor) -> None:
+    driver = driver_of(executor)
+    with pytest.raises(ExecutorDiedError, match=r"step 0 failed(.|\n)*index out of range"):
+        driver.prefill(driver.add([10_000]))
+
+
+def test_rank_that_does_not_answer_is_a_timeout(executor: Executor) -> None:
+    driver = driver_of(executor)
+    os.kill(rank_pid(executor), signal.SIGSTOP)
+    executor.submit(driver.batch([(driver.add([1, 2]), 2)]))
+    with pytest.raises(ExecutorTimeoutError, match="answer step 0"):
+        executor.collect(0.2)
+    os.kill(rank_pid(executor), signal.SIGCONT)
+    assert executor.collect(WAIT).step == 0
+
+
+def test_collect_without_a_step_is_refused(executor: Executor) -> None:
+    with pytest.raises(RuntimeError, match="no step is in flight"):
+        executor.collect(0.1)
+
+
+def test_shutdown_ends_the_ranks_and_can_be_repeated(executor: Executor) -> None:
+    pid = rank_pid(executor)
+    executor.shutdown()
+    assert not alive(pid)
+    executor.shutdown()
+
+
+def test_model_that_does_not_exist_is_a_message_for_the_user() -> None:
+    executor = Executor(tiny_config("/no/such/model"))
+    with pytest.raises(ExecutorStartError, match="no model '/no/such/model'"):
+        executor.start(WAIT)
+
+
+def test_start_has_a_timeout_and_leaves_no_process(tiny: tuple[Path, LlamaForCausalLM]) -> None:
+    executor = Executor(tiny_config(tiny[0]))
+    with pytest.raises(ExecutorTimeoutError, match="start"):
+        executor.start(0.05)
+    assert executor._ranks == []
+
+
+PARENT = """
+import sys, time
+from worker.executor import Executor
+from worker.runner.config import RunnerConfig
+if __name__ == "__main__":
+    executor = Executor(RunnerConfig(model=sys.argv[1], device="cpu", num_blocks=8, max_num_seqs=2, num_threads=1))
+    executor.start(60)
+    print(executor._ranks[0]._process.pid, flush=True)
+    time.sleep(600)
+"""
+
+
+def test_orphans_die_with_their_parent(tiny: tuple[Path, LlamaForCausalLM]) -> None:
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, str(tiny[0])], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    pid = int(parent.stdout.readline())
+    assert alive(pid)
+    parent.kill()
+    parent.wait()
+    wait_until_gone(pid)
+
+
+def test_two_executors_on_one_host_do_not_clash(executor: Executor, tiny: tuple[Path, LlamaForCausalLM]) -> None:
+    other = Executor(tiny_config(tiny[0]))
+    other.start(WAIT)
+    try:
+        outputs = []
+        for driver in (driver_of(executor), driver_of(other)):
+            outputs.append(driver.prefill(driver.add([7, 8, 9])).token_ids)
+        assert outputs[0] == outputs[1]
+    finally:
+        other.shutdown()
+
+
+def test_two_ranks_give_the_tokens_of_one(tiny: tuple[Path, LlamaForCausalLM]) -> None:
+    executor = Executor(tiny_config(tiny[0], tensor_parallel_size=2))
+    try:
+        executor.start(WAIT)
+        driver = driver_of(executor)
+        seqs = [driver.add(random_prompt(n, n)) for n in (9, 30)]
+        driver.prefill(*seqs)
+        driver.decode(*seqs, steps=63)
+        for seq in seqs:
+            assert seq.output == greedy_reference(tiny[1], seq.tokens[: seq.num_prompt], 64)
+    finally:
+        executor.shutdown()
+
+
+def test_death_of_another_rank_is_noticed_while_rank_0_waits_for_it(tiny: tuple[Path, LlamaForCausalLM]) -> None:
+    executor = Executor(tiny_config(tiny[0], tensor_parallel_size=2))
+    try:
+        executor.start(WAIT)
+        os.kill(rank_pid(executor, 1), signal.SIGKILL)
+        driver = driver_of(executor)
+        with pytest.raises(ExecutorDiedError):
+            driver.prefill(driver.add([1, 2, 3]))
+    finally:
+        executor.shutdown()

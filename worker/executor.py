@@ -1,0 +1,212 @@
+"""The executor: one process per tensor-parallel rank, each with a model runner on its device.
+
+Batches are broadcast to all ranks; rank 0 answers. Every wait has a timeout, and the end of any rank is noticed at
+once, because its reply pipe breaks. This process imports no torch. Nothing has a fixed name or port: two executors on one host do not see each other.
+"""
+
+import logging
+import os
+import queue
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import deque
+from multiprocessing.connection import Connection, Pipe
+from pathlib import Path
+from typing import Any
+
+from worker.core.batch import BatchOutput, ScheduledBatch
+from worker.runner.config import ModelInfo, RunnerConfig
+from worker.runner.messages import Failed, Ready, Setup, StepDone, Stop, encode, receive
+
+logger = logging.getLogger(__name__)
+
+STDERR_TAIL_LINES = 40
+STOP_SECONDS = 10.0
+
+
+class ExecutorError(Exception):
+    """The executor cannot go on; shut it down."""
+
+
+class ExecutorDiedError(ExecutorError):
+    """A rank's process ended or failed. The message has its exit code and the end of its standard error."""
+
+
+class ExecutorStartError(ExecutorError):
+    """The model cannot be served as configured; the message is for the user."""
+
+
+class ExecutorTimeoutError(ExecutorError):
+    """The ranks live, but did not answer in time."""
+
+
+class Executor:
+    """`start`, then any number of `submit` and `collect`, then `shutdown`. One thread at a time may call it."""
+
+    def __init__(self, config: RunnerConfig, *, log_level: str = "info", log_format: str = "text") -> None:
+        self._config = config
+        self._log = (log_level, log_format)
+        self._ranks: list[_Rank] = []
+        self._inbox: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
+        self._in_flight: deque[int] = deque()
+        self._scratch: tempfile.TemporaryDirectory[str] | None = None
+
+    def start(self, timeout: float = 600.0) -> ModelInfo:
+        """Start the ranks and wait until all can run steps; rank 0's report.
+
+        Raises ExecutorStartError, ExecutorDiedError or ExecutorTimeoutError; the ranks are gone then.
+        """
+        self._scratch = tempfile.TemporaryDirectory(prefix="fissile-")
+        rendezvous = str(Path(self._scratch.name) / "ranks")
+        size = self._config.tensor_parallel_size
+        for rank in range(size):
+            setup = Setup(self._config, rank, rendezvous, os.getpid(), *self._log)
+            self._ranks.append(_Rank(setup, self._inbox))
+        deadline = time.monotonic() + timeout
+        ready: dict[int, ModelInfo] = {}
+        try:
+            while len(ready) < size:
+                rank, message = self._next(deadline, "start")
+                ready[rank] = message.info
+        except ExecutorError:
+            self.shutdown()
+            raise
+        return ready[0]
+
+    def submit(self, batch: ScheduledBatch) -> None:
+        """Queue a step on all ranks; does not wait for earlier ones. Raises ExecutorDiedError."""
+        message = encode(batch)
+        for rank in self._ranks:
+            rank.send(message)
+        self._in_flight.append(batch.step)
+
+    def collect(self, timeout: float) -> BatchOutput:
+        """The result of the oldest step not collected yet; waits for it.
+
+        Raises ExecutorDiedError or ExecutorTimeoutError.
+        """
+        if not self._in_flight:
+            raise RuntimeError("no step is in flight")
+        _, message = self._next(time.monotonic() + timeout, f"answer step {self._in_flight[0]}")
+        assert isinstance(message, StepDone)
+        expected = self._in_flight.popleft()
+        if message.output.step != expected:
+            raise ExecutorDiedError(f"rank 0 answered step {message.output.step} in place of step {expected}")
+        return message.output
+
+    def shutdown(self) -> None:
+        """End all ranks: politely, then by force. Idempotent; never raises because a rank is gone already."""
+        for rank in self._ranks:
+            rank.request_stop()
+        deadline = time.monotonic() + STOP_SECONDS
+        for rank in self._ranks:
+            rank.end(deadline)
+        self._ranks.clear()
+        self._in_flight.clear()
+        if self._scratch is not None:
+            self._scratch.cleanup()
+            self._scratch = None
+
+    def _next(self, deadline: float, what: str) -> tuple[int, Any]:
+        """The next `Ready` or `StepDone`; anything else is the end."""
+        try:
+            rank, message = self._inbox.get(timeout=max(0.0, deadline - time.monotonic()))
+        except queue.Empty:
+            raise ExecutorTimeoutError(f"the ranks did not {what} in time") from None
+        if isinstance(message, Failed) and message.expected:
+            raise ExecutorStartError(message.message)
+        if isinstance(message, Failed):
+            raise ExecutorDiedError(f"rank {rank}: {message.message}")
+        if message is None:
+            raise ExecutorDiedError(self._ranks[rank].epitaph())
+        assert isinstance(message, Ready | StepDone)
+        return rank, message
+
+
+class _Rank:
+    """One rank's process, and the thread that starts it and hears what it says.
+
+    The process dies with the thread that started it (PR_SET_PDEATHSIG), so that thread must last as long.
+    """
+
+    def __init__(self, setup: Setup, inbox: "queue.SimpleQueue[tuple[int, Any]]") -> None:
+        self._setup, self._inbox = setup, inbox
+        request_end, self._requests = Pipe(duplex=False)
+        self._replies, reply_end = Pipe(duplex=False)
+        self._stderr_tail: deque[str] = deque(maxlen=STDERR_TAIL_LINES)
+        self._process: subprocess.Popen[str] | None = None
+        name = f"rank-{setup.rank}"
+        self._thread = threading.Thread(target=self._serve, args=(request_end, reply_end), name=name, daemon=True)
+        self._forwarder = threading.Thread(target=self._forward_stderr, name=f"{name}-stderr", daemon=True)
+        self._thread.start()
+
+    def send(self, message: bytes) -> None:
+        """The rank drains its pipe in a thread of its own, so this does not block for long."""
+        try:
+            self._requests.send_bytes(message)
+        except OSError:
+            self._thread.join(STOP_SECONDS)
+            raise ExecutorDiedError(self.epitaph()) from None
+
+    def request_stop(self) -> None:
+        try:
+            self._requests.send_bytes(encode(Stop()))
+        except OSError:
+            logger.debug("rank %d is gone already", self._setup.rank)
+
+    def end(self, deadline: float) -> None:
+        """Wait for the process until `deadline`, then kill it; release its pipes."""
+        self._thread.join(max(0.0, deadline - time.monotonic()))
+        if self._thread.is_alive() and self._process is not None:
+            logger.warning("rank %d does not stop; killing it", self._setup.rank)
+            self._process.kill()
+        self._thread.join()
+        self._requests.close()
+
+    def epitaph(self) -> str:
+        """Why the process is no more, as far as can be seen from outside."""
+        self._thread.join(STOP_SECONDS)
+        code = None if self._process is None else self._process.returncode
+        how = "was killed by signal" if code is not None and code < 0 else "ended with exit code"
+        tail = "".join(self._stderr_tail) or "(nothing)\n"
+        return f"rank {self._setup.rank} {how} {abs(code) if code is not None else '?'}; its last words:\n{tail}"
+
+    def _serve(self, request_end: Connection, reply_end: Connection) -> None:
+        """Start the process, pass on its messages, and put None into the inbox when it is over."""
+        rank = self._setup.rank
+        try:
+            fds = (request_end.fileno(), reply_end.fileno())
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "worker.runner.rank", *map(str, fds)],
+                pass_fds=fds, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace",
+                env=_environment(),
+            )  # fmt: skip
+            request_end.close()
+            reply_end.close()
+            self._forwarder.start()
+            self._requests.send_bytes(encode(self._setup))
+            while True:
+                self._inbox.put((rank, receive(self._replies)))
+        except (EOFError, OSError):
+            if self._process is not None:
+                self._process.wait()
+                self._forwarder.join(1.0)
+        finally:
+            self._replies.close()
+            self._inbox.put((rank, None))
+
+    def _forward_stderr(self) -> None:
+        assert self._process is not None and self._process.stderr is not None
+        for line in self._process.stderr:
+            self._stderr_tail.append(line)
+            sys.stderr.write(line)
+
+
+def _environment() -> dict[str, str]:
+    """The ranks import the same `worker` as this process, wherever it was found."""
+    root = str(Path(__file__).resolve().parent.parent)
+    path = os.environ.get("PYTHONPATH")
+    return os.environ | {"PYTHONPATH": root if path is None else root + os.pathsep + path}

@@ -1,0 +1,65 @@
+"""What an executor and its ranks say to each other over a pair of pipes, pickled, one object a message."""
+
+import pickle
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+from worker.core.batch import BatchOutput
+from worker.runner.config import ModelInfo, RunnerConfig
+
+PICKLE_PROTOCOL = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """First message to a rank. After it come `ScheduledBatch`es, then `Stop`."""
+
+    config: RunnerConfig
+    rank: int
+    rendezvous: str
+    """Path of a file that the ranks of this executor alone meet through; unused with one rank."""
+    parent_pid: int
+    log_level: str
+    log_format: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Finish what was submitted, then end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The rank can run steps."""
+
+    info: ModelInfo
+
+
+@dataclass(frozen=True, slots=True)
+class StepDone:
+    """From rank 0 only, in the order of the steps; `output.step` names the step."""
+
+    output: BatchOutput
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The rank ends. `expected`: the message is for the user (a bad model, no memory), not a fault of ours."""
+
+    message: str
+    expected: bool
+
+
+def send(connection: Connection, message: Any) -> None:
+    connection.send_bytes(encode(message))
+
+
+def encode(message: Any) -> bytes:
+    """For sending the same message to several ranks."""
+    return pickle.dumps(message, PICKLE_PROTOCOL)
+
+
+def receive(connection: Connection) -> Any:
+    """Blocks. Raises EOFError or OSError when the other side is gone."""
+    return pickle.loads(connection.recv_bytes())
