@@ -154,15 +154,16 @@ class WorkerLink:
             except Exception as error:
                 logger.exception("worker %s: the link failed", self.address)
                 detail = f"{type(error).__name__}: {error}"
-            was_connected = self._connected
-            self._connected = self._serving = False
-            backoff = self._config.reconnect_backoff if was_connected else min(MAX_BACKOFF_SECONDS, backoff * 2)
+            backoff = self._config.reconnect_backoff if self._connected else min(MAX_BACKOFF_SECONDS, backoff * 2)
             self._lose(detail)
             await asyncio.sleep(backoff)
 
     def _lose(self, detail: str) -> None:
-        if detail != self.detail:
+        if self._connected:
             logger.warning("worker %s lost with %d open sequences: %s", self.address, len(self._sinks), detail)
+        elif detail != self.detail:
+            logger.warning("worker %s cannot be reached: %s", self.address, detail)
+        self._connected = self._serving = False
         self.detail = detail
         sinks, self._sinks = set(self._sinks.values()), {}
         self._outbox.clear()

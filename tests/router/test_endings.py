@@ -152,3 +152,20 @@ def test_initial_metadata_comes_before_the_first_token():
         call.cancel()
 
     run_system(scenario, FakeWorker(says("x"), mute_after=0))
+
+
+def test_a_client_that_stops_reading_and_then_cancels_leaves_nothing():
+    """Cumulative messages fill the socket, so that the router is waiting for the client when the cancel comes."""
+    worker = FakeWorker(counts(4000), step_seconds=0.001, tokens_per_step=4, max_model_len=5000)
+
+    async def scenario(system):
+        output = OutputOptions(cumulative=True, token_ids=True)
+        call = system.stub.Generate(GenerateRequest(text="a", options=GenerationOptions(output=output)))
+        await call.read()
+        await until(lambda: worker.num_emitted > 3000)
+        call.cancel()
+        async with asyncio.timeout(5):
+            await system.quiet()
+        return dict(system.router.metrics.finished)
+
+    assert run_system(scenario, worker) == {"cancelled": 1}

@@ -1,0 +1,85 @@
+"""The router as a process: flags, port file, readiness, memory, signals."""
+
+import asyncio
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from common.channel import aio_channel
+from fissile.v1 import GenerateRequest, GenerationServiceStub
+from tests.fakes.system import collect, until
+from tests.fakes.worker import FakeWorker, says
+
+ROOT = Path(__file__).parents[2]
+MAX_RSS_BYTES = 300 * 1024 * 1024
+
+
+async def start(*flags):
+    return await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "router", *flags, cwd=ROOT, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+
+
+def test_it_serves_says_its_port_stays_small_and_ends_on_a_signal(tmp_path):
+    port_file = tmp_path / "port"
+
+    async def scenario():
+        worker = await FakeWorker(says(" Paris")).start()
+        router = await start("--port", "0", "--port-file", str(port_file), "--workers", worker.address)
+        try:
+            await until(port_file.exists)
+            async with aio_channel(f"127.0.0.1:{port_file.read_text().strip()}") as channel:
+                stub = GenerationServiceStub(channel)
+                answer = await collect(stub.Generate(GenerateRequest(text="a"), timeout=20))
+            rss = psutil.Process(router.pid).memory_info().rss
+            router.terminate()
+            out, err = await asyncio.wait_for(router.communicate(), 20)
+        finally:
+            if router.returncode is None:
+                router.kill()
+            await worker.kill()
+        return answer.text, rss, router.returncode, out, err.decode()
+
+    text, rss, code, out, err = asyncio.run(scenario())
+    assert (text, code, out) == (" Paris", 0, b"")
+    assert rss < MAX_RSS_BYTES
+    assert "ready: listening on 127.0.0.1:" in err
+    assert err.rstrip().endswith("stopped")
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        (["--port", "99999"], "router: --port: Input should be less than or equal to 65535 (got '99999')"),
+        (["--tls-key", "x"], "tls-certificate and tls-key go together"),
+        (["--policy", "random"], "--policy"),
+        (["--nonsense", "1"], "unrecognized arguments: --nonsense"),
+    ],
+)
+def test_wrong_flags_are_one_clear_line(flags, text):
+    async def scenario():
+        router = await start(*flags)
+        _, err = await asyncio.wait_for(router.communicate(), 20)
+        return router.returncode, err.decode()
+
+    code, err = asyncio.run(scenario())
+    assert code == 2
+    assert text in err
+    assert "Traceback" not in err
+
+
+def test_a_taken_port_is_an_error_not_a_traceback():
+    async def scenario():
+        worker = await FakeWorker(says("x")).start()
+        router = await start("--port", str(worker.port))
+        _, err = await asyncio.wait_for(router.communicate(), 20)
+        await worker.kill()
+        return router.returncode, err.decode()
+
+    code, err = asyncio.run(scenario())
+    assert code == 1
+    assert "is the port taken?" in err
+    assert "Traceback" not in err
