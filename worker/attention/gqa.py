@@ -35,14 +35,14 @@ class GQABuilder:
         """A cache on the device. Its memory is not cleared, and on a CPU not even touched: no kernel reads an entry
         that was not written."""
         shape = (len(self._layers), num_blocks, *self._block_shape())
-        options = {"dtype": self._kernels.dtype, "device": self._kernels.device}
-        return KVCache(torch.empty(shape, **options), torch.empty(shape, **options))
+        dtype, device = self._kernels.dtype, self._kernels.device
+        return KVCache(*(torch.empty(shape, dtype=dtype, device=device) for _ in range(2)))
 
     def allocate_host(self, num_blocks: int) -> KVCache:
         """Room for swapped blocks, [blocks, layers, …]; pinned when the device is a GPU."""
         shape = (num_blocks, len(self._layers), *self._block_shape())
-        options = {"dtype": self._kernels.dtype, "pin_memory": self._kernels.device.type == "cuda"}
-        return KVCache(torch.empty(shape, **options), torch.empty(shape, **options))
+        dtype, pinned = self._kernels.dtype, self._kernels.device.type == "cuda"
+        return KVCache(*(torch.empty(shape, dtype=dtype, pin_memory=pinned) for _ in range(2)))
 
     def _block_shape(self) -> tuple[int, int, int]:
         return self._block_size, self._shape.num_kv_heads, self._shape.head_dim

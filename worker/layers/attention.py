@@ -14,8 +14,7 @@ class PagedAttention(nn.Module):
         super().__init__()
         self.shape = shape
         self._kernels, self._scale = kernels, scale
-        self._k_cache: Tensor | None = None
-        self._v_cache: Tensor | None = None
+        self._k_cache = self._v_cache = torch.empty(0)
 
     def bind(self, k_cache: Tensor, v_cache: Tensor) -> None:
         """[blocks, block_size, kv_heads, head_dim] each; owned by the builder."""

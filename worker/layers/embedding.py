@@ -30,9 +30,7 @@ class VocabularyTable(nn.Module):
         super().__init__()
         self._kernels, self._parallel = kernels, parallel
         self.shard = VocabularyShard(vocab_size, parallel)
-        self.weight: Tensor | None = torch.zeros(
-            self.shard.num_rows, hidden_size, dtype=kernels.dtype, device=kernels.device
-        )
+        self.weight: Tensor = torch.zeros(self.shard.num_rows, hidden_size, dtype=kernels.dtype, device=kernels.device)
 
     def weight_targets(self, prefix: str) -> dict[str, WeightTarget]:
         return {f"{prefix}weight": lambda tensor: self.shard.load(self.weight, tensor)}
@@ -63,7 +61,7 @@ class OutputHead(VocabularyTable):
 
     def pack(self) -> None:
         self._packed = self._kernels.pack_linear(self.weight, None)
-        self.weight = None
+        del self.weight
 
     def forward(self, x: Tensor) -> Tensor:
         """[R, hidden] → [R, vocabulary], complete on every rank, in the model's dtype."""

@@ -16,15 +16,15 @@ class LinearBase(nn.Module):
     def __init__(self, kernels: KernelBackend, out_features: int, in_features: int, bias: bool) -> None:
         super().__init__()
         self.kernels = kernels
-        options = {"dtype": kernels.dtype, "device": kernels.device}
-        self.weight: Tensor | None = torch.empty(out_features, in_features, **options)
-        self.bias: Tensor | None = torch.zeros(out_features, **options) if bias else None
+        dtype, device = kernels.dtype, kernels.device
+        self.weight: Tensor = torch.empty(out_features, in_features, dtype=dtype, device=device)
+        self.bias: Tensor | None = torch.zeros(out_features, dtype=dtype, device=device) if bias else None
         self.packed: PackedWeight = None
 
     def pack(self) -> None:
         """Call once, when loaded: the plain weight is gone afterwards."""
         self.packed = self.kernels.pack_linear(self.weight, self.bias)
-        self.weight = self.bias = None
+        del self.weight, self.bias
 
     def forward(self, x: Tensor) -> Tensor:
         return self.kernels.linear(x, self.packed)
@@ -95,6 +95,7 @@ class RowLinear(LinearBase):
 
     def _load_bias(self, tensor: LazyTensor) -> None:
         """On rank 0 alone, or the sum over ranks would hold it several times."""
+        assert self.bias is not None
         expect_shape(tensor, tuple(self.bias.shape))
         if self._parallel.rank == 0:
             self.bias.copy_(tensor.read())

@@ -60,22 +60,23 @@ class GGUFLazyTensor:
     def read(self, dim: int = 0, start: int = 0, length: int | None = None) -> Tensor:
         if len(self.shape) == 1:
             values = torch.from_numpy(self._tensor.rows(0, 1).copy())[0]
-            values = self._to_neox(values[:, None])[:, 0] if self._head_dim else values
+            values = self._to_neox(values[:, None], self._head_dim)[:, 0] if self._head_dim else values
             return values if length is None else values[start : start + length]
         if len(self.shape) != 2:
             raise WeightsError(f"GGUF tensors of {len(self.shape)} dimensions are not supported")
         if dim == 0:
             rows = self._rows(start, self.shape[0] if length is None else length)
-            return self._to_neox(rows) if self._head_dim else rows
+            return self._to_neox(rows, self._head_dim) if self._head_dim else rows
         rows = self.read()
         return rows if length is None else rows[:, start : start + length]
 
     def _rows(self, start: int, length: int) -> Tensor:
         return torch.from_numpy(self._tensor.rows(start, length).copy())
 
-    def _to_neox(self, rows: Tensor) -> Tensor:
+    @staticmethod
+    def _to_neox(rows: Tensor, head_dim: int) -> Tensor:
         """Whole heads of rows, from neighbouring pairs to halves."""
-        return rows.view(-1, self._head_dim // 2, 2, rows.shape[1]).transpose(1, 2).reshape(rows.shape)
+        return rows.view(-1, head_dim // 2, 2, rows.shape[1]).transpose(1, 2).reshape(rows.shape)
 
 
 def _hf_name(name: str) -> str:

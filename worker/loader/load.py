@@ -14,7 +14,7 @@ from worker.loader.config import ModelConfig
 from worker.loader.gguf_checkpoint import GGUFCheckpoint
 from worker.loader.safetensors_file import SafetensorsCheckpoint
 from worker.loader.source import ModelSource, SourceFormat
-from worker.models.registry import CausalLM
+from worker.models.base import CausalLM
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ def fill_with_noise(model: nn.Module, seed: int) -> None:
     """Random weights of the right shapes (`load_format` dummy); norms stay at one."""
     generator: dict[torch.device, torch.Generator] = {}
     for module in model.modules():
-        if isinstance(module, LinearBase | VocabularyTable) and module.weight is not None:
+        if isinstance(module, LinearBase | VocabularyTable):
             device = module.weight.device
             if device not in generator:
                 generator[device] = torch.Generator(device).manual_seed(seed)

@@ -11,6 +11,7 @@ from worker.layers.parallel import TensorParallel
 from worker.layers.rotary import RotaryEmbedding
 from worker.loader.checkpoint import WeightTarget
 from worker.loader.config import ModelConfig
+from worker.models.base import CausalLM
 
 
 class LlamaAttention(nn.Module):
@@ -78,8 +79,8 @@ class LlamaLayer(nn.Module):
         return self.mlp(x), residual
 
 
-class LlamaForCausalLM(nn.Module):
-    """Implements `worker.models.registry.CausalLM`."""
+class LlamaForCausalLM(CausalLM):
+    """Embedding, layers, norm, head; `CausalLM` has the contract."""
 
     ignored_weights = frozenset({"lm_head.weight"})
 
@@ -87,7 +88,8 @@ class LlamaForCausalLM(nn.Module):
         super().__init__()
         size = (config.vocab_size, config.hidden_size)
         self.embed_tokens = TokenEmbedding(kernels, parallel, *size)
-        self.layers = nn.ModuleList(LlamaLayer(config, kernels, parallel) for _ in range(config.num_layers))
+        self._layers = [LlamaLayer(config, kernels, parallel) for _ in range(config.num_layers)]
+        self.layers = nn.ModuleList(self._layers)
         self.norm = RMSNorm(kernels, config.hidden_size, config.rms_norm_eps)
         self._tied = config.tie_word_embeddings
         self.lm_head = OutputHead(kernels, parallel, *size, tied_to=self.embed_tokens if self._tied else None)
@@ -95,18 +97,18 @@ class LlamaForCausalLM(nn.Module):
 
     def weight_targets(self) -> dict[str, WeightTarget]:
         targets = self.embed_tokens.weight_targets("model.embed_tokens.") | self.norm.weight_targets("model.norm.")
-        for i, layer in enumerate(self.layers):
+        for i, layer in enumerate(self._layers):
             targets |= layer.weight_targets(f"model.layers.{i}.")
         return targets if self._tied else targets | self.lm_head.weight_targets("lm_head.")
 
     def attention_layers(self) -> list[PagedAttention]:
-        return [layer.self_attn.attention for layer in self.layers]
+        return [layer.self_attn.attention for layer in self._layers]
 
     def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:
         x = self.embed_tokens(input_ids)
         cos, sin = self._rotary.at(positions)
         residual = x.new_zeros(x.shape)
-        for layer in self.layers:
+        for layer in self._layers:
             x, residual = layer(x, residual, cos, sin)
         return self.norm.add_norm(x, residual)[0]
 

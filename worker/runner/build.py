@@ -15,6 +15,7 @@ from worker.loader.config import ModelConfig, load_model_config
 from worker.loader.errors import ModelConfigError
 from worker.loader.load import fill_with_noise, load_weights, pack_weights
 from worker.loader.source import ModelSource, resolve_model
+from worker.models.base import CausalLM
 from worker.models.registry import create_model
 from worker.runner.config import DTYPES, MemoryReport, ModelInfo, RunnerConfig
 from worker.runner.memory import GIB, blocks_on_cpu, blocks_on_gpu
@@ -41,7 +42,7 @@ def resolve_dtype(name: str, device: torch.device, checkpoint: str) -> torch.dty
         name = "float32" if device.type == "cpu" else checkpoint
     if name not in DTYPES:
         raise ModelConfigError(f"dtype {name!r} is not supported ({', '.join(DTYPES)})")
-    return getattr(torch, name)
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]
 
 
 @torch.inference_mode()
@@ -115,7 +116,7 @@ def _max_model_len(config: RunnerConfig, model: ModelConfig) -> int:
     return config.max_model_len
 
 
-def _load(model: torch.nn.Module, source: ModelSource, model_config: ModelConfig, config: RunnerConfig) -> int:
+def _load(model: CausalLM, source: ModelSource, model_config: ModelConfig, config: RunnerConfig) -> int:
     """Fill and pack the weights; their bytes as loaded."""
     if config.load_format == "dummy":
         fill_with_noise(model, config.seed)

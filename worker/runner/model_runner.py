@@ -9,7 +9,7 @@ from worker.attention.gqa import GQABuilder, KVCache
 from worker.core.batch import BatchOutput, ScheduledBatch
 from worker.kernels.interface import KernelBackend
 from worker.layers.parallel import TensorParallel
-from worker.models.registry import CausalLM
+from worker.models.base import CausalLM
 from worker.runner.forward_context import forward_context
 from worker.runner.inputs import InputBuilder, StepInputs
 from worker.runner.sampler import FAILED, Sampler, SamplingRows

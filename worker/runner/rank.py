@@ -83,7 +83,7 @@ def _start(setup: Setup, replies: Connection) -> ModelRunner:
     torch.set_num_threads(config.num_threads or max(1, physical_cores() // size))
     if size > 1:
         backend = "gloo" if resolve_device(config.device, setup.rank).type == "cpu" else "nccl"
-        store = dist.FileStore(setup.rendezvous, size)
+        store = dist.FileStore(setup.rendezvous, size)  # type: ignore[attr-defined]
         dist.init_process_group(backend, store=store, rank=setup.rank, world_size=size)
     runner, info = build_runner(config, TensorParallel(setup.rank, size))
     logger.info("rank %d is ready, %d CPU threads", setup.rank, torch.get_num_threads())

@@ -41,7 +41,7 @@ class DecodePlan:
 @dataclass(frozen=True, slots=True)
 class PrefillRow:
     num_queries: int
-    token_slots: Tensor | None
+    token_slots: Tensor
     """int64 [context]; the whole context of the row, in order."""
     mask: Tensor | None
     """[num_queries, context] of 0 and −inf, or None when the row has no prefix and plain causality does."""
