@@ -1,4 +1,4 @@
-"""Write the embedded GGUF model as a float32 directory, for peers that read no GGUF. Arguments: GGUF file, directory."""
+"""Write the embedded GGUF model as a float32 directory for peers that read no GGUF. Arguments: GGUF, directory."""
 
 import sys
 from pathlib import Path
