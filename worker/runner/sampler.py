@@ -71,8 +71,8 @@ class Sampler:
     def _threshold(self, scaled: Tensor, weights: Tensor, rows: SamplingRows) -> Tensor | None:
         """[R, 1]: the least scaled logit that stays, −inf where all do; None when no row truncates."""
         found: Tensor | None = None
-        if any(p.top_k for p in rows.params):
-            found = _top_k_threshold(scaled, rows)
+        if most := max(p.top_k if p.top_k < scaled.shape[1] else 0 for p in rows.params):
+            found = _top_k_threshold(scaled, rows, most)
         if any(p.top_p < 1 for p in rows.params):
             if found is not None:
                 weights = weights.masked_fill(scaled < found, 0)
@@ -98,11 +98,11 @@ class Sampler:
         return (weights.double() / -uniform.log()).argmax(-1)
 
 
-def _top_k_threshold(scaled: Tensor, rows: SamplingRows) -> Tensor:
-    most = max(p.top_k for p in rows.params)
+def _top_k_threshold(scaled: Tensor, rows: SamplingRows, most: int) -> Tensor:
+    """The top_k-th largest logit. A top_k of the vocabulary's size or more restricts nothing, as 0 does."""
     top_k = rows.integers[:, :1]
-    kth = scaled.topk(most).values.gather(1, (top_k - 1).clamp_(min=0))
-    return kth.masked_fill_(top_k == 0, -torch.inf)
+    kth = scaled.topk(most).values.gather(1, (top_k - 1).clamp_(0, most - 1))
+    return kth.masked_fill_((top_k == 0) | (top_k >= scaled.shape[1]), -torch.inf)
 
 
 def _top_p_threshold(scaled: Tensor, weights: Tensor, rows: SamplingRows) -> Tensor:

@@ -15,8 +15,8 @@ GREEDY_TEMPERATURE = 1e-5
 class SlotState:
     """Rows of persistent device tensors, one a slot. The host keeps what decides shapes and code paths."""
 
-    def __init__(self, num_slots: int, max_blocks: int, vocab_size: int, device: torch.device) -> None:
-        self._vocab_size, self._max_blocks = vocab_size, max_blocks
+    def __init__(self, num_slots: int, max_blocks: int, device: torch.device) -> None:
+        self._max_blocks = max_blocks
         self.block_tables = torch.zeros(num_slots, max_blocks, dtype=torch.int64, device=device)
         self.last_tokens = torch.zeros(num_slots, dtype=torch.int64, device=device)
         """Last sampled token of each slot, for `DEFERRED_TOKEN`."""
@@ -32,7 +32,7 @@ class SlotState:
         places: list[int] = []
         blocks: list[int] = []
         for new in batch.new_sequences:
-            self.sampling[new.slot] = self._clamped(new.sampling)
+            self.sampling[new.slot] = new.sampling
             self._table_lens[new.slot] = 0
             self._append(new.slot, new.block_ids, places, blocks)
         for slot, ids in batch.new_block_ids:
@@ -69,9 +69,3 @@ class SlotState:
             raise ValueError(f"slot {slot} was given {self._table_lens[slot]} blocks, at most {self._max_blocks} fit")
         places.extend(range(at, at + len(ids)))
         blocks.extend(ids)
-
-    def _clamped(self, params: SamplingParams) -> SamplingParams:
-        """A top_k of the vocabulary's size or more restricts nothing."""
-        if params.top_k < self._vocab_size:
-            return params
-        return SamplingParams(temperature=params.temperature, top_p=params.top_p, min_p=params.min_p, seed=params.seed)

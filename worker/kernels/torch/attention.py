@@ -18,8 +18,9 @@ from torch.nn import functional
 
 from worker.kernels.interface import AttentionShape, AttentionStep
 
-# Said once at the first sparse tensor; of the whole of it, only `sampled_addmm` is used here.
-warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta state")
+# torch warns once, at the first sparse tensor, that not all of their support is there. `sampled_addmm` is all we need.
+with warnings.catch_warnings(action="ignore"):
+    torch.sparse_csr_tensor([0, 0], [], [], (1, 1))
 
 
 @dataclass(frozen=True, slots=True)

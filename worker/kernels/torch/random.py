@@ -17,7 +17,8 @@ def random_uniform(seeds: Tensor, positions: Tensor, stream: int, num: int) -> T
     key = _mix(key + _signed(_MIX_2 * (stream + 1)))
     counter = torch.arange(1, num + 1, device=seeds.device, dtype=torch.int64) * _signed(_GOLDEN)
     bits = _mix(key[:, None] + counter)
-    return (_shift_right(bits, 11).double() + 0.5) * 2.0**-53
+    # 52 bits, so that adding a half is exact: neither 0 nor 1 can come out.
+    return (_shift_right(bits, 12).double() + 0.5) * 2.0**-52
 
 
 def _mix(x: Tensor) -> Tensor:

@@ -1,0 +1,205 @@
+"""Sampling: right distribution, independent of the batch, whatever the parameters."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from worker.core.params import SamplingParams
+from worker.kernels.torch.backend import TorchBackend
+from worker.kernels.torch.random import random_uniform
+from worker.runner.sampler import FAILED, Sampler, SamplingRows
+
+SAMPLER = Sampler(TorchBackend(torch.device("cpu"), torch.float32))
+
+
+def rows_of(params: list[SamplingParams], positions: list[int]) -> SamplingRows:
+    seeds = [p.seed - (1 << 64) if p.seed >> 63 else p.seed for p in params]
+    return SamplingRows(
+        params,
+        torch.tensor([[p.top_k, seed] for p, seed in zip(params, seeds, strict=True)]),
+        torch.tensor([[p.temperature, p.top_p, p.min_p] for p in params], dtype=torch.float64),
+        torch.tensor(positions),
+    )
+
+
+def sample(logits: Tensor, params: list[SamplingParams], positions: list[int] | None = None) -> list[int]:
+    return SAMPLER.sample(logits, rows_of(params, positions or [7] * len(params))).tolist()
+
+
+def noise(rows: int, vocab_size: int, seed: int = 0) -> Tensor:
+    return torch.randn(rows, vocab_size, generator=torch.Generator().manual_seed(seed)) * 3
+
+
+GREEDY = SamplingParams(temperature=0.0)
+MANY = [
+    GREEDY,
+    SamplingParams(seed=1),
+    SamplingParams(seed=2, top_k=5),
+    SamplingParams(seed=3, top_p=0.7),
+    SamplingParams(seed=4, min_p=0.05),
+    SamplingParams(seed=5, temperature=2.5, top_k=40, top_p=0.9, min_p=0.01),
+    SamplingParams(seed=2**64 - 1, temperature=0.3),
+    SamplingParams(seed=6, temperature=50.0, top_p=0.999),
+]
+
+
+@pytest.mark.parametrize("vocab_size", [5, 256, 1000, 8193])
+def test_a_row_alone_equals_the_row_in_any_batch(vocab_size: int) -> None:
+    logits = noise(len(MANY), vocab_size)
+    for position in range(20):
+        together = sample(logits, MANY, [position] * len(MANY))
+        alone = [sample(logits[i : i + 1], [p], [position])[0] for i, p in enumerate(MANY)]
+        turned = sample(logits.flip(0), MANY[::-1], [position] * len(MANY))[::-1]
+        assert together == alone == turned
+
+
+def test_greedy_is_argmax() -> None:
+    logits = noise(4, 8193)
+    assert sample(logits, [GREEDY] * 4) == logits.argmax(-1).tolist()
+
+
+@pytest.mark.parametrize("temperature", [1e-12, 1e-7, 1e-5, 1e-4])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_tiny_temperature_equals_greedy(temperature: float, dtype: torch.dtype) -> None:
+    logits = (noise(3, 8193) * 20).to(dtype).float()
+    # Ties are common in low precision; the greedy token is any of the best.
+    tokens = sample(logits, [SamplingParams(temperature=temperature, seed=i) for i in range(3)])
+    assert logits.gather(1, torch.tensor(tokens)[:, None])[:, 0].tolist() == logits.max(-1).values.tolist()
+
+
+@pytest.mark.parametrize("fill", [torch.nan, -torch.inf, torch.inf])
+@pytest.mark.parametrize("params", [GREEDY, MANY[1], MANY[5]])
+def test_row_that_is_not_finite_fails_and_its_neighbours_do_not_change(fill: float, params: SamplingParams) -> None:
+    logits = noise(3, 8193)
+    expected = sample(logits, [params] * 3)
+    logits[1] = fill
+    assert sample(logits, [params] * 3) == [expected[0], FAILED, expected[2]]
+
+
+def test_one_nan_among_finite_logits_fails_the_row() -> None:
+    logits = noise(2, 8193)
+    logits[0, 8192] = torch.nan
+    tokens = sample(logits, [GREEDY, GREEDY])
+    assert tokens[0] == FAILED and tokens[1] == int(logits[1].argmax())
+
+
+def test_banned_tokens_are_never_drawn() -> None:
+    logits = torch.full((1, 300), -torch.inf)
+    logits[0, [3, 290]] = 0.0
+    drawn = {sample(logits, [SamplingParams(seed=s)])[0] for s in range(50)}
+    assert drawn == {3, 290}
+
+
+def test_the_last_token_of_an_odd_vocabulary_can_be_drawn() -> None:
+    logits = torch.zeros(1, 8193)
+    logits[0, 8192] = 30.0
+    assert sample(logits, [SamplingParams(seed=1)]) == [8192]
+
+
+def test_top_k_of_one_is_greedy() -> None:
+    logits = noise(1, 999)
+    assert {sample(logits, [SamplingParams(seed=s, top_k=1)])[0] for s in range(20)} == {int(logits.argmax())}
+
+
+@pytest.mark.parametrize("top_k", [8193, 8194, 10**7])
+def test_top_k_of_the_vocabulary_or_more_restricts_nothing(top_k: int) -> None:
+    logits = noise(2, 8193)
+    free = SamplingParams(seed=11)
+    wide = SamplingParams(seed=11, top_k=top_k)
+    for position in range(10):
+        assert sample(logits, [wide, MANY[2]], [position] * 2) == sample(logits, [free, MANY[2]], [position] * 2)
+
+
+def test_top_p_below_the_best_tokens_share_keeps_the_best() -> None:
+    logits = noise(1, 999)
+    for top_p in (0.0, 1e-6):
+        drawn = {sample(logits, [SamplingParams(seed=s, top_p=top_p)])[0] for s in range(20)}
+        assert drawn == {int(logits.argmax())}
+
+
+def chi_squared(counts: Tensor, probabilities: Tensor) -> float:
+    expected = probabilities * counts.sum()
+    kept = expected > 0
+    assert counts[~kept].sum() == 0, "a token outside the distribution was drawn"
+    return float(((counts - expected)[kept] ** 2 / expected[kept]).sum())
+
+
+CASES = {
+    "plain": SamplingParams(),
+    "temperature": SamplingParams(temperature=0.6),
+    "top-k": SamplingParams(top_k=6),
+    "top-p": SamplingParams(top_p=0.8),
+    "min-p": SamplingParams(min_p=0.1),
+    "all": SamplingParams(temperature=1.3, top_k=9, top_p=0.85, min_p=0.05),
+}
+
+
+def truncated_softmax(logits: Tensor, params: SamplingParams) -> Tensor:
+    """The textbook form, by sorting, in float64."""
+    p = torch.softmax(logits.double() / params.temperature, -1)
+    order = p.argsort(descending=True)
+    keep = torch.zeros_like(p, dtype=torch.bool)
+    keep[order[: params.top_k or len(p)]] = True
+    p = torch.where(keep, p, 0)
+    p /= p.sum()
+    before = p[order].cumsum(0) - p[order]
+    keep[order[before >= params.top_p]] = False
+    p = torch.where(keep, p, 0)
+    p = torch.where(p >= params.min_p * p.max(), p, 0)
+    return p / p.sum()
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("vocab_size", [16, 600])
+def test_draws_follow_the_distribution(case: str, vocab_size: int) -> None:
+    """Chi-squared with fixed seeds; the bound is 5 standard deviations above the mean."""
+    params, num = CASES[case], 20_000
+    logits = torch.full((1, vocab_size), -torch.inf)
+    places = torch.linspace(0, vocab_size - 1, 16).long()
+    logits[0, places] = noise(1, 16, seed=3)[0] / 2
+    p = truncated_softmax(logits[0], params)
+    one = rows_of([params], [0])
+    rows = SamplingRows([params] * num, one.integers.expand(num, 2), one.floats.expand(num, 3), torch.arange(num))
+    tokens = SAMPLER.sample(logits.expand(num, -1), rows)
+    freedom = int((p > 0).sum()) - 1
+    assert chi_squared(tokens.bincount(minlength=vocab_size).double(), p) < freedom + 5 * (2 * freedom) ** 0.5
+
+
+def test_large_vocabulary_draws_follow_the_distribution() -> None:
+    """Both levels of the race matter: 40 chunks of different mass."""
+    logits = noise(1, 10_000, seed=9)
+    num, params = 4000, SamplingParams()
+    one = rows_of([params], [0])
+    rows = SamplingRows([params] * num, one.integers.expand(num, 2), one.floats.expand(num, 3), torch.arange(num))
+    tokens = SAMPLER.sample(logits.expand(num, -1), rows)
+    p = torch.softmax(logits[0].double(), -1)
+    every = torch.arange(10_000)
+    for group_of in (every % 16, every // 640):
+        expected = torch.zeros(16, dtype=torch.float64).index_add_(0, group_of, p)
+        counts = group_of[tokens].bincount(minlength=16).double()
+        assert chi_squared(counts, expected) < 15 + 5 * 30**0.5
+
+
+def test_uniform_numbers_depend_on_seed_position_stream_and_index_alone() -> None:
+    seeds, positions = torch.tensor([5, -1, 5]), torch.tensor([9, 9, 10])
+    numbers = random_uniform(seeds, positions, 0, 64)
+    assert torch.equal(numbers[1:2], random_uniform(seeds[1:2], positions[1:2], 0, 64))
+    assert torch.equal(numbers[:, :16], random_uniform(seeds, positions, 0, 16))
+    assert numbers.unique().numel() == numbers.numel()
+    assert not torch.isin(random_uniform(seeds, positions, 1, 64), numbers).any()
+
+
+def test_uniform_numbers_are_uniform_over_positions_and_over_indices() -> None:
+    across = random_uniform(torch.zeros(50_000, dtype=torch.int64), torch.arange(50_000), 0, 1)[:, 0]
+    along = random_uniform(torch.tensor([1]), torch.tensor([1]), 0, 50_000)[0]
+    over_seeds = random_uniform(torch.arange(50_000), torch.zeros(50_000, dtype=torch.int64), 0, 1)[:, 0]
+    for numbers in (across, along, over_seeds):
+        assert numbers.min() > 0 and numbers.max() < 1
+        counts = (numbers * 100).long().bincount(minlength=100).double()
+        assert chi_squared(counts, torch.full((100,), 0.01, dtype=torch.float64)) < 99 + 5 * 198**0.5
+
+
+def test_the_stream_of_random_numbers_is_pinned() -> None:
+    """Workers of different versions must agree: a seeded request may move from one to another."""
+    bits = (random_uniform(torch.tensor([42]), torch.tensor([3]), 0, 3) * 2**52 - 0.5).long()
+    assert bits.tolist() == [[3088236329221683, 4454193770797269, 2651310993663262]]

@@ -1,0 +1,102 @@
+"""The embedded model against transformers reading the same GGUF file, in float32."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerBase
+
+from tests.runner.conftest import greedy_reference, make_driver
+from tests.runner.driver import Driver
+from worker.loader.config import load_model_config
+from worker.loader.gguf_checkpoint import GGUFCheckpoint
+from worker.loader.source import resolve_model
+from worker.loader.tokenizer import load_tokenizer_files
+
+PROMPTS = [
+    "The capital of France is",
+    "def fibonacci(n):\n",
+    "Once upon a time, in a village by the sea, there lived an old fisherman who",
+    "1, 2, 3, 5, 8, 13,",
+]
+
+
+@pytest.fixture(scope="module")
+def reference() -> Iterator[LlamaForCausalLM]:
+    path = resolve_model("smollm2").path
+    yield AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32).eval()
+
+
+@pytest.fixture(scope="module")
+def their_tokenizer() -> PreTrainedTokenizerBase:
+    path = resolve_model("smollm2").path
+    return AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+
+
+@pytest.fixture(scope="module")
+def our_tokenizer() -> Tokenizer:
+    return Tokenizer.from_str(load_tokenizer_files(resolve_model("smollm2")).files["tokenizer.json"].decode())
+
+
+@pytest.fixture(scope="module")
+def driver() -> Driver:
+    return make_driver("smollm2", num_blocks=256)
+
+
+def test_configuration() -> None:
+    config = load_model_config(resolve_model("smollm2"))
+    assert (config.num_layers, config.num_heads, config.num_kv_heads, config.head_dim) == (30, 9, 3, 64)
+    assert (config.vocab_size, config.max_model_len, config.rope.theta) == (49152, 8192, 100000.0)
+    assert config.tie_word_embeddings and config.eos_token_ids == (2,) and config.bos_token_id == 1
+
+
+def test_dequantised_weights_equal_transformers(reference: LlamaForCausalLM) -> None:
+    source = resolve_model("smollm2")
+    checkpoint = GGUFCheckpoint(source.path, load_model_config(source))
+    theirs = dict(reference.named_parameters())
+    assert set(checkpoint.names()) == set(theirs)
+    for name in checkpoint.names():
+        assert torch.equal(checkpoint.tensor(name).read(), theirs[name]), name
+
+
+def test_a_shard_reads_the_same_rows_and_columns_as_the_whole() -> None:
+    source = resolve_model("smollm2")
+    checkpoint = GGUFCheckpoint(source.path, load_model_config(source))
+    for name in ("model.layers.3.self_attn.k_proj.weight", "model.layers.3.mlp.down_proj.weight"):
+        tensor = checkpoint.tensor(name)
+        whole = tensor.read()
+        assert torch.equal(tensor.read(0, 64, 128), whole[64:192])
+        assert torch.equal(tensor.read(1, 192, 64), whole[:, 192:256])
+
+
+def test_greedy_tokens_alone_and_in_a_batch(
+    driver: Driver, reference: LlamaForCausalLM, our_tokenizer: Tokenizer
+) -> None:
+    prompts = [our_tokenizer.encode(text).ids for text in PROMPTS]
+    together = [driver.add(prompt) for prompt in prompts]
+    driver.prefill(*together)
+    driver.decode(*together, steps=63)
+    alone = driver.add(prompts[0])
+    driver.prefill(alone)
+    driver.decode(alone, steps=63)
+    expected = [greedy_reference(reference, prompt, 64) for prompt in prompts]
+    assert [seq.output for seq in together] == expected
+    assert alone.output == expected[0]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [*PROMPTS, "<|im_start|>user\nHi!<|im_end|>\n", "naïve 😀 漢字\t\n\n  end", "it's 1234567 o'clock", "", " "],
+)
+def test_token_ids_equal_transformers(
+    text: str, our_tokenizer: Tokenizer, their_tokenizer: PreTrainedTokenizerBase
+) -> None:
+    ids = our_tokenizer.encode(text).ids
+    assert ids == their_tokenizer(text).input_ids
+    assert our_tokenizer.decode(ids, skip_special_tokens=False) == text
+
+
+def test_chat_template_comes_along(their_tokenizer: PreTrainedTokenizerBase) -> None:
+    files = load_tokenizer_files(resolve_model("smollm2")).files
+    assert files["chat_template.jinja"].decode() == their_tokenizer.chat_template
