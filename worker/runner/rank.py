@@ -32,7 +32,7 @@ PR_SET_PDEATHSIG = 1
 EXIT_FAILED, EXIT_ORPHANED = 1, 3
 USER_ERRORS = (ModelError, KernelBackendError, CacheMemoryError, ValueError)
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("worker.runner.rank")
 
 
 def main() -> None:

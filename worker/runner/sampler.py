@@ -21,7 +21,8 @@ from worker.kernels.interface import KernelBackend
 from worker.runner.slots import GREEDY_TEMPERATURE
 
 CHUNK = 256
-FIRST_CANDIDATES = 256
+CPU_CANDIDATES = (256, 4096)
+"""How many of the best tokens are looked at, in turn, before all of the vocabulary is sorted."""
 FAILED = -1
 """In place of a token id: the row's logits were not finite."""
 
@@ -119,11 +120,12 @@ def _top_p_threshold(scaled: Tensor, weights: Tensor, rows: SamplingRows) -> Ten
 def _sorted_mass(scaled: Tensor, weights: Tensor, goal: Tensor, top_p: Tensor) -> tuple[Tensor, Tensor]:
     """Logits in falling order, and the mass before each. As many as needed, at least.
 
-    On a CPU the host may look at the device's values: a few hundred candidates nearly always hold the mass.
+    On a CPU the host may look at the values: a few hundred candidates nearly always hold the mass.
     """
-    vocab_size = scaled.shape[1]
-    if scaled.device.type == "cpu" and vocab_size > FIRST_CANDIDATES:
-        values, ids = scaled.topk(FIRST_CANDIDATES)
+    for num in CPU_CANDIDATES if scaled.device.type == "cpu" else ():
+        if num >= scaled.shape[1]:
+            break
+        values, ids = scaled.topk(num)
         mass = weights.gather(1, ids).double()
         total = mass.cumsum(-1)
         if bool(((total[:, -1:] >= goal) | (top_p >= 1)).all()):

@@ -1,0 +1,108 @@
+"""The same runner on a GPU: tokens equal the CPU's, and nothing in `submit` waits for the device."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaForCausalLM
+
+from tests.runner.conftest import greedy_reference, make_driver, random_prompt
+from tests.runner.driver import Driver
+from tests.runner.test_executor import WAIT, Synchronous, tiny_config
+from worker.core.params import SamplingParams
+from worker.executor import Executor
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
+
+SAMPLED = SamplingParams(temperature=0.9, top_k=40, top_p=0.9, min_p=0.01, seed=7)
+
+
+@pytest.fixture(autouse=True)
+def exact_float32() -> Iterator[None]:
+    torch.backends.cuda.matmul.allow_tf32 = False
+    yield
+
+
+def test_greedy_tokens_equal_transformers_on_the_cpu(tiny: tuple[Path, LlamaForCausalLM]) -> None:
+    driver = make_driver(tiny[0], device="cuda")
+    seqs = [driver.add(random_prompt(n, n)) for n in (1, 5, 16, 33, 70)]
+    driver.prefill(*seqs)
+    driver.decode(*seqs, steps=63)
+    for seq in seqs:
+        assert seq.output == greedy_reference(tiny[1], seq.tokens[: seq.num_prompt], 64)
+
+
+def test_seeded_tokens_equal_the_cpus(tiny: tuple[Path, LlamaForCausalLM]) -> None:
+    outputs = []
+    for device in ("cpu", "cuda"):
+        driver = make_driver(tiny[0], device=device)
+        seqs = [driver.add(random_prompt(n, n), SAMPLED) for n in (4, 20)]
+        driver.prefill(*seqs)
+        driver.decode(*seqs, steps=31)
+        outputs.append([seq.output for seq in seqs])
+    assert outputs[0] == outputs[1]
+
+
+def test_submit_never_waits_for_the_device(tiny: tuple[Path, LlamaForCausalLM]) -> None:
+    """torch raises at any call that would synchronise."""
+    driver = make_driver(tiny[0], device="cuda", swap_space_gib=0.001)
+    params = (SAMPLED, SamplingParams(seed=3), SamplingParams(temperature=0.0))
+    a, b, c = (driver.add(random_prompt(n, n), p) for n, p in zip((20, 9, 5), params, strict=True))
+    driver.prefill(a, b, c)
+    spare = [driver.free.pop() for _ in range(4)]
+    works = [[(a, 1), (b, 1), (c, 1)], [(b, 1), (driver.add(random_prompt(30, 9)), 30), (a, 1)]]
+    moves = {
+        "blocks_to_zero": spare[:1],
+        "blocks_to_copy": [(spare[0], spare[1])],
+        "blocks_to_swap_out": [(spare[2], 0)],
+        "blocks_to_swap_in": [(1, spare[3])],
+        "beam_rows": [1],
+        "num_candidates": 4,
+    }
+    batches = [driver.batch(works[0]), driver.batch(works[0]), driver.batch(works[1], **moves)]
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        pending = [driver.runner.submit(batch) for batch in batches]
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert [step.result().step for step in pending] == [batch.step for batch in batches]
+
+
+def test_swap_through_pinned_memory(tiny: tuple[Path, LlamaForCausalLM]) -> None:
+    driver = make_driver(tiny[0], device="cuda", swap_space_gib=0.001)
+    assert driver.runner._parts.host_cache.k.is_pinned()
+    seq, other = driver.add(random_prompt(40, 2)), driver.add(random_prompt(5, 3))
+    driver.prefill(seq)
+    old = list(seq.blocks)
+    driver.run([(other, 5)], blocks_to_swap_out=[(block, 9 - i) for i, block in enumerate(old)])
+    driver.run([(other, 1)], blocks_to_zero=old)
+    seq.blocks = [driver.free.pop() for _ in old]
+    seq.bound = False
+    driver.run([(seq, 1)], blocks_to_swap_in=[(9 - i, block) for i, block in enumerate(seq.blocks)])
+    driver.decode(seq, steps=8)
+    assert seq.output == greedy_reference(tiny[1], seq.tokens[:40], 10)
+
+
+def test_cache_is_sized_from_what_the_device_has_left(tiny: tuple[Path, LlamaForCausalLM]) -> None:
+    driver = make_driver(tiny[0], device="cuda", num_blocks=None, gpu_memory_utilization=0.3)
+    cache = driver.runner._parts.cache
+    free, total = torch.cuda.mem_get_info()
+    assert cache.k.shape[1] > 1000
+    assert 0.25 * total < total - free < 0.32 * total
+
+
+def test_executor_queues_steps_ahead(tiny: tuple[Path, LlamaForCausalLM]) -> None:
+    executor = Executor(tiny_config(tiny[0], device="cuda"))
+    executor.start(WAIT)
+    try:
+        driver = Driver(Synchronous(executor), 64, 16)  # type: ignore[arg-type]
+        seq = driver.add(random_prompt(10, 1))
+        work = [[(seq, 10)], *[[(seq, 1)]] * 31]
+        for rows in work:
+            executor.submit(driver.batch(rows))
+        outputs = [executor.collect(WAIT) for _ in work]
+        assert [output.token_ids[0][0] for output in outputs] == greedy_reference(tiny[1], seq.tokens, 32)
+    finally:
+        executor.shutdown()
