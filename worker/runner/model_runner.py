@@ -8,6 +8,7 @@ from torch import Tensor
 from worker.attention.gqa import GQABuilder, KVCache
 from worker.core.batch import BatchOutput, ScheduledBatch
 from worker.kernels.interface import KernelBackend
+from worker.kernels.transfer import to_device
 from worker.layers.parallel import TensorParallel
 from worker.models.base import CausalLM
 from worker.runner.forward_context import forward_context
@@ -135,12 +136,7 @@ class ModelRunner:
         return self._to_host(best.indices), self._to_host(best.values)
 
     def _indices(self, values: list[int] | tuple[int, ...]) -> Tensor:
-        host = torch.tensor(values, dtype=torch.int64)
-        return (
-            host
-            if self._kernels.device.type == "cpu"
-            else host.pin_memory().to(self._kernels.device, non_blocking=True)
-        )
+        return to_device(torch.tensor(values, dtype=torch.int64), self._kernels.device)
 
     def _to_host(self, tensor: Tensor) -> Tensor:
         """Start the copy; it is there once the step's timing is done."""

@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from worker.core.params import SamplingParams
 from worker.kernels.interface import KernelBackend
+from worker.kernels.transfer import to_device
 from worker.runner.slots import GREEDY_TEMPERATURE
 
 CHUNK = 256
@@ -52,7 +53,7 @@ class Sampler:
         if len(drawn_rows) == len(rows.params) > 0:
             ids = self._draw(logits, best, rows)
         elif drawn_rows:
-            index = _on_device(drawn_rows, logits.device)
+            index = to_device(torch.tensor(drawn_rows), logits.device)
             subset = SamplingRows(
                 [rows.params[i] for i in drawn_rows],
                 rows.integers[index], rows.floats[index], rows.positions[index],
@@ -133,8 +134,3 @@ def _sorted_mass(scaled: Tensor, weights: Tensor, goal: Tensor, top_p: Tensor) -
     values, ids = scaled.sort(descending=True)
     mass = weights.gather(1, ids).double()
     return values, mass.cumsum(-1) - mass
-
-
-def _on_device(values: list[int], device: torch.device) -> Tensor:
-    host = torch.tensor(values)
-    return host if device.type == "cpu" else host.pin_memory().to(device, non_blocking=True)

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from worker.kernels.interface import AttentionShape, AttentionStep
+from worker.kernels.transfer import to_device
 
 # torch warns once, at the first sparse tensor, that not all of their support is there. `sampled_addmm` is all we need.
 with warnings.catch_warnings(action="ignore"):
@@ -76,13 +77,13 @@ def _plan_decode(step: AttentionStep, shape: AttentionShape) -> DecodePlan:
     if min(lens) != longest:
         starts_host = functional.pad(head_lens.cumsum(0), (1, 0))
         gaps = torch.arange(len(head_lens)) * longest - starts_host[:-1]
-        padded_index = _to_device(torch.arange(len(query_rows)) + gaps.repeat_interleave(head_lens), device)
+        padded_index = to_device(torch.arange(len(query_rows)) + gaps.repeat_interleave(head_lens), device)
         key_rows = key_rows.flatten().index_select(0, padded_index)
-        starts = _to_device(starts_host.int(), device)
+        starts = to_device(starts_host.int(), device)
     else:
         starts = torch.arange(len(lens) * heads + 1, device=device, dtype=torch.int32) * longest
     shape_padded = (len(lens) * heads, longest)
-    return DecodePlan(key_rows.flatten().int(), starts, _to_device(query_rows, device), shape_padded, padded_index)
+    return DecodePlan(key_rows.flatten().int(), starts, to_device(query_rows, device), shape_padded, padded_index)
 
 
 def _plan_prefill_row(step: AttentionStep, row: int, dtype: torch.dtype) -> PrefillRow:
@@ -95,11 +96,6 @@ def _plan_prefill_row(step: AttentionStep, row: int, dtype: torch.dtype) -> Pref
     hidden = positions > positions[context - num_queries :, None]
     mask = torch.zeros(num_queries, context, device=device, dtype=dtype).masked_fill_(hidden, -torch.inf)
     return PrefillRow(num_queries, token_slots, mask)
-
-
-def _to_device(host: Tensor, device: torch.device) -> Tensor:
-    """Without waiting for the device: a copy from pageable memory would."""
-    return host if device.type == "cpu" else host.pin_memory().to(device, non_blocking=True)
 
 
 def decode(q: Tensor, k_cache: Tensor, v_cache: Tensor, plan: DecodePlan, scale: float) -> Tensor:
