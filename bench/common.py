@@ -45,6 +45,7 @@ def finish(
         "dtype": dtype,
         "versions": versions(packages),
     }
+    RESULTS.mkdir(exist_ok=True)
     with (RESULTS / f"{name}.jsonl").open("a") as file:
         file.write(json.dumps({**figures, **setting}) + "\n")
 

@@ -22,16 +22,13 @@ def main() -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cpu" and not quick:
         raise SystemExit("bench-cuda needs an NVIDIA GPU (ARGS=--quick runs it on the CPU, to see that it works)")
-    # Token equality is asked of float32: no TF32.
-    torch.backends.cuda.matmul.allow_tf32 = False
-    torch.backends.cudnn.allow_tf32 = False
     num_prompts, num_tokens, repeats = (4, 8, 1) if quick else (20, 64, 5)
     prompts = random_prompts(num_prompts)
-    gpu = LocalEngine(runner_config(device))
     figures: dict[str, Figure] = {}
-    figures |= token_equality(gpu, prompts, num_tokens)
-    figures |= asynchronous_stepping(gpu, 4 if quick else 64, num_tokens, repeats)
-    figures |= swap(gpu, prompts, num_tokens)
+    with LocalEngine(runner_config(device)) as gpu:
+        figures |= token_equality(gpu, prompts, num_tokens)
+        figures |= asynchronous_stepping(gpu, 4 if quick else 64, num_tokens, repeats)
+        figures |= swap(gpu, prompts, num_tokens)
     finish("cuda", figures, quick=quick, dtype="float32", device=device_name(device), packages=PACKAGES)
 
 
@@ -51,7 +48,8 @@ def token_equality(gpu: LocalEngine, prompts: list[list[int]], num_tokens: int) 
     """Equal tokens with the CPU run and with transformers on the GPU, of all tokens; alone and all at once."""
     together = gpu.generate(prompts, num_tokens, async_depth=1).token_ids
     alone = [gpu.generate([prompt], num_tokens, async_depth=0).token_ids[0] for prompt in prompts]
-    cpu = LocalEngine(runner_config("cpu")).generate(prompts, num_tokens, async_depth=0).token_ids
+    with LocalEngine(runner_config("cpu")) as engine:
+        cpu = engine.generate(prompts, num_tokens, async_depth=0).token_ids
     reference = transformers_tokens(prompts, num_tokens)
     total = len(prompts) * num_tokens
     figures: dict[str, Figure] = {"num_tokens_compared": total}
@@ -80,7 +78,10 @@ def transformers_tokens(prompts: list[list[int]], num_tokens: int) -> list[list[
 
 
 def asynchronous_stepping(gpu: LocalEngine, num_seqs: int, num_tokens: int, repeats: int) -> dict[str, Figure]:
-    """Steps with the next one scheduled meanwhile, beside steps one after another."""
+    """Steps with the next one scheduled meanwhile, beside steps one after another.
+
+    The gap share is the time in which the device's process had no step to work on.
+    """
     prompts = random_prompts(num_seqs)
     figures: dict[str, Figure] = {}
     gpu.generate(prompts, 8, async_depth=0)
