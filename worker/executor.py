@@ -14,6 +14,7 @@ import tempfile
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import Any
@@ -47,8 +48,17 @@ class ExecutorTimeoutError(ExecutorError):
 class Executor:
     """`start`, then any number of `submit` and `collect`, then `shutdown`. One thread at a time may call it."""
 
-    def __init__(self, config: RunnerConfig, *, log_level: str = "info", log_format: str = "text") -> None:
+    def __init__(
+        self,
+        config: RunnerConfig,
+        *,
+        log_level: str = "info",
+        log_format: str = "text",
+        on_rank_end: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`on_rank_end` is called from another thread whenever a rank has ended; `check` says whether that is bad."""
         self._config = config
+        self._on_rank_end = on_rank_end
         self._log = (log_level, log_format)
         self._ranks: list[_Rank] = []
         self._inbox: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
@@ -65,7 +75,7 @@ class Executor:
         size = self._config.tensor_parallel_size
         for rank in range(size):
             setup = Setup(self._config, rank, rendezvous, os.getpid(), *self._log)
-            self._ranks.append(_Rank(setup, self._inbox))
+            self._ranks.append(_Rank(setup, self._inbox, self._on_rank_end))
         deadline = time.monotonic() + timeout
         ready: dict[int, ModelInfo] = {}
         try:
@@ -97,6 +107,11 @@ class Executor:
         if message.output.step != expected:
             raise ExecutorDiedError(f"rank 0 answered step {message.output.step} in place of step {expected}")
         return message.output
+
+    def check(self) -> None:
+        """Raises ExecutorDiedError if a rank ended while no step was in flight. Does not wait."""
+        if not self._in_flight and not self._inbox.empty():
+            self._next(time.monotonic(), "live")
 
     def shutdown(self) -> None:
         """End all ranks: politely, then by force. Idempotent; never raises because a rank is gone already."""
@@ -133,8 +148,8 @@ class _Rank:
     The process dies with the thread that started it (PR_SET_PDEATHSIG), so that thread must last as long.
     """
 
-    def __init__(self, setup: Setup, inbox: "queue.SimpleQueue[tuple[int, Any]]") -> None:
-        self._setup, self._inbox = setup, inbox
+    def __init__(self, setup: Setup, inbox: "queue.SimpleQueue[tuple[int, Any]]", on_end: Callable[[], None]) -> None:
+        self._setup, self._inbox, self._on_end = setup, inbox, on_end
         request_end, self._requests = Pipe(duplex=False)
         self._replies, reply_end = Pipe(duplex=False)
         self._stderr_tail: deque[str] = deque(maxlen=STDERR_TAIL_LINES)
@@ -198,6 +213,7 @@ class _Rank:
         finally:
             self._replies.close()
             self._inbox.put((rank, None))
+            self._on_end()
 
     def _forward_stderr(self) -> None:
         assert self._process is not None and self._process.stderr is not None

@@ -1,0 +1,29 @@
+"""`python -m worker`."""
+
+import asyncio
+import sys
+
+from common.config import EXIT_USAGE, parse_settings
+from common.errors import FissileError
+from common.logging import setup_logging
+from worker.config import WorkerSettings
+from worker.core.errors import ConfigError
+from worker.executor import ExecutorError
+from worker.loader.errors import ModelError
+from worker.server import WorkerFailedError, serve
+
+EXIT_FAILURE = 1
+
+
+def main() -> None:
+    settings = parse_settings(WorkerSettings, sys.argv[1:], "worker")
+    setup_logging(settings.log_level, settings.log_format)
+    try:
+        asyncio.run(serve(settings))
+    except (ConfigError, ExecutorError, FissileError, ModelError, OSError, WorkerFailedError) as error:
+        print(f"worker: {str(error).splitlines()[0]}", file=sys.stderr)
+        raise SystemExit(EXIT_USAGE if isinstance(error, ConfigError) else EXIT_FAILURE) from error
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,175 @@
+"""What a worker can be told, by flag or by environment (`FISSILE_WORKER_…`), and nothing else reads either."""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, model_validator
+from pydantic_settings import SettingsConfigDict
+
+from common.channel import ServerTls
+from common.config import Settings
+from common.logging import LogFormat
+from worker.core.config import CacheConfig, SchedulerConfig
+from worker.core.errors import ConfigError
+from worker.runner.config import RunnerConfig
+
+ENV_PREFIX = "FISSILE_WORKER_"
+
+
+class WorkerSettings(Settings):
+    """Serve one model on one device (or on several, by tensor parallelism) to any number of routers."""
+
+    model_config = SettingsConfigDict(env_prefix=ENV_PREFIX)
+
+    # The model
+    model: str = Field(
+        "smollm2", description="'smollm2' (built in), a directory, a .gguf file, or a model id of the Hugging Face hub"
+    )
+    load_format: Literal["auto", "safetensors", "gguf", "dummy"] = Field(
+        "auto", description="how weights are stored; 'dummy' makes random ones, for performance work"
+    )
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto", description="of weights and KV cache; 'auto' is float32 on a CPU and the checkpoint's own elsewhere"
+    )
+    max_model_len: int | None = Field(None, ge=1, description="longest context in tokens; unset: the model's own")
+
+    # The device
+    device: str = Field("auto", description="auto, cpu or cuda")
+    kernel_backend: str = Field("auto", description="auto, torch, triton or aiter")
+    tensor_parallel_size: int = Field(1, ge=1, description="devices that share the model, a process each")
+    num_threads: int | None = Field(None, ge=1, description="CPU threads for computing; unset: one a physical core")
+
+    # The network
+    host: str = Field("127.0.0.1", description="address to listen on; 0.0.0.0 for all interfaces")
+    port: int = Field(50061, ge=0, le=65535, description="gRPC port; 0 takes a free one")
+    port_file: Path | None = Field(None, description="write the bound gRPC port to this file once it is listening")
+    metrics_host: str = Field("127.0.0.1", description="address of the Prometheus endpoint")
+    metrics_port: int | None = Field(
+        None, ge=0, le=65535, description="port of the Prometheus endpoint; 0 takes a free one; unset: no endpoint"
+    )
+    tls_certificate: Path | None = Field(None, description="PEM certificate; turns TLS on, together with --tls-key")
+    tls_key: Path | None = Field(None, description="PEM private key of --tls-certificate")
+    tls_client_ca: Path | None = Field(None, description="PEM roots that clients must show a certificate of")
+    max_queued_messages: int = Field(
+        1024, ge=1, description="engine steps a router may lag behind before its stream is ended (RESOURCE_EXHAUSTED)"
+    )
+    drain_timeout: float = Field(
+        30.0, ge=0, description="seconds that running sequences get to finish on shutdown or Drain"
+    )
+
+    step_timeout: float = Field(
+        600.0, gt=0, description="seconds after which a step that has not ended counts as a fault of the device"
+    )
+
+    # Its place among others
+    dp_rank: int = Field(0, ge=0, description="data-parallel rank, 0 ≤ rank < --dp-size")
+    dp_size: int = Field(1, ge=1, description="data-parallel ranks")
+
+    # Scheduling
+    max_num_seqs: int = Field(512, ge=1, description="most sequences running at a time")
+    max_num_batched_tokens: int = Field(16384, ge=1, description="token budget of one step")
+    max_num_waiting: int = Field(10_000, ge=1, description="most sequences waiting; more are refused")
+    scheduling_policy: Literal["prefill_first", "chunked"] = Field(
+        "prefill_first", description="prefill_first: lowest time to first token; chunked: smooth time per token"
+    )
+    max_prefill_chunk: int | None = Field(
+        None, ge=1, description="most prompt tokens of one sequence in one step; unset: the token budget"
+    )
+    decode_quota: int = Field(
+        4, ge=1, description="prefill_first: most prefill steps in a row while other sequences wait to decode"
+    )
+    scheduler_delay_factor: float = Field(
+        0.0, ge=0, description="prefill_first: wait this many times the last prefill's latency before a new prefill"
+    )
+    preemption_mode: Literal["recompute", "swap"] = Field(
+        "recompute", description="what happens to the KV of a sequence that must give up its blocks"
+    )
+    preemption_policy: Literal["fcfs", "priority", "shortest_remaining", "cheapest_recompute"] = Field(
+        "fcfs", description="which sequence gives up its blocks first; fcfs: the last one admitted"
+    )
+    async_scheduling: bool = Field(True, description="schedule the next step while the device runs this one")
+
+    # The KV cache
+    block_size: int = Field(16, ge=1, description="tokens per KV block: 1 or a multiple of 16")
+    enable_prefix_caching: bool = Field(True, description="reuse the KV of equal prefixes")
+    prefix_index: Literal["hash", "radix"] = Field("hash", description="how equal prefixes are found")
+    watermark: float = Field(0.01, ge=0, lt=1, description="share of blocks kept free when a sequence is admitted")
+    gpu_memory_utilization: float = Field(0.9, gt=0, le=1, description="share of the device's memory to use (GPU)")
+    kv_cache_gib: float | None = Field(None, gt=0, description="size of the KV cache; unset: from free memory")
+    num_blocks: int | None = Field(None, ge=1, description="size of the KV cache in blocks; wins over --kv-cache-gib")
+    swap_space_gib: float = Field(0.0, ge=0, description="host memory for swapped sequences")
+    secure_kv: bool = Field(False, description="clear KV blocks when they are freed")
+
+    # Logging
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least severe level to log")
+    log_format: LogFormat = Field("text", description="text, or json: one object a line")
+
+    @model_validator(mode="after")
+    def _check(self) -> "WorkerSettings":
+        if self.dp_rank >= self.dp_size:
+            raise ValueError(f"--dp-rank {self.dp_rank} is not below --dp-size {self.dp_size}")
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise ValueError("--tls-certificate and --tls-key go together")
+        if self.tls_client_ca and not self.tls_certificate:
+            raise ValueError("--tls-client-ca needs --tls-certificate and --tls-key")
+        if self.preemption_mode == "swap" and not self.swap_space_gib:
+            raise ValueError("--preemption-mode swap needs --swap-space-gib above 0")
+        # The core's own rules, before minutes are spent on loading a model. What only the model can tell is assumed.
+        try:
+            self.scheduler_config(self.max_model_len or 2)
+            self.cache_config(self.num_blocks or 1, int(self.swap_space_gib > 0))
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
+        return self
+
+    def scheduler_config(self, max_model_len: int) -> SchedulerConfig:
+        """Raises ConfigError."""
+        return SchedulerConfig(
+            max_model_len=max_model_len,
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            scheduling_policy=self.scheduling_policy,
+            scheduler_delay_factor=self.scheduler_delay_factor,
+            decode_quota=self.decode_quota,
+            max_prefill_chunk=self.max_prefill_chunk or 0,
+            preemption_mode=self.preemption_mode,
+            preemption_policy=self.preemption_policy,
+            watermark=self.watermark,
+            max_num_waiting=self.max_num_waiting,
+            async_depth=int(self.async_scheduling),
+        )
+
+    def cache_config(self, num_blocks: int, num_host_blocks: int) -> CacheConfig:
+        """Raises ConfigError."""
+        return CacheConfig(
+            num_blocks=num_blocks,
+            block_size=self.block_size,
+            num_host_blocks=num_host_blocks,
+            enable_prefix_caching=self.enable_prefix_caching,
+            prefix_index=self.prefix_index,
+            secure=self.secure_kv,
+        )
+
+    def runner_config(self) -> RunnerConfig:
+        return RunnerConfig(
+            model=self.model,
+            load_format=self.load_format,
+            dtype=self.dtype,
+            device=self.device,
+            kernel_backend=self.kernel_backend,
+            tensor_parallel_size=self.tensor_parallel_size,
+            num_threads=self.num_threads,
+            block_size=self.block_size,
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            max_model_len=self.max_model_len,
+            num_blocks=self.num_blocks,
+            kv_cache_gib=self.kv_cache_gib,
+            gpu_memory_utilization=self.gpu_memory_utilization,
+            swap_space_gib=self.swap_space_gib,
+        )
+
+    def tls(self) -> ServerTls | None:
+        if self.tls_certificate is None or self.tls_key is None:
+            return None
+        return ServerTls(self.tls_certificate, self.tls_key, self.tls_client_ca)

@@ -1,0 +1,241 @@
+"""Who waits for what: takes routers' commands to the engine, and the engine's reports to the routers' streams.
+
+Knows every open sequence, so the promise that each ends exactly once is kept here, whatever happens to the engine.
+Used on the event loop only.
+"""
+
+import asyncio
+import itertools
+import logging
+from dataclasses import dataclass
+
+from common.errors import (
+    AlreadyExistsError,
+    FissileError,
+    InvalidArgumentError,
+    UnavailableError,
+)
+from fissile import v1
+from worker.convert import (
+    ModelLimits,
+    check_group,
+    error_to_pb,
+    load_to_pb,
+    output_to_pb,
+    refusal_to_error,
+    sequence_from_pb,
+)
+from worker.engine import Engine, StepReport
+from worker.metrics import WorkerMetrics
+from worker.streams import ExecuteStream
+
+logger = logging.getLogger(__name__)
+
+
+ABORT_SECONDS = 5.0
+"""How long the engine may take to end aborted sequences: a step, usually."""
+
+
+@dataclass(frozen=True, slots=True)
+class DrainResult:
+    num_finished: int
+    num_aborted: int
+
+
+@dataclass(frozen=True, slots=True)
+class _OpenSequence:
+    stream: ExecuteStream
+    sequence_id: int
+    index: int
+
+
+class Dispatcher:
+    """One per worker, between its streams and its engine."""
+
+    def __init__(self, engine: Engine, limits: ModelLimits, metrics: WorkerMetrics, max_queued: int) -> None:
+        self._engine = engine
+        self._limits = limits
+        self._metrics = metrics
+        self._max_queued = max_queued
+        self._streams: set[ExecuteStream] = set()
+        self._open: dict[int, _OpenSequence] = {}
+        """By engine id."""
+        self._next_engine_id = itertools.count(1)
+        self._refusal: FissileError | None = None
+        """Why nothing is accepted any more."""
+        self._emptied = asyncio.Event()
+        self._emptied.set()
+
+    @property
+    def num_open(self) -> int:
+        return len(self._open)
+
+    @property
+    def is_accepting(self) -> bool:
+        return self._refusal is None
+
+    def open_stream(self) -> ExecuteStream:
+        """Raises UnavailableError once nothing is accepted any more."""
+        if self._refusal is not None:
+            raise self._refusal
+        stream = ExecuteStream(self._max_queued)
+        self._streams.add(stream)
+        return stream
+
+    def close_stream(self, stream: ExecuteStream) -> None:
+        """The stream is over: what it still has open is aborted, and nobody hears of it. Idempotent."""
+        self._streams.discard(stream)
+        engine_ids = list(stream.engine_ids.values())
+        for engine_id in engine_ids:
+            self._forget(engine_id)
+        if engine_ids:
+            self._engine.abort(engine_ids, "the router's stream ended")
+
+    def handle(self, stream: ExecuteStream, request: v1.ExecuteRequest) -> None:
+        """Carry out commands in order. Raises InvalidArgumentError if one is neither a sequence nor an abort."""
+        followers = _followers(request)
+        for command in request.commands:
+            kind = command.WhichOneof("command")
+            if kind == "abort":
+                self._abort(stream, command.abort.sequence_id)
+            elif kind == "sequence":
+                message = command.sequence
+                if _is_leader(message):
+                    self._start(stream, [message, *followers.pop(message.id, [])])
+            else:
+                raise InvalidArgumentError.of("commands", "neither sequence nor abort is set")
+        for orphans in followers.values():
+            self._refuse(stream, orphans, InvalidArgumentError.of("parent_id", "names no sequence of the same message"))
+
+    def on_report(self, report: StepReport) -> None:
+        """Distribute what a step brought: at most one message to each stream."""
+        responses: dict[ExecuteStream, list[v1.RequestOutput]] = {}
+        for output in report.outputs:
+            entry = self._open.get(output.sequence_id)
+            if output.finish_reason is not None:
+                self._metrics.observe_end(output)
+                self._forget(output.sequence_id)
+            if entry is not None:
+                responses.setdefault(entry.stream, []).append(output_to_pb(output, entry.sequence_id))
+        for engine_id, refusal in report.refused:
+            entry = self._forget(engine_id)
+            if entry is not None:
+                error = refusal_to_error(refusal)
+                responses.setdefault(entry.stream, []).append(error_to_pb(error, entry.sequence_id, entry.index))
+        if report.stats is not None:
+            self._metrics.observe_step(report.stats)
+        if responses:
+            load = load_to_pb(report.load)
+            for stream, outputs in responses.items():
+                stream.push(v1.ExecuteResponse(step=report.step, outputs=outputs, load=load))
+
+    def fail(self, detail: str) -> None:
+        """The engine is lost: every open sequence ends with ERROR, then every stream."""
+        error = UnavailableError(f"the worker failed: {detail}")
+        self._refusal = error
+        self._end_all(error)
+        self.end_streams(error)
+
+    def end_streams(self, error: FissileError) -> None:
+        """End all streams with `error` once what is queued was sent."""
+        for stream in self._streams:
+            stream.end_with(error)
+
+    async def drain(self, timeout: float) -> DrainResult:
+        """Accept nothing any more, give what is open `timeout` seconds, then abort it. May be called again."""
+        if self._refusal is None:
+            self._refusal = UnavailableError("the worker is draining")
+        num_open = len(self._open)
+        try:
+            async with asyncio.timeout(timeout):
+                await self._emptied.wait()
+        except TimeoutError:
+            num_aborted = len(self._open)
+            logger.warning("aborting %d sequences that did not finish in %.1f s", num_aborted, timeout)
+            await self._abort_all("the worker is shutting down")
+            return DrainResult(num_open - num_aborted, num_aborted)
+        return DrainResult(num_open, 0)
+
+    async def _abort_all(self, detail: str) -> None:
+        """Through the engine; if that does not answer (a step hangs), without it."""
+        self._engine.abort(list(self._open), detail)
+        try:
+            async with asyncio.timeout(ABORT_SECONDS):
+                await self._emptied.wait()
+        except TimeoutError:
+            self._end_all(UnavailableError(detail))
+
+    def _end_all(self, error: FissileError) -> None:
+        """Every open sequence ends with ERROR, whatever the engine says later."""
+        for engine_id, entry in list(self._open.items()):
+            self._forget(engine_id)
+            self._push_error(entry.stream, entry.sequence_id, entry.index, error)
+
+    def _start(self, stream: ExecuteStream, members: list[v1.Sequence]) -> None:
+        """One sequence, or an n > 1 request whose first member leads; all or none."""
+        if any(message.id in stream.engine_ids for message in members):
+            self._end_repeated(stream, members)
+            return
+        try:
+            if self._refusal is not None:
+                raise self._refusal
+            check_group(members)
+            engine_ids = [next(self._next_engine_id) for _ in members]
+            sequences = [
+                sequence_from_pb(message, engine_id, engine_ids[0] if i else None, self._limits)
+                for i, (message, engine_id) in enumerate(zip(members, engine_ids, strict=True))
+            ]
+        except FissileError as error:
+            self._refuse(stream, members, error)
+            return
+        for message, engine_id in zip(members, engine_ids, strict=True):
+            self._open[engine_id] = _OpenSequence(stream, message.id, message.index)
+            stream.engine_ids[message.id] = engine_id
+        self._emptied.clear()
+        self._engine.add(sequences)
+
+    def _end_repeated(self, stream: ExecuteStream, members: list[v1.Sequence]) -> None:
+        """An id that is in use comes again: outputs could not be told apart, so both uses end, with one output."""
+        for message in members:
+            engine_id = stream.engine_ids.get(message.id)
+            if engine_id is not None:
+                self._forget(engine_id)
+                self._engine.abort([engine_id], "its id was used again")
+        self._refuse(stream, members, AlreadyExistsError("id: one that is in use came again; all uses are ended"))
+
+    def _refuse(self, stream: ExecuteStream, members: list[v1.Sequence], error: FissileError) -> None:
+        for message in members:
+            self._push_error(stream, message.id, message.index, error)
+
+    def _push_error(self, stream: ExecuteStream, sequence_id: int, index: int, error: FissileError) -> None:
+        self._metrics.observe_refusal(error)
+        output = error_to_pb(error, sequence_id, index)
+        load = load_to_pb(self._engine.load)
+        stream.push(v1.ExecuteResponse(step=self._engine.step, outputs=[output], load=load))
+
+    def _abort(self, stream: ExecuteStream, sequence_id: int) -> None:
+        engine_id = stream.engine_ids.get(sequence_id)
+        if engine_id is not None:
+            self._engine.abort([engine_id], "aborted by the router")
+
+    def _forget(self, engine_id: int) -> _OpenSequence | None:
+        """The one place where an open sequence is let go."""
+        entry = self._open.pop(engine_id, None)
+        if entry is not None:
+            entry.stream.engine_ids.pop(entry.sequence_id, None)
+            if not self._open:
+                self._emptied.set()
+        return entry
+
+
+def _is_leader(message: v1.Sequence) -> bool:
+    return message.parent_id in (0, message.id)
+
+
+def _followers(request: v1.ExecuteRequest) -> dict[int, list[v1.Sequence]]:
+    """Members of n > 1 requests but the first, by the id of the first."""
+    followers: dict[int, list[v1.Sequence]] = {}
+    for command in request.commands:
+        if command.HasField("sequence") and not _is_leader(command.sequence):
+            followers.setdefault(command.sequence.parent_id, []).append(command.sequence)
+    return followers

@@ -1,0 +1,254 @@
+"""The engine: one thread that schedules steps, has them run, and hands out what came of them.
+
+    commands → schedule → submit → collect → postprocess → report
+
+With asynchronous scheduling, step N+1 is scheduled and submitted while the device runs N, so that the device never
+waits for the host. The thread owns the scheduler: everything else reaches it through the inbox, and hears of it through
+one report a step. The engine knows neither gRPC nor tensors.
+"""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from common.errors import UnavailableError
+from worker.core.batch import BatchOutput, ScheduledBatch
+from worker.core.errors import AdmissionError, QueueFullError
+from worker.core.outputs import LoadSnapshot, SequenceOutput
+from worker.core.scheduler import Scheduler
+from worker.core.sequence import FinishReason, Sequence
+from worker.inbox import Inbox
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+IDLE_CHECK_SECONDS = 1.0
+"""The pools are checked once nothing has happened for this long, so that the check delays no request."""
+
+
+class StepExecutor(Protocol):
+    """What the engine needs of an executor. Calls come from the engine thread only."""
+
+    def submit(self, batch: ScheduledBatch) -> None:
+        """Start a step without waiting. Raises if the device's processes died."""
+
+    def collect(self, timeout: float) -> BatchOutput:
+        """Result of the oldest step not collected. Raises if its processes died or it took longer than `timeout`."""
+
+    def check(self) -> None:
+        """Raises if its processes died while no step was in flight. Does not wait."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepStats:
+    """Of one step on the device. Seconds."""
+
+    num_sequences: int
+    num_tokens: int
+    step_seconds: float
+    """From when it was submitted, or the step before it was done, to its result."""
+    gap_seconds: float
+    """The part of `step_seconds` in which the device did not run it."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """What happened since the last report. `outputs` and `refused` name sequences by their engine ids."""
+
+    step: int
+    outputs: list[SequenceOutput]
+    refused: list[tuple[int, AdmissionError | QueueFullError]]
+    load: LoadSnapshot
+    stats: StepStats | None
+    """None when no step ran: something was refused or ended without one."""
+
+
+@dataclass(frozen=True, slots=True)
+class _InFlight:
+    batch: ScheduledBatch
+    submitted_at: float
+
+
+class Engine:
+    """Create, `start`, then `stop` or wait for `on_failure`. All public methods may be called from any thread."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        executor: StepExecutor,
+        *,
+        async_depth: int,
+        step_timeout: float,
+        on_report: Callable[[StepReport], None],
+        on_failure: Callable[[Exception], None],
+    ) -> None:
+        """The callbacks run on the engine thread and must not block. After `on_failure` no report comes."""
+        self._scheduler = scheduler
+        self._executor = executor
+        self._async_depth = async_depth
+        self._step_timeout = step_timeout
+        self._on_report = on_report
+        self._on_failure = on_failure
+        self._inbox = Inbox()
+        self._in_flight: deque[_InFlight] = deque()
+        self._refused: list[tuple[int, AdmissionError | QueueFullError]] = []
+        self._calls: set[Future[Any]] = set()
+        """Posted and not yet run."""
+        self._last_collect = 0.0
+        self._is_stopping = False
+        self._step = 0
+        self._load = scheduler.load()
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    @property
+    def step(self) -> int:
+        """Number of steps that are done."""
+        return self._step
+
+    @property
+    def load(self) -> LoadSnapshot:
+        """As of the last report."""
+        return self._load
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self, timeout: float) -> bool:
+        """End the thread after the steps in flight. False if that took longer than `timeout` seconds.
+
+        Sequences that are still open get no output any more.
+        """
+        self._inbox.post(self._set_stopping)
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def check_executor(self) -> None:
+        """Have the engine look whether its executor lives: it notices by itself only while steps run."""
+        self._inbox.post(self._executor.check)
+
+    def add(self, sequences: list[Sequence]) -> None:
+        """Queue one sequence, or all members of an n > 1 request. A refusal comes with the next report."""
+        self._inbox.post(lambda: self._add(sequences))
+
+    def abort(self, sequence_ids: list[int], detail: str) -> None:
+        """End sequences in whatever state they are. Ids that are unknown or have ended are ignored."""
+        self._inbox.post(lambda: self._abort(sequence_ids, detail))
+
+    def call(self, function: Callable[[Scheduler], T]) -> "Future[T]":
+        """Run `function` on the engine thread between two steps. Raises UnavailableError if the engine has ended."""
+        future: Future[T] = Future()
+
+        def run() -> None:
+            self._calls.discard(future)
+            try:
+                future.set_result(function(self._scheduler))
+            except Exception as error:
+                future.set_exception(error)
+
+        self._calls.add(future)
+        if not self._inbox.post(run):
+            self._calls.discard(future)
+            raise UnavailableError("the engine has stopped")
+        return future
+
+    # Everything below runs on the engine thread.
+
+    def _run(self) -> None:
+        failure: Exception | None = None
+        try:
+            self._loop()
+        except Exception as error:
+            logger.exception("the engine failed in step %d", self._step)
+            failure = error
+        self._inbox.close()
+        for future in list(self._calls):
+            future.set_exception(UnavailableError("the engine has stopped"))
+        if failure is not None:
+            self._on_failure(failure)
+
+    def _loop(self) -> None:
+        while not self._is_stopping:
+            for command in self._inbox.take(0):
+                command()
+            self._fill()
+            if self._in_flight:
+                self._finish_step()
+            elif not self._report_news():
+                self._sleep()
+        while self._in_flight:
+            self._finish_step()
+
+    def _fill(self) -> None:
+        """Keep the device supplied: one step running and, with asynchronous scheduling, one behind it."""
+        while len(self._in_flight) <= self._async_depth:
+            batch = self._scheduler.schedule()
+            if batch is None:
+                return
+            self._executor.submit(batch)
+            self._in_flight.append(_InFlight(batch, time.monotonic()))
+
+    def _finish_step(self) -> None:
+        entry = self._in_flight.popleft()
+        output = self._executor.collect(self._step_timeout)
+        now = time.monotonic()
+        self._scheduler.postprocess(entry.batch, output)
+        seconds = now - max(entry.submitted_at, self._last_collect)
+        self._last_collect = now
+        self._step += 1
+        stats = StepStats(
+            num_sequences=len(entry.batch.slots),
+            num_tokens=entry.batch.num_tokens,
+            step_seconds=seconds,
+            gap_seconds=max(seconds - output.run_seconds, 0.0),
+        )
+        self._report(self._scheduler.take_outputs(), stats)
+
+    def _report_news(self) -> bool:
+        """Report what was refused or ended without a step; whether there was anything."""
+        outputs = self._scheduler.take_outputs()
+        if not outputs and not self._refused:
+            return False
+        self._report(outputs, None)
+        return True
+
+    def _report(self, outputs: list[SequenceOutput], stats: StepStats | None) -> None:
+        self._load = self._scheduler.load()
+        refused, self._refused = self._refused, []
+        self._on_report(StepReport(self._step, outputs, refused, self._load, stats))
+
+    def _sleep(self) -> None:
+        """Until a command comes or the scheduler wants to be asked again."""
+        wakeup = self._scheduler.next_wakeup()
+        if self._scheduler.has_unfinished():
+            if wakeup is None:
+                raise RuntimeError("sequences wait, nothing runs, and the scheduler schedules nothing")
+            commands = self._inbox.take(max(wakeup - time.monotonic(), 0.001))
+        else:
+            commands = self._inbox.take(IDLE_CHECK_SECONDS)
+            if not commands:
+                self._scheduler.check_integrity()
+                commands = self._inbox.take(None)
+        for command in commands:
+            command()
+
+    def _add(self, sequences: list[Sequence]) -> None:
+        try:
+            if len(sequences) == 1:
+                self._scheduler.add(sequences[0])
+            else:
+                self._scheduler.add_group(sequences)
+        except (AdmissionError, QueueFullError) as error:
+            self._refused += [(sequence.id, error) for sequence in sequences]
+
+    def _abort(self, sequence_ids: list[int], detail: str) -> None:
+        for sequence_id in sequence_ids:
+            self._scheduler.abort(sequence_id, FinishReason.ABORTED, detail)
+
+    def _set_stopping(self) -> None:
+        self._is_stopping = True

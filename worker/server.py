@@ -1,0 +1,249 @@
+"""Puts the parts together, starts them in order, and drains. The only place that knows all of them.
+
+Start: port (health NOT_SERVING) → model → engine → a request of its own → SERVING.
+Stop: NOT_SERVING → nothing new → finish or abort → server → engine → executor.
+"""
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Protocol, TypeVar
+
+from common.errors import UnavailableError
+from common.metrics import new_registry, serve_metrics
+from common.server import ServiceServer, stop_event_on_signals, write_port_file
+from fissile import v1
+from worker.config import WorkerSettings
+from worker.convert import ModelLimits
+from worker.core.scheduler import Scheduler
+from worker.dispatcher import Dispatcher
+from worker.engine import Engine, StepExecutor, StepReport
+from worker.executor import Executor
+from worker.loader.source import resolve_model
+from worker.loader.tokenizer import TokenizerFiles, load_tokenizer_files
+from worker.metrics import WorkerMetrics
+from worker.runner.config import ModelInfo
+from worker.service import LoadedWorker, WorkerService
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+SERVICE_NAME = "fissile.v1.WorkerService"
+CLOSE_SECONDS = 1.0
+"""For streams to send what is queued, and for calls that never end by themselves, such as health watches."""
+ENGINE_STOP_SECONDS = 10.0
+WARM_UP_TOKENS = 16
+
+
+class WorkerFailedError(Exception):
+    """The engine or the device's processes failed; the log has the details."""
+
+
+class ModelExecutor(StepExecutor, Protocol):
+    """An executor with its start and end."""
+
+    def start(self) -> ModelInfo: ...
+
+    def shutdown(self) -> None: ...
+
+
+class WorkerServer:
+    """`listen`, `load`, then `stop` once. `failed` is set when it cannot go on."""
+
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        make_executor: Callable[[Callable[[], None]], ModelExecutor],
+        load_tokenizer: Callable[[], TokenizerFiles],
+    ) -> None:
+        """`make_executor` is given what to call when a process of the executor has ended, from any thread."""
+        self._settings = settings
+        self._loop = asyncio.get_running_loop()
+        self._executor = make_executor(self._on_rank_end)
+        self._is_executor_up = False
+        self._load_tokenizer = load_tokenizer
+        self._registry = new_registry()
+        self._metrics = WorkerMetrics(self._registry)
+        self._service = WorkerService(settings, self._take_health_down)
+        self._server = ServiceServer(SERVICE_NAME, settings.tls())
+        v1.add_WorkerServiceServicer_to_server(self._service, self._server.server)
+        self._engine: Engine | None = None
+        self._dispatcher: Dispatcher | None = None
+        self._stop_metrics: Callable[[], None] | None = None
+        self.port = 0
+        self.failed = asyncio.Event()
+        self.failure: Exception | None = None
+
+    async def listen(self) -> None:
+        """Bind the ports. Raises UnavailableError or OSError when one is taken."""
+        settings = self._settings
+        self.port = await self._server.start(settings.host, settings.port)
+        if settings.metrics_port is not None:
+            self._stop_metrics = serve_metrics(self._registry, settings.metrics_host, settings.metrics_port)
+        if settings.port_file is not None:
+            write_port_file(settings.port_file, self.port)
+        logger.info("listening on %s:%d, loading %s", settings.host, self.port, settings.model)
+
+    async def load(self) -> None:
+        """Load the model and serve. Raises ModelError, ExecutorError, ConfigError or UnavailableError."""
+        started_at = self._loop.time()
+        tokenizer = await _in_thread(self._load_tokenizer)
+        model = await _in_thread(self._executor.start)
+        self._is_executor_up = True
+        self._engine = self._start_engine(model)
+        limits = ModelLimits(
+            vocab_size=model.config.vocab_size,
+            max_model_len=model.max_model_len,
+            block_size=model.block_size,
+            num_blocks=model.num_blocks,
+            eos_token_ids=frozenset(model.config.eos_token_ids),
+        )
+        self._dispatcher = Dispatcher(self._engine, limits, self._metrics, self._settings.max_queued_messages)
+        self._engine.start()
+        await self._warm_up(self._dispatcher, limits)
+        self._service.attach(LoadedWorker(self._engine, self._dispatcher, model, tokenizer))
+        await self._server.set_serving(True)
+        logger.info("ready after %.1f s: %s on %s", self._loop.time() - started_at, self._settings.model, model.device)
+
+    def _start_engine(self, model: ModelInfo) -> Engine:
+        scheduler = Scheduler(
+            self._settings.scheduler_config(model.max_model_len),
+            self._settings.cache_config(model.num_blocks, model.num_host_blocks),
+        )
+        engine = Engine(
+            scheduler,
+            self._executor,
+            async_depth=int(self._settings.async_scheduling),
+            step_timeout=self._settings.step_timeout,
+            on_report=lambda report: self._call_soon(lambda: self._on_report(report)),
+            on_failure=lambda error: self._call_soon(lambda: self._on_failure(error)),
+        )
+        self._metrics.watch(lambda: engine.load)
+        return engine
+
+    async def _warm_up(self, dispatcher: Dispatcher, limits: ModelLimits) -> None:
+        """One request the way routers' requests go: SERVING must mean that the next one succeeds."""
+        num_tokens = min(WARM_UP_TOKENS, limits.max_model_len - 1)
+        sequence = v1.Sequence(
+            id=1,
+            request_id="warm-up",
+            token_ids=[0] * num_tokens,
+            num_prompt_tokens=num_tokens,
+            max_tokens=min(2, limits.max_tokens_left(num_tokens, 1)),
+            ignore_eos=True,
+            cache_salt=b"warm-up",
+        )
+        stream = dispatcher.open_stream()
+        dispatcher.handle(stream, v1.ExecuteRequest(commands=[v1.ExecuteCommand(sequence=sequence)]))
+        stream.half_close()
+        try:
+            while not stream.is_over:
+                response = await stream.next(self._settings.step_timeout)
+                for output in response.outputs if response else ():
+                    if output.finish_reason == v1.FINISH_REASON_ERROR:
+                        raise WorkerFailedError(f"the first request failed: {output.detail}")
+        finally:
+            dispatcher.close_stream(stream)
+
+    async def stop(self) -> None:
+        """Drain and end everything. What still loads is left to the end of the process."""
+        await self._take_health_down()
+        if self._dispatcher is not None:
+            logger.info("draining %d open sequences", self._dispatcher.num_open)
+            await self._dispatcher.drain(self._settings.drain_timeout)
+            self._dispatcher.end_streams(UnavailableError("the worker is shutting down"))
+        await self._server.stop(CLOSE_SECONDS)
+        if self._engine is not None and not await _in_thread(partial(self._engine.stop, ENGINE_STOP_SECONDS)):
+            logger.warning("a step does not end; killing the device's processes")
+        if self._is_executor_up:
+            await _in_thread(self._executor.shutdown)
+        if self._stop_metrics is not None:
+            self._stop_metrics()
+        logger.info("stopped")
+
+    async def _take_health_down(self) -> None:
+        await self._server.set_serving(False)
+
+    def _on_report(self, report: StepReport) -> None:
+        if self._dispatcher is not None:
+            self._dispatcher.on_report(report)
+
+    def _on_failure(self, error: Exception) -> None:
+        summary = str(error).splitlines()[0] if str(error) else type(error).__name__
+        self.failure = WorkerFailedError(summary)
+        if self._dispatcher is not None:
+            self._dispatcher.fail(summary)
+        self.failed.set()
+
+    def _on_rank_end(self) -> None:
+        if self._engine is not None:
+            self._engine.check_executor()
+
+    def _call_soon(self, callback: Callable[[], None]) -> None:
+        with suppress(RuntimeError):  # the loop has been closed: nobody is left to tell
+            self._loop.call_soon_threadsafe(callback)
+
+
+async def _in_thread(function: Callable[[], T]) -> T:
+    """Like asyncio.to_thread, but the process can end without waiting for it."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def settle(result: T | None, error: Exception | None) -> None:
+        if future.cancelled():
+            return
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(result)  # type: ignore[arg-type]
+
+    def run() -> None:
+        result: T | None = None
+        error: Exception | None = None
+        try:
+            result = function()
+        except Exception as raised:
+            error = raised
+        with suppress(RuntimeError):  # the loop has been closed
+            loop.call_soon_threadsafe(settle, result, error)
+
+    threading.Thread(target=run, name="start-stop", daemon=True).start()
+    return await future
+
+
+async def run_until_stopped(server: WorkerServer, stop: asyncio.Event) -> None:
+    """Serve until `stop` is set. Raises what kept it from starting, or WorkerFailedError."""
+    await server.listen()
+    stopping, failing = asyncio.create_task(stop.wait()), asyncio.create_task(server.failed.wait())
+    loading = asyncio.create_task(server.load())
+    try:
+        await asyncio.wait({stopping, failing, loading}, return_when=asyncio.FIRST_COMPLETED)
+        if loading.done():
+            loading.result()
+            await asyncio.wait({stopping, failing}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in (stopping, failing, loading):
+            task.cancel()
+        await server.stop()
+    if server.failure is not None:
+        raise server.failure
+
+
+async def serve(settings: WorkerSettings) -> None:
+    """Until a signal comes."""
+    stop = stop_event_on_signals()
+    server = WorkerServer(
+        settings,
+        lambda on_rank_end: Executor(
+            settings.runner_config(),
+            log_level=settings.log_level,
+            log_format=settings.log_format,
+            on_rank_end=on_rank_end,
+        ),
+        lambda: load_tokenizer_files(resolve_model(settings.model)),
+    )
+    await run_until_stopped(server, stop)

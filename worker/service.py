@@ -1,0 +1,203 @@
+"""WorkerService: translate, delegate, end calls properly."""
+
+import asyncio
+import hashlib
+import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.metadata import version
+
+import grpc
+
+from common.block_hash import HASH_SCHEME
+from common.errors import UnavailableError, UnimplementedError
+from common.server import abort
+from fissile import v1
+from worker.config import WorkerSettings
+from worker.convert import duration_to_pb, load_to_pb
+from worker.core.scheduler import Scheduler
+from worker.dispatcher import Dispatcher
+from worker.engine import Engine
+from worker.loader.tokenizer import TokenizerFiles
+from worker.runner.config import ModelInfo
+from worker.streams import ExecuteStream
+
+TOKENIZER_PART_BYTES = 1024 * 1024
+LOAD_INTERVAL = 1.0
+"""Seconds between load reports on a stream without outputs; only if the load changed."""
+_EXECUTE = "/fissile.v1.WorkerService/Execute"
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedWorker:
+    """What the service delegates to, once there is a model."""
+
+    engine: Engine
+    dispatcher: Dispatcher
+    model: ModelInfo
+    tokenizer: TokenizerFiles
+
+
+class WorkerService(v1.WorkerServiceServicer):
+    """Answers UNAVAILABLE until `attach`: the port is open while the model loads, so that probes get an answer."""
+
+    def __init__(self, settings: WorkerSettings, on_drain: Callable[[], Awaitable[None]]) -> None:
+        """`on_drain` takes health down."""
+        self._settings = settings
+        self._on_drain = on_drain
+        self._epoch = uuid.uuid4().hex
+        self._started_at = time.monotonic()
+        self._worker: LoadedWorker | None = None
+
+    def attach(self, worker: LoadedWorker) -> None:
+        self._worker = worker
+
+    def _loaded(self) -> LoadedWorker:
+        if self._worker is None:
+            raise UnavailableError("the model is still loading")
+        return self._worker
+
+    async def Execute(  # type: ignore[override]
+        self, request_iterator: AsyncIterator[v1.ExecuteRequest], context: grpc.aio.ServicerContext
+    ) -> None:
+        """Writes by itself, not as a generator: a generator that waits for a slow reader could not be ended."""
+        try:
+            await self._execute(request_iterator, context)
+        except Exception as error:
+            await abort(context, error, _EXECUTE)
+
+    async def _execute(self, requests: AsyncIterator[v1.ExecuteRequest], context: grpc.aio.ServicerContext) -> None:
+        dispatcher = self._loaded().dispatcher
+        stream = dispatcher.open_stream()
+        receiver = sender = None
+        try:
+            await context.send_initial_metadata(())
+            receiver = asyncio.create_task(_receive(requests, stream, dispatcher))
+            sender = asyncio.create_task(self._send(stream, context))
+            await asyncio.wait({sender, stream.cut}, return_when=asyncio.FIRST_COMPLETED)
+            await (stream.cut if stream.is_cut else sender)
+        finally:
+            dispatcher.close_stream(stream)
+            for task in (receiver, sender):
+                if task is not None:
+                    task.cancel()
+                    with suppress(asyncio.CancelledError, Exception):
+                        await task
+
+    async def _send(self, stream: ExecuteStream, context: grpc.aio.ServicerContext) -> None:
+        """Until the stream is over. Between outputs, says how the load changed."""
+        engine = self._loaded().engine
+        last_load = v1.WorkerLoad()
+        while not stream.is_over:
+            response = await stream.next(LOAD_INTERVAL)
+            if response is None:
+                load = load_to_pb(engine.load)
+                if load == last_load:
+                    continue
+                response = v1.ExecuteResponse(step=engine.step, load=load)
+            last_load = response.load
+            await context.write(response)
+
+    async def GetWorker(self, request: v1.GetWorkerRequest, context: grpc.aio.ServicerContext) -> v1.GetWorkerResponse:
+        worker, settings = self._loaded(), self._settings
+        model = worker.model
+        return v1.GetWorkerResponse(
+            model=settings.model,
+            architectures=[model.config.architecture],
+            tokenizer_fingerprint=worker.tokenizer.fingerprint,
+            max_model_len=model.max_model_len,
+            vocab_size=model.config.vocab_size,
+            block_size=model.block_size,
+            num_blocks=model.num_blocks,
+            hash_scheme=HASH_SCHEME,
+            dp_rank=settings.dp_rank,
+            dp_size=settings.dp_size,
+            tp_size=settings.tensor_parallel_size,
+            epoch=self._epoch,
+            capabilities=_capabilities(settings),
+            dtype=model.dtype,
+            device=model.device,
+            kernel_backend=settings.kernel_backend,
+            eos_token_ids=model.config.eos_token_ids,
+            version=version("fissile"),
+        )
+
+    async def GetTokenizer(
+        self, request: v1.GetTokenizerRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[v1.GetTokenizerResponse]:
+        await context.send_initial_metadata(())
+        tokenizer = self._loaded().tokenizer
+        names = sorted(tokenizer.files)
+        for name in names:
+            data = tokenizer.files[name]
+            for start in range(0, max(len(data), 1), TOKENIZER_PART_BYTES):
+                is_last = start + TOKENIZER_PART_BYTES >= len(data)
+                yield v1.GetTokenizerResponse(
+                    name=name,
+                    data=data[start : start + TOKENIZER_PART_BYTES],
+                    sha256=hashlib.sha256(data).hexdigest() if is_last else "",
+                    fingerprint=tokenizer.fingerprint if is_last and name == names[-1] else "",
+                )
+
+    async def GetLoad(self, request: v1.GetLoadRequest, context: grpc.aio.ServicerContext) -> v1.GetLoadResponse:
+        engine = self._loaded().engine
+        uptime = duration_to_pb(time.monotonic() - self._started_at)
+        return v1.GetLoadResponse(load=load_to_pb(engine.load), step=engine.step, uptime=uptime)
+
+    async def Drain(self, request: v1.DrainRequest, context: grpc.aio.ServicerContext) -> v1.DrainResponse:
+        dispatcher = self._loaded().dispatcher
+        await self._on_drain()
+        timeout = self._settings.drain_timeout
+        if request.HasField("timeout"):
+            timeout = request.timeout.ToNanoseconds() / 1e9
+        result = await dispatcher.drain(timeout)
+        return v1.DrainResponse(num_finished=result.num_finished, num_aborted=result.num_aborted)
+
+    async def ClearPrefixCache(
+        self, request: v1.ClearPrefixCacheRequest, context: grpc.aio.ServicerContext
+    ) -> v1.ClearPrefixCacheResponse:
+        num_blocks = await asyncio.wrap_future(self._loaded().engine.call(_clear_prefix_cache))
+        return v1.ClearPrefixCacheResponse(num_blocks=num_blocks)
+
+    async def WatchKvEvents(
+        self, request: v1.WatchKvEventsRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[v1.WatchKvEventsResponse]:
+        raise UnimplementedError("this worker does not publish KV events yet")
+        yield
+
+    async def StartProfile(
+        self, request: v1.StartProfileRequest, context: grpc.aio.ServicerContext
+    ) -> v1.StartProfileResponse:
+        raise UnimplementedError("this worker has no profiler yet")
+
+    async def StopProfile(
+        self, request: v1.StopProfileRequest, context: grpc.aio.ServicerContext
+    ) -> v1.StopProfileResponse:
+        raise UnimplementedError("this worker has no profiler yet")
+
+
+async def _receive(requests: AsyncIterator[v1.ExecuteRequest], stream: ExecuteStream, dispatcher: Dispatcher) -> None:
+    try:
+        async for request in requests:
+            dispatcher.handle(stream, request)
+        stream.half_close()
+    except Exception as error:
+        stream.cut_with(error)
+
+
+def _clear_prefix_cache(scheduler: Scheduler) -> int:
+    num_blocks = scheduler.load().num_blocks_cached
+    if not scheduler.clear_prefix_cache():
+        raise UnavailableError("sequences are using the cache; try again when none runs")
+    return num_blocks
+
+
+def _capabilities(settings: WorkerSettings) -> list[str]:
+    capabilities = ["beam_search"]
+    if settings.enable_prefix_caching:
+        capabilities.append("prefix_caching")
+    if settings.swap_space_gib:
+        capabilities.append("swap")
+    return capabilities
