@@ -3,6 +3,7 @@
 import json
 import struct
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -314,6 +315,15 @@ def test_cache_is_no_larger_than_the_sequences_can_use(tiny: tuple[Path, LlamaFo
 def test_backend_that_is_not_there_says_what_is(name: str) -> None:
     with pytest.raises(KernelBackendError, match="torch"):
         create_backend(name, torch.device("cpu"), torch.float32)
+
+
+def test_the_unrelated_package_called_aiter_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Distribution:
+        metadata: ClassVar[dict[str, str]] = {"Name": "aiter"}
+
+    monkeypatch.setattr("importlib.metadata.distributions", lambda: [Distribution()])
+    with pytest.raises(KernelBackendError, match="pip install amd-aiter"):
+        create_backend("aiter", torch.device("cpu"), torch.float32)
 
 
 def test_heads_that_do_not_divide_over_the_ranks(tiny: tuple[Path, LlamaForCausalLM]) -> None:

@@ -79,6 +79,8 @@ def build_runner(config: RunnerConfig, parallel: TensorParallel) -> tuple[ModelR
     num_blocks = _least(num_blocks, parallel, device)
     num_host_blocks = int(config.swap_space_gib * GIB) // bytes_per_block
     runner = assemble(num_blocks, num_host_blocks)
+    # Libraries set themselves up at their first call; no request should wait for that. Nobody owns a block yet.
+    runner.execute(dummy_batch(1, 1, config.block_size, max_model_len))
 
     memory = MemoryReport(
         weights=weights,
@@ -149,7 +151,8 @@ def _peak_on_gpu(
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
-    runner.execute(dummy_batch(config, max_model_len))
+    largest = dummy_batch(config.max_num_batched_tokens, config.max_num_seqs, config.block_size, max_model_len)
+    runner.execute(largest)
     torch.cuda.synchronize(device)
     activations = torch.cuda.max_memory_allocated(device) - before
     torch.cuda.empty_cache()
@@ -157,15 +160,14 @@ def _peak_on_gpu(
     return total - free + activations, total, activations
 
 
-def dummy_batch(config: RunnerConfig, max_model_len: int) -> ScheduledBatch:
-    """The largest step the configuration allows, of token 0."""
+def dummy_batch(num_tokens: int, max_num_seqs: int, block_size: int, max_model_len: int) -> ScheduledBatch:
+    """A step of `num_tokens` tokens (as far as the sequences can be that long) in as many rows as there may be."""
     lens: list[int] = []
-    left = config.max_num_batched_tokens
-    for rows_left in range(config.max_num_seqs, 0, -1):
-        if left:
-            lens.append(min(max_model_len, max(1, left // rows_left)))
-            left -= lens[-1]
-    blocks = tuple(range(-(-max(lens) // config.block_size)))
+    for rows_left in range(max_num_seqs, 0, -1):
+        if num_tokens:
+            lens.append(min(max_model_len, max(1, num_tokens // rows_left)))
+            num_tokens -= lens[-1]
+    blocks = tuple(range(-(-max(lens) // block_size)))
     new = [NewSequence(slot, (0,) * n, n, SamplingParams(temperature=1.0), blocks) for slot, n in enumerate(lens)]
     return ScheduledBatch(
         step=0, slots=list(range(len(lens))), num_scheduled_tokens=lens, num_computed_tokens=[0] * len(lens),

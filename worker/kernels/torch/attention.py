@@ -32,8 +32,8 @@ class DecodePlan:
     """int32 [N]: row of the cache, seen as [blocks × block_size × K, D], that the triple reads."""
     starts: Tensor
     """int32 [R + 1]: first triple of each (row, head)."""
-    query_rows: Tensor
-    """int32 [N]: the (row, head) of each triple."""
+    gathered_rows: Tensor | None
+    """int64 [rows × K × longest context]: the same for each (row, kv head, position), where keys must be gathered."""
     padded_shape: tuple[int, int]
     """(R, longest context)."""
     padded_index: Tensor | None
@@ -56,34 +56,39 @@ class TorchAttentionPlan:
 
 
 def plan_attention(step: AttentionStep, shape: AttentionShape, dtype: torch.dtype) -> TorchAttentionPlan:
-    decode = _plan_decode(step, shape) if step.num_decode_rows else None
+    decode = _plan_decode(step, shape, dtype) if step.num_decode_rows else None
     rows = range(step.num_decode_rows, len(step.query_lens))
     return TorchAttentionPlan(decode, tuple(_plan_prefill_row(step, row, dtype) for row in rows))
 
 
-def _plan_decode(step: AttentionStep, shape: AttentionShape) -> DecodePlan:
+def _plan_decode(step: AttentionStep, shape: AttentionShape, dtype: torch.dtype) -> DecodePlan:
     device = step.block_tables.device
-    lens, heads = step.context_lens[: step.num_decode_rows], shape.num_heads
+    lens, heads, kv_heads = step.context_lens[: step.num_decode_rows], shape.num_heads, shape.num_kv_heads
     longest = max(lens)
     positions = torch.arange(longest, device=device)
     blocks = step.block_tables[: len(lens), positions // step.block_size]
     token_slots = blocks * step.block_size + positions % step.block_size
-    kv_heads = torch.arange(heads, device=device) // (heads // shape.num_kv_heads)
-    key_rows = token_slots[:, None, :] * shape.num_kv_heads + kv_heads[:, None]
+    by_kv_head = token_slots[:, None, :] * kv_heads + torch.arange(kv_heads, device=device)[:, None]
+    key_rows = by_kv_head.repeat_interleave(heads // kv_heads, 1, output_size=heads).flatten()
 
     padded_index = None
     head_lens = torch.tensor(lens).repeat_interleave(heads)
-    query_rows = torch.arange(len(head_lens), dtype=torch.int32).repeat_interleave(head_lens)
+    starts = functional.pad(head_lens.cumsum(0), (1, 0))
     if min(lens) != longest:
-        starts_host = functional.pad(head_lens.cumsum(0), (1, 0))
-        gaps = torch.arange(len(head_lens)) * longest - starts_host[:-1]
-        padded_index = to_device(torch.arange(len(query_rows)) + gaps.repeat_interleave(head_lens), device)
-        key_rows = key_rows.flatten().index_select(0, padded_index)
-        starts = to_device(starts_host.int(), device)
-    else:
-        starts = torch.arange(len(lens) * heads + 1, device=device, dtype=torch.int32) * longest
-    shape_padded = (len(lens) * heads, longest)
-    return DecodePlan(key_rows.flatten().int(), starts, to_device(query_rows, device), shape_padded, padded_index)
+        gaps = torch.arange(len(head_lens)) * longest - starts[:-1]
+        padded_index = to_device(torch.arange(int(starts[-1])) + gaps.repeat_interleave(head_lens), device)
+        key_rows = key_rows.index_select(0, padded_index)
+    return DecodePlan(
+        key_rows=key_rows.int(),
+        gathered_rows=None if _has_sampled_product(device, dtype) else by_kv_head.flatten(),
+        starts=to_device(starts.int(), device),
+        padded_shape=(len(lens) * heads, longest),
+        padded_index=padded_index,
+    )
+
+
+def _has_sampled_product(device: torch.device, dtype: torch.dtype) -> bool:
+    return device.type == "cpu" and dtype == torch.float32
 
 
 def _plan_prefill_row(step: AttentionStep, row: int, dtype: torch.dtype) -> PrefillRow:
@@ -116,16 +121,17 @@ def decode(q: Tensor, k_cache: Tensor, v_cache: Tensor, plan: DecodePlan, scale:
 
 
 def _sampled_scores(q: Tensor, keys: Tensor, plan: DecodePlan, scale: float) -> Tensor:
-    """scale × q · key of each triple: [N].
+    """scale × q · key of each triple: [N]; q is [R, D].
 
-    The sparse product exists for float32 on the CPU. Elsewhere the same sums are the gradient of an embedding bag with
-    respect to its weights, which is slower on the CPU.
+    torch has the sampled product in float32 on the CPU. Elsewhere the keys are gathered, padded to the longest context;
+    whatever the padding gives is dropped here, before anything adds it up.
     """
-    if q.device.type != "cpu" or q.dtype != torch.float32:
-        dots = torch.ops.aten._embedding_bag_per_sample_weights_backward(
-            q, keys, plan.key_rows, plan.starts[:-1], plan.query_rows, 0
-        )
-        return dots * scale
+    if plan.gathered_rows is not None:
+        longest, head_dim = plan.padded_shape[1], q.shape[1]
+        gathered = keys.index_select(0, plan.gathered_rows).view(-1, longest, head_dim)
+        queries = q.view(len(gathered), -1, head_dim)
+        scores = torch.bmm(gathered, queries.transpose(1, 2)).transpose(1, 2).flatten() * scale
+        return scores if plan.padded_index is None else scores.index_select(0, plan.padded_index)
     zeros = q.new_zeros(plan.key_rows.numel())
     pattern = torch.sparse_csr_tensor(
         plan.starts, plan.key_rows, zeros, (q.shape[0], keys.shape[0]), check_invariants=False
