@@ -15,7 +15,7 @@ VOCABULARY = 11
 
 def next_token(context: list[int], seed: int) -> int:
     """The model: uniform-looking, and dependent on every token of the context."""
-    return zlib.crc32(struct.pack(f"<{len(context) + 1}q", seed, *context)) % VOCABULARY
+    return zlib.crc32(struct.pack(f"<Q{len(context)}q", seed, *context)) % VOCABULARY
 
 
 def log_probs(context: list[int]) -> list[float]:

@@ -78,7 +78,8 @@ class BatchOutput:
 
     step: int
     token_ids: list[list[int]]
-    """New tokens of each row, in order: one for a sampling row (accepted drafts plus one under speculation), else none."""
+    """New tokens of each row, in order: one for a sampling row (under speculation the accepted drafts plus one), else
+    none."""
     errors: dict[int, str] = field(default_factory=dict)
     """Row → why it could not be sampled (its logits were not finite). Such a row has no tokens."""
     candidates: dict[int, list[tuple[int, float]]] = field(default_factory=dict)

@@ -21,7 +21,6 @@ class BatchBuilder:
         "num_computed_tokens",
         "num_scheduled_tokens",
         "pinned_blocks",
-        "replaced",
         "rows",
         "samples",
         "slots",
@@ -44,7 +43,6 @@ class BatchBuilder:
         self.samples: list[bool] = []
         self.new_sequences: list[NewSequence] = []
         self.new_block_ids: list[tuple[int, list[int]]] = []
-        self.replaced: list[tuple[int, int, int]] = []
         self.copies: list[tuple[int, int]] = []
         self.swap_in: list[tuple[int, int]] = []
         self.pinned_blocks: list[int] = []
@@ -74,6 +72,11 @@ class BatchBuilder:
             self.has_prefill = True
         return samples
 
+    def mark_beam(self, num_candidates: int) -> None:
+        """The last row returns candidates in place of a sampled token."""
+        self.beam_rows.append(len(self.rows) - 1)
+        self.num_candidates = max(self.num_candidates, num_candidates)
+
     def bind(self, seq: Sequence) -> None:
         """Tells the runner all about `seq`; its slot, table and group are set, blocks of this step included."""
         self.new_sequences.append(
@@ -98,7 +101,6 @@ class BatchBuilder:
             samples=self.samples,
             new_sequences=self.new_sequences,
             new_block_ids=self.new_block_ids,
-            replaced_block_ids=self.replaced,
             blocks_to_copy=self.copies,
             blocks_to_swap_out=swap_out,
             blocks_to_swap_in=self.swap_in,

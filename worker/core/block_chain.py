@@ -32,6 +32,14 @@ class BlockChain:
         if have == 0:
             self.contents[0] += self._extra
 
+    def copy(self) -> "BlockChain":
+        """A chain of its own for a sequence that shares the tokens so far."""
+        chain = BlockChain(self._block_size, b"", self._hasher)
+        chain._extra = self._extra
+        chain.contents = list(self.contents)
+        chain.hashes = list(self.hashes)
+        return chain
+
     def hash_up_to(self, num_blocks: int) -> list[int]:
         """Hashes of at least the first `num_blocks` blocks, which `contents` must have. The list stays ours."""
         hashes = self.hashes

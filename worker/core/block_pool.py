@@ -9,8 +9,8 @@ from worker.core.prefix_index import PrefixIndex
 class BlockPool:
     """Reference-counted blocks 0 … num_blocks − 1.
 
-    A free block is either vacant (no content) or evictable (published content, see `PrefixIndex`). Vacant ones are taken
-    first, then evictable ones, least recently given first. All operations are O(1) per block.
+    A free block is either vacant (no content) or evictable (published content, see `PrefixIndex`). Vacant ones are
+    taken first, then evictable ones, least recently given first. All operations are O(1) per block.
     """
 
     def __init__(self, num_blocks: int, index: PrefixIndex | None, *, secure: bool = False) -> None:

@@ -1,6 +1,7 @@
 """Takes in what a step brought: commits tokens, ends sequences, publishes blocks."""
 
 from worker.core.batch import BatchOutput
+from worker.core.beam_steps import BeamSteps
 from worker.core.outputs import SequenceOutput
 from worker.core.sequence import FinishReason, Sequence, SequenceStatus
 from worker.core.state import InFlightStep, SchedulerState
@@ -13,10 +14,11 @@ class Committer:
     A sequence that was preempted after the step had started keeps the token; the step saw its blocks untouched.
     """
 
-    def __init__(self, state: SchedulerState) -> None:
+    def __init__(self, state: SchedulerState, beams: BeamSteps) -> None:
         self._state = state
         self._config = state.config
         self._blocks = state.blocks
+        self._beams = beams
 
     def commit(self, step: InFlightStep, output: BatchOutput) -> None:
         """The hot loop: in the common case one token per row that does not stop anything (see stopping.py)."""
@@ -40,7 +42,7 @@ class Committer:
             if status is not running and status in over:
                 continue
             if output.errors and row in output.errors:
-                state.end(seq, FinishReason.ERROR, output.errors[row], [])
+                self._fail(seq, output.errors[row])
                 continue
             if status is running and computed + scheduled >= seq.publish_at:
                 self._blocks.publish(seq, computed + scheduled)
@@ -61,11 +63,20 @@ class Committer:
                 continue
             token_ids.append(tokens[0])
             emit(SequenceOutput(seq.id, seq.index, len(token_ids) - 1 - seq.num_prompt_tokens, tokens))
+        for row in step.batch.beam_rows:
+            # A search that ended meanwhile has dropped its beams.
+            if row in output.candidates and step.rows[row].status not in over:
+                self._beams.receive(step.rows[row], output.candidates[row])
         if state.parked:
             self._unpark(step.rows)
         state.counters.sampled_tokens += num_sampled
         if step.has_prefill:
             state.last_prefill_seconds = output.run_seconds
+
+    def _fail(self, seq: Sequence, detail: str) -> None:
+        if seq.beam_group is not None:
+            seq = seq.beam_group.root
+        self._state.end(seq, FinishReason.ERROR, detail, [])
 
     def _commit_with_stops(self, seq: Sequence, tokens: list[int]) -> None:
         kept, reason = find_stop(seq.token_ids, tokens, seq.num_prompt_tokens, seq.stop, self._config.max_model_len)

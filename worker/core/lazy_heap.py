@@ -14,7 +14,7 @@ Key = TypeVar("Key")
 
 
 class LazyHeap(Generic[Key]):
-    """Least key first, ties by sequence id. Discarding is O(1): dead entries are skipped, and swept when they prevail."""
+    """Least key first, ties by sequence id. Discarding is O(1): dead entries are skipped, and swept if they prevail."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[Key, int]] = []

@@ -16,10 +16,11 @@ class SequenceTimings:
 
 @dataclass(slots=True)
 class Hypothesis:
-    """One finished beam: its generated tokens and length-normalised score."""
+    """One finished beam: its generated tokens, its length-normalised score, and what ended it."""
 
     token_ids: list[int]
     score: float
+    finish_reason: FinishReason
 
 
 @dataclass(slots=True)

@@ -38,7 +38,7 @@ class StopConditions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeamParams:
-    """Beam search (as `transformers` defines it: 2 × width candidates a step, finished hypotheses by normalised score)."""
+    """Beam search as `transformers` defines it: 2 × width candidates a step, hypotheses by normalised score."""
 
     width: int
     length_penalty: float = 1.0

@@ -107,11 +107,16 @@ class StepPlanner:
             return
         num_tokens = self._admission.chunk(seq.num_known_tokens - seq.num_computed_tokens, builder)
         if num_tokens and self._room.provide(seq, seq.num_computed_tokens + num_tokens, builder):
+            if not seq.is_bound:
+                builder.bind(seq)
             self._add_row(seq, num_tokens, builder)
 
     def _add_row(self, seq: Sequence, num_tokens: int, builder: BatchBuilder) -> None:
         if builder.add_row(seq, num_tokens):
-            seq.num_in_flight_tokens += 1
+            if seq.beam_group is not None:
+                builder.mark_beam(seq.beam_group.search.num_candidates)
+            else:
+                seq.num_in_flight_tokens += 1
         self._state.place(seq)
 
     def _is_delay_over(self) -> bool:

@@ -60,8 +60,8 @@ class RadixPrefixIndex(PrefixIndex):
     def evict(self) -> list[int]:
         """Least recently released first, but a leaf before what leads to it.
 
-        A block with others below it is due only when all of those are referenced (its own content lives twice: they hold
-        a duplicate). Then what is below is withdrawn and stays with its holders.
+        A block with others below it is due only when all of those are referenced: its content lives twice, and they
+        hold a duplicate. Then what is below is withdrawn and stays with its holders.
         """
         block_id = self._deepest_evictable(next(iter(self._evictable)))
         node = self._node_of[block_id]

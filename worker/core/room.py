@@ -27,7 +27,9 @@ class Room:
         if is_shared:
             self.copy_on_write(seq, first, builder)
         if missing:
-            builder.new_block_ids.append((seq.slot, blocks.grow(seq, missing)))
+            new_blocks = blocks.grow(seq, missing)
+            if seq.is_bound:
+                builder.new_block_ids.append((seq.slot, new_blocks))
         return True
 
     def copy_on_write(self, seq: Sequence, index: int, builder: BatchBuilder) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from common.block_hash import BlockHasher, default_hasher
 from worker.core.admission import check_group, check_sequence, max_length_of
 from worker.core.batch import BatchOutput, ScheduledBatch
+from worker.core.beam_steps import BeamSteps
 from worker.core.block_manager import BlockManager
 from worker.core.committer import Committer
 from worker.core.config import CacheConfig, SchedulerConfig, check_together
@@ -38,16 +39,19 @@ class Scheduler:
         self._blocks = BlockManager(cache, hasher)
         self._state = SchedulerState(config, self._blocks, clock)
         self._planner = StepPlanner(self._state, cache.num_blocks)
-        self._committer = Committer(self._state)
+        self._beams = BeamSteps(self._state)
+        self._committer = Committer(self._state, self._beams)
         self._num_added = 0
 
     def add(self, sequence: Sequence) -> None:
         """Queues one sequence; the scheduler owns it from here.
 
-        Raises `AdmissionError` if it can never run, `QueueFullError` if the queue is at its bound; then nothing is kept.
+        Raises `AdmissionError` if it can never run, `QueueFullError` if the queue is full; then nothing is kept.
         """
         self._check([sequence])
         self._accept(sequence)
+        if sequence.beam is not None:
+            self._beams.start(sequence)
         self._state.enqueue(sequence)
         self._end_if_complete(sequence)
 

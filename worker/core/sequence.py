@@ -182,6 +182,11 @@ class Sequence:
     def is_ended(self) -> bool:
         return self.status is SequenceStatus.FINISHED or self.status is SequenceStatus.ABORTED
 
+    @property
+    def is_bound(self) -> bool:
+        """Whether a step has told the runner about it since it became RUNNING; false for a fresh fork only."""
+        return self.last_step >= 0
+
     def move_to(self, status: SequenceStatus) -> None:
         """The one place where the status changes. Raises `RuntimeError` on a move that the design does not have."""
         if status not in _ALLOWED_MOVES[self.status]:

@@ -4,10 +4,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from worker.core.batch import ScheduledBatch
+from worker.core.beam import BeamGroup
 from worker.core.block_manager import BlockManager
 from worker.core.config import SchedulerConfig
 from worker.core.lazy_heap import LazyHeap
-from worker.core.outputs import SequenceOutput, SequenceTimings
+from worker.core.outputs import Hypothesis, SequenceOutput, SequenceTimings
 from worker.core.sequence import ABORT_REASONS, FinishReason, Sequence, SequenceStatus
 
 
@@ -60,6 +61,8 @@ class SchedulerState:
         """Running, all but the newest token scheduled."""
         self.beams: dict[int, Sequence] = {}
         """Running members of beam searches, scheduled or waiting for their siblings."""
+        self.beam_groups: dict[int, BeamGroup] = {}
+        """Root → its search."""
         self.deadlines: LazyHeap[float] = LazyHeap()
         self.free_slots = list(range(config.max_num_seqs - 1, -1, -1))
         self.in_flight: list[InFlightStep] = []
@@ -84,6 +87,8 @@ class SchedulerState:
 
     def num_slots_needed(self, seq: Sequence) -> int:
         """Free slots that must exist to admit `seq`: a group comes in only where all its members can follow."""
+        if seq.beam_group is not None:
+            return 0 if seq.beam_group.slots else seq.beam_group.search.params.width
         return 1 + len(self.parked.get(seq.id, ()))
 
     @property
@@ -103,8 +108,13 @@ class SchedulerState:
         """WAITING or SWAPPED → RUNNING; its blocks are bound already. The caller schedules it at once."""
         self._leave(seq)
         seq.move_to(SequenceStatus.RUNNING)
-        if seq.beam_group is None:
+        group = seq.beam_group
+        if group is None:
             seq.slot = self.free_slots.pop()
+        else:
+            if not group.slots:
+                group.slots = [self.free_slots.pop() for _ in range(group.search.params.width)]
+            seq.slot = group.slots[seq.order[2]]
         if seq.time_scheduled is None:
             seq.time_scheduled = self.clock()
             seq.num_cached_tokens = min(seq.num_computed_tokens, seq.num_prompt_tokens)
@@ -145,11 +155,20 @@ class SchedulerState:
             seq.num_computed_tokens = 0
             self.enqueue(seq)
 
-    def end(self, seq: Sequence, reason: FinishReason, detail: str, new_token_ids: list[int]) -> None:
+    def end(
+        self,
+        seq: Sequence,
+        reason: FinishReason,
+        detail: str,
+        new_token_ids: list[int],
+        hypotheses: list[Hypothesis] | None = None,
+    ) -> None:
         """Any state → FINISHED or ABORTED, with its one terminal output, which carries `new_token_ids`.
 
         These are committed already. Everything it holds is released.
         """
+        if seq.beam_group is not None:
+            self._end_beams(seq.beam_group)
         self._leave(seq)
         self._free(seq)
         if seq.host_block_table:
@@ -170,8 +189,24 @@ class SchedulerState:
                 detail=detail,
                 num_cached_tokens=seq.num_cached_tokens,
                 timings=SequenceTimings(seq.time_queued, seq.time_scheduled, seq.time_first_token),
+                hypotheses=hypotheses,
             )
         )
+
+    def drop_beam(self, member: Sequence) -> None:
+        """Releases what a beam of a past round holds. The root lives on as the search's public face."""
+        self._leave(member)
+        self._free(member)
+        if member.id not in self.sequences:
+            member.move_to(SequenceStatus.FINISHED)
+
+    def _end_beams(self, group: BeamGroup) -> None:
+        for member in group.members:
+            if member is not group.root:
+                self.drop_beam(member)
+        self.free_slots += reversed(group.slots)
+        group.slots = []
+        del self.beam_groups[group.root.id]
 
     def unpark(self, parent: Sequence) -> None:
         """Lets the other members of a group into the queue: the prompt is computed, or will never be."""
@@ -247,9 +282,12 @@ class SchedulerState:
         for free in self._deferred:
             _count(held, free.block_table)
             num_groups += free.group_id >= 0
+        # A root that handed over to its beams is nowhere itself.
+        seen |= self.beam_groups.keys()
         if not self.sequences.keys() <= seen:
             raise RuntimeError(f"sequences {sorted(self.sequences.keys() - seen)} are nowhere")
-        slots = [seq.slot for seq in self.running()] + self.free_slots
+        slots = [seq.slot for seq in self.running() if seq.beam_group is None] + self.free_slots
+        slots += [slot for group in self.beam_groups.values() for slot in group.slots]
         if sorted(slots) != list(range(self.config.max_num_seqs)):
             raise RuntimeError("slots: one is lost or belongs to two")
         self.blocks.check_integrity(held, host_held, num_groups)
