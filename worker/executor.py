@@ -188,7 +188,7 @@ class _Rank:
         code = None if self._process is None else self._process.returncode
         how = "was killed by signal" if code is not None and code < 0 else "ended with exit code"
         tail = "".join(self._stderr_tail) or "(nothing)\n"
-        return f"rank {self._setup.rank} {how} {abs(code) if code is not None else '?'}; its last words:\n{tail}"
+        return f"rank {self._setup.rank} {how} {abs(code) if code is not None else '?'}\nIts last words:\n{tail}"
 
     def _serve(self, request_end: Connection, reply_end: Connection) -> None:
         """Start the process, pass on its messages, and put None into the inbox when it is over."""

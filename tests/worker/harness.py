@@ -1,0 +1,190 @@
+"""A worker over real sockets in one event loop, with a fake executor and everything else real."""
+
+import asyncio
+import itertools
+from collections import defaultdict
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import grpc
+
+from common.channel import aio_channel
+from fissile.v1 import (
+    AbortSequence,
+    ExecuteCommand,
+    ExecuteRequest,
+    ExecuteResponse,
+    RequestOutput,
+    SamplingParams,
+    Sequence,
+    WorkerServiceStub,
+)
+from tests.core.fake_runner import next_token
+from tests.worker.fake_executor import FakeExecutor
+from worker.config import WorkerSettings
+from worker.loader.tokenizer import TokenizerFiles
+from worker.server import WorkerServer
+
+WAIT_SECONDS = 20
+TOKENIZER = TokenizerFiles({"tokenizer.json": b"x" * 2_500_000, "empty.json": b""})
+
+_prompts = itertools.count(11)
+
+
+@dataclass
+class System:
+    server: WorkerServer
+    executor: FakeExecutor
+    stub: WorkerServiceStub
+    address: str
+
+
+def run_worker(
+    scenario: Callable[[System], Awaitable[Any]],
+    prepare: Callable[[FakeExecutor], None] | None = None,
+    num_blocks: int = 64,
+    max_model_len: int = 64,
+    **settings: object,
+) -> Any:
+    """Run `scenario` against a worker that is serving; with `prepare`, against one that may still be loading.
+
+    In the end nothing may be left open, in the dispatcher or in the scheduler.
+    """
+
+    async def run():
+        async with asyncio.timeout(60):
+            options = {"host": "127.0.0.1", "port": 0, "drain_timeout": 5.0, "max_num_batched_tokens": 2048}
+            config = WorkerSettings(**(options | settings))
+            executor = FakeExecutor(num_blocks=num_blocks, block_size=config.block_size, max_model_len=max_model_len)
+            if prepare is not None:
+                prepare(executor)
+            server = WorkerServer(config, partial(_with_callback, executor), lambda: TOKENIZER)
+            await server.listen()
+            loading = asyncio.create_task(server.load())
+            address = f"127.0.0.1:{server.port}"
+            try:
+                if prepare is None:
+                    await loading
+                async with aio_channel(address) as channel:
+                    return await scenario(System(server, executor, WorkerServiceStub(channel), address))
+            finally:
+                executor.loading.set()
+                executor.open.set()
+                await asyncio.gather(loading, return_exceptions=True)
+                await server.stop()
+
+    return asyncio.run(run())
+
+
+def _with_callback(executor: FakeExecutor, on_rank_end: Callable[[], None]) -> FakeExecutor:
+    executor._on_rank_end = on_rank_end
+    return executor
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(WAIT_SECONDS):
+        while not condition():
+            await asyncio.sleep(0.002)
+
+
+def sequence(id: int, prompt: list[int] | int = 5, max_tokens: int = 4, **fields: object) -> Sequence:
+    """A prompt given as a number is that long and like no other."""
+    tokens = [next(_prompts) % 89 + 11 for _ in range(prompt)] if isinstance(prompt, int) else prompt
+    defaults = {
+        "token_ids": tokens, "num_prompt_tokens": len(tokens), "max_tokens": max_tokens, "ignore_eos": True,
+        "sampling": SamplingParams(seed=id),
+    }  # fmt: skip
+    return Sequence(id=id, **(defaults | fields))
+
+
+def expected(message: Sequence, num_tokens: int) -> list[int]:
+    """What the fake model generates after the tokens that `message` brings."""
+    tokens = list(message.token_ids)
+    for _ in range(num_tokens):
+        tokens.append(next_token(tokens, message.sampling.seed))
+    return tokens[len(message.token_ids) :]
+
+
+@dataclass
+class Router:
+    """One Execute stream. Collects what comes."""
+
+    call: Any
+    messages: list[ExecuteResponse] = field(default_factory=list)
+    tokens: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
+    ended: dict[int, RequestOutput] = field(default_factory=dict)
+
+    async def send(self, *commands: Sequence | int) -> None:
+        """In one message; a number aborts that sequence."""
+        await self.call.write(
+            ExecuteRequest(
+                commands=[
+                    ExecuteCommand(abort=AbortSequence(sequence_id=command))
+                    if isinstance(command, int)
+                    else ExecuteCommand(sequence=command)
+                    for command in commands
+                ]
+            )
+        )
+
+    async def read(self) -> bool:
+        """Take in one message; False at the end of the stream. A sequence must not go on after its end."""
+        try:
+            message = await self.call.read()
+        except grpc.aio.AioRpcError:
+            return False
+        if not isinstance(message, ExecuteResponse):
+            return False
+        self.messages.append(message)
+        for output in message.outputs:
+            assert output.sequence_id not in self.ended, "news after the terminal output"
+            tokens = self.tokens[output.sequence_id]
+            tokens += output.token_ids
+            if output.finish_reason:
+                self.ended[output.sequence_id] = output
+        return True
+
+    async def end(self) -> tuple[str, str]:
+        """Read to the end of the stream; its status and message."""
+        async with asyncio.timeout(WAIT_SECONDS):
+            while await self.read():
+                pass
+        return (await self.call.code()).name, await self.call.details()
+
+    async def finish(self, *ids: int) -> None:
+        """Read until these have ended."""
+        async with asyncio.timeout(WAIT_SECONDS):
+            while not set(ids) <= self.ended.keys():
+                assert await self.read(), f"the stream ended with {sorted(self.ended)}"
+
+    async def read_tokens(self, id: int, num_tokens: int) -> None:
+        """Read until the sequence has so many tokens."""
+        async with asyncio.timeout(WAIT_SECONDS):
+            while len(self.tokens[id]) < num_tokens:
+                assert await self.read()
+
+
+def connect(system: System) -> Router:
+    return Router(system.stub.Execute())
+
+
+async def run_all(system: System, *commands: Sequence | int) -> Router:
+    """Send one message and read until all its sequences have ended."""
+    router = connect(system)
+    await router.send(*commands)
+    await router.finish(*{command.id for command in commands if isinstance(command, Sequence)})
+    return router
+
+
+async def quiet(system: System) -> None:
+    """Nothing is open and no block is held; asks the engine, so that no report is outstanding."""
+    assert system.server._dispatcher is not None and system.server._engine is not None
+    engine = system.server._engine
+    await until(lambda: system.server._dispatcher.num_open == 0)
+    async with asyncio.timeout(WAIT_SECONDS):
+        while (load := await asyncio.wrap_future(engine.call(lambda s: s.load()))).num_blocks_used:
+            await asyncio.sleep(0.002)
+    await asyncio.wrap_future(engine.call(lambda s: s.check_integrity()))
+    assert (load.num_running, load.num_waiting, load.num_swapped) == (0, 0, 0)

@@ -1,0 +1,225 @@
+"""A worker does not trust routers: what cannot be run ends at once, naming field, value and limit; the rest goes on."""
+
+import math
+
+import pytest
+from google.rpc import code_pb2
+
+from fissile.v1 import BeamSearch, FinishReason, LogitBias, SamplingParams, StructuredOutput, TokenSequence
+from tests.worker.harness import connect, expected, quiet, run_all, run_worker, sequence
+
+ERROR, LENGTH = FinishReason.FINISH_REASON_ERROR, FinishReason.FINISH_REASON_LENGTH
+
+BAD = [
+    ({"token_ids": []}, "token_ids: is []; at least 1 token is needed"),
+    ({"token_ids": [1, 100]}, "token_ids: token id 100 is not below the vocabulary size 100"),
+    ({"num_prompt_tokens": 0}, "num_prompt_tokens: is 0; 1 to 5 is needed"),
+    ({"num_prompt_tokens": 6}, "num_prompt_tokens: is 6; 1 to 5 is needed"),
+    ({"max_tokens": 0}, "max_tokens: is 0; at least 1 is needed"),
+    (
+        {"max_tokens": 2, "num_prompt_tokens": 3},
+        "max_tokens: is 2; at least 3: 2 are generated already is needed",
+    ),
+    ({"min_tokens": 5}, "min_tokens: is 5; at most max_tokens (4) is needed"),
+    ({"stop_token_ids": [4, 100]}, "stop_token_ids: token id 100 is not below the vocabulary size 100"),
+    ({"stop_token_sequences": [TokenSequence()]}, "stop_token_sequences[0]: is []; at least 1 token is needed"),
+    (
+        {"stop_token_sequences": [TokenSequence(token_ids=[1]), TokenSequence(token_ids=[2, 100])]},
+        "stop_token_sequences[1].token_ids: token id 100 is not below the vocabulary size 100",
+    ),
+    ({"group_size": 2}, "group_size: is 2; 1, as many as the message holds is needed"),
+    ({"parent_id": 77, "group_size": 2, "index": 1}, "parent_id: names no sequence of the same message"),
+    ({"index": 1}, "index: is [1]; 0 to 0, each once is needed"),
+]
+BAD_SAMPLING = [
+    ({"temperature": -0.5}, "sampling.temperature: is -0.5; 0 to 100 is needed"),
+    ({"temperature": 101}, "sampling.temperature: is 101.0; 0 to 100 is needed"),
+    ({"temperature": math.nan}, "sampling.temperature: is nan; 0 to 100 is needed"),
+    ({"top_k": -2}, "sampling.top_k: is -2; −1 or more is needed"),
+    ({"top_p": 0}, "sampling.top_p: is 0.0; above 0, at most 1 is needed"),
+    ({"top_p": 2}, "sampling.top_p: is 2.0; above 0, at most 1 is needed"),
+    ({"top_p": math.nan}, "sampling.top_p: is nan; above 0, at most 1 is needed"),
+    ({"min_p": 1.5}, "sampling.min_p: is 1.5; 0 to 1 is needed"),
+    ({"beam_search": BeamSearch(width=1)}, "sampling.beam_search.width: is 1; 2 to 16 is needed"),
+    ({"beam_search": BeamSearch(width=17)}, "sampling.beam_search.width: is 17; 2 to 16 is needed"),
+    (
+        {"beam_search": BeamSearch(width=2, length_penalty=math.inf)},
+        "sampling.beam_search.length_penalty: is inf; a finite number is needed",
+    ),
+]
+UNSUPPORTED = [
+    {"presence_penalty": 0.5},
+    {"frequency_penalty": -0.5},
+    {"repetition_penalty": 1.5},
+    {"logit_bias": [LogitBias(token_id=1, bias=1)]},
+    {"allowed_token_ids": [1]},
+    {"banned_token_ids": [1]},
+    {"bad_token_sequences": [TokenSequence(token_ids=[1])]},
+    {"num_logprobs": 0},
+    {"num_prompt_logprobs": 0},
+    {"structured_output": StructuredOutput(regex="a")},
+]
+
+
+def run_with_a_good_one(*bad, **settings):
+    """Bad ones and a good one in one message, then another good one: the stream goes on."""
+    good, later = sequence(1000), sequence(1001)
+
+    async def scenario(system):
+        router = connect(system)
+        await router.send(*bad, good)
+        await router.finish(*{message.id for message in bad}, 1000)
+        await router.send(later)
+        await router.finish(1001)
+        await quiet(system)
+        return router
+
+    router = run_worker(scenario, **settings)
+    assert router.tokens[1000] == expected(good, 4)
+    assert router.tokens[1001] == expected(later, 4)
+    return router
+
+
+def test_each_bad_field_is_named():
+    bad = [sequence(id, **fields) for id, (fields, _) in enumerate(BAD, start=1)]
+    bad += [
+        sequence(id, sampling=SamplingParams(**fields))
+        for id, (fields, _) in enumerate(BAD_SAMPLING, start=len(BAD) + 1)
+    ]
+    router = run_with_a_good_one(*bad)
+    ends = {id: router.ended[id] for id in range(1, len(bad) + 1)}
+    assert [end.detail for end in ends.values()] == [text for _, text in BAD + BAD_SAMPLING]
+    assert {end.finish_reason for end in ends.values()} == {ERROR}
+    assert {end.error_code for end in ends.values()} == {code_pb2.INVALID_ARGUMENT}
+
+
+def test_what_is_not_supported_yet_is_named():
+    bad = [sequence(id, sampling=SamplingParams(**fields)) for id, fields in enumerate(UNSUPPORTED, start=1)]
+    router = run_with_a_good_one(*bad)
+    for id, fields in enumerate(UNSUPPORTED, start=1):
+        (field,) = fields
+        assert router.ended[id].error_code == code_pb2.UNIMPLEMENTED
+        assert router.ended[id].detail == f"sampling.{field}: this worker does not support it yet"
+
+
+def test_neutral_values_of_what_is_not_supported_are_welcome():
+    message = sequence(1)
+    message.sampling.MergeFrom(SamplingParams(presence_penalty=0, frequency_penalty=0, repetition_penalty=1, top_k=-1))
+
+    async def scenario(system):
+        return await run_all(system, message)
+
+    assert run_worker(scenario).tokens[1] == expected(message, 4)
+
+
+def test_id_0_is_no_id():
+    router = run_with_a_good_one(sequence(0))
+    assert router.ended[0].detail == "id: is 0; 1 or more is needed"
+
+
+@pytest.mark.parametrize(("length", "good"), [(62, True), (63, True), (64, False), (65, False)])
+def test_prompts_about_as_long_as_the_context(length, good):
+    """Case 9: the last token of the context must be generated."""
+    router = run_with_a_good_one(sequence(1, length))
+    end = router.ended[1]
+    if good:
+        assert (len(router.tokens[1]), end.error_code) == (64 - length, 0)
+    else:
+        assert (end.error_code, end.finish_reason) == (code_pb2.INVALID_ARGUMENT, ERROR)
+        assert end.detail == (
+            f"token_ids: the prompt has {length} tokens; with room for one more the model takes at most 63"
+        )
+
+
+@pytest.mark.parametrize(
+    ("message", "settings", "numbers"),
+    [
+        (sequence(1, 40), {"num_blocks": 2}, ("40", "2")),
+        (sequence(1, 20), {"max_num_batched_tokens": 16, "max_num_seqs": 4}, ("20", "16")),
+        (sequence(1, 5, max_tokens=50), {"num_blocks": 2}, ("50", "2")),
+    ],
+    ids=["prompt beyond the pool", "prompt beyond the step", "max_tokens beyond the pool"],
+)
+def test_what_can_never_run_is_refused_at_once_with_numbers(message, settings, numbers):
+    """Case 6: it does not block those behind it."""
+    end = run_with_a_good_one(message, **settings).ended[1]
+    assert (end.finish_reason, end.error_code) == (ERROR, code_pb2.INVALID_ARGUMENT)
+    assert all(number in end.detail for number in numbers)
+
+
+def test_a_full_queue_refuses():
+    """RESOURCE_EXHAUSTED tells the router to try elsewhere; those in the queue are served."""
+    messages = [sequence(id, max_tokens=2) for id in range(1, 9)]
+
+    async def scenario(system):
+        system.executor.open.clear()
+        router = connect(system)
+        await router.send(*messages)
+        system.executor.open.set()
+        await router.finish(*range(1, 9))
+        return router
+
+    router = run_worker(scenario, max_num_seqs=1, max_num_waiting=3)
+    refused = [id for id, end in router.ended.items() if end.finish_reason == ERROR]
+    assert sorted(refused) == [4, 5, 6, 7, 8]
+    assert {router.ended[id].error_code for id in refused} == {code_pb2.RESOURCE_EXHAUSTED}
+    assert router.ended[4].detail == "3 sequences are waiting, the limit is 3"
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"index": 1}, "index: is [0, 1, 1]; 0 to 2, each once is needed"),
+        ({"group_size": 4}, "group_size: is 4; 3, as in the first of the group is needed"),
+        ({"token_ids": [1, 2, 3, 4, 6]}, "token_ids: is of index 2; the prompt of the first of the group is needed"),
+        ({"max_tokens": 0}, "max_tokens: is 0; at least 1 is needed"),
+    ],
+)
+def test_a_group_is_admitted_as_a_whole_or_not_at_all(change, text):
+    members = [sequence(id, [1, 2, 3, 4, 5], group_size=3, parent_id=1, index=id - 1) for id in (1, 2, 3)]
+    for field, value in change.items():
+        if field == "token_ids":
+            members[2].token_ids[:] = value
+        else:
+            setattr(members[2], field, value)
+    router = run_with_a_good_one(*members)
+    assert [router.ended[id].detail for id in (1, 2, 3)] == [text] * 3
+    assert [router.ended[id].index for id in (1, 2, 3)] == [member.index for member in members]
+
+
+def test_a_group_larger_than_the_queue_is_refused_as_a_whole():
+    """Case 60."""
+    members = [sequence(id, [1, 2, 3], group_size=3, parent_id=1, index=id - 1) for id in (1, 2, 3)]
+    router = run_with_a_good_one(*members, max_num_waiting=2)
+    assert {router.ended[id].error_code for id in (1, 2, 3)} == {code_pb2.RESOURCE_EXHAUSTED}
+
+
+def test_an_id_in_use_again_ends_both_uses_and_no_other():
+    """Their outputs could not be told apart."""
+
+    async def scenario(system):
+        system.executor.open.clear()
+        router = connect(system)
+        other = sequence(2, max_tokens=6)
+        await router.send(sequence(1, max_tokens=50), other)
+        await router.send(sequence(1, max_tokens=50))
+        system.executor.open.set()
+        await router.finish(1, 2)
+        await quiet(system)
+        return router, expected(other, 6)
+
+    router, other = run_worker(scenario)
+    assert (router.ended[1].finish_reason, router.ended[1].error_code) == (ERROR, code_pb2.ALREADY_EXISTS)
+    assert (router.tokens[2], router.ended[2].finish_reason) == (other, LENGTH)
+
+
+def test_a_row_that_is_not_finite_ends_with_an_internal_error():
+    async def scenario(system):
+        system.executor.runner.failing_slots.update(range(64))
+        router = await run_all(system, sequence(1))
+        await quiet(system)
+        return router
+
+    end = run_worker(scenario, async_scheduling=False).ended[1]
+    assert (end.finish_reason, end.error_code) == (ERROR, code_pb2.INTERNAL)
+    assert "not finite" in end.detail

@@ -1,0 +1,145 @@
+"""The engine alone, without sockets: races, order, idling."""
+
+import threading
+import time
+
+import pytest
+
+from tests.core.builders import make_sequence
+from tests.worker.fake_executor import FakeExecutor
+from worker.core.config import CacheConfig, SchedulerConfig
+from worker.core.scheduler import Scheduler
+from worker.core.sequence import FinishReason
+from worker.engine import Engine
+
+
+class Listener:
+    """Collects reports; `wait` for a condition on what was collected."""
+
+    def __init__(self):
+        self.reports, self.failures = [], []
+        self._changed = threading.Condition()
+
+    def on_report(self, report):
+        with self._changed:
+            self.reports.append(report)
+            self._changed.notify_all()
+
+    def on_failure(self, error):
+        with self._changed:
+            self.failures.append(error)
+            self._changed.notify_all()
+
+    @property
+    def ends(self):
+        return [output for report in self.reports for output in report.outputs if output.finish_reason is not None]
+
+    def wait(self, condition):
+        with self._changed:
+            assert self._changed.wait_for(condition, 20)
+
+
+def make_engine(async_depth=1, **config):
+    executor, listener = FakeExecutor(), Listener()
+    settings = {"max_model_len": 64, "max_num_seqs": 8, "max_num_batched_tokens": 256} | config
+    scheduler = Scheduler(
+        SchedulerConfig(async_depth=async_depth, **settings), CacheConfig(num_blocks=executor.num_blocks)
+    )
+    engine = Engine(
+        scheduler,
+        executor,
+        async_depth=async_depth,
+        step_timeout=20,
+        on_report=listener.on_report,
+        on_failure=listener.on_failure,
+    )
+    engine.start()
+    return engine, executor, listener
+
+
+@pytest.mark.parametrize("async_depth", [0, 1])
+def test_finish_and_abort_in_the_same_tick_end_once(async_depth):
+    """Case 17: 1,000 times, the abort arrives while the step with the last token runs."""
+    engine, executor, listener = make_engine(async_depth)
+    for id in range(1, 1001):
+        executor.open.clear()
+        engine.add([make_sequence(id, [1, 2, 3], max_tokens=1)])
+        engine.abort([id], "race")
+        engine.abort([id], "race")
+        executor.open.set()
+        listener.wait(lambda id=id: len(listener.ends) == id)
+    assert [output.sequence_id for output in listener.ends] == list(range(1, 1001))
+    assert {output.finish_reason for output in listener.ends} <= {FinishReason.ABORTED, FinishReason.LENGTH}
+    load = engine.call(lambda scheduler: scheduler.check_integrity() or scheduler.load()).result(20)
+    assert (load.num_running, load.num_waiting, load.num_blocks_used) == (0, 0, 0)
+    assert engine.stop(20) and not listener.failures
+
+
+@pytest.mark.parametrize(("async_depth", "num_ahead"), [(0, 1), (1, 2)])
+def test_the_next_step_is_submitted_while_one_runs_if_so_configured(async_depth, num_ahead):
+    engine, executor, listener = make_engine(async_depth)
+    executor.open.clear()
+    engine.add([make_sequence(1, [1, 2, 3], max_tokens=8)])
+    deadline = time.monotonic() + 20
+    while executor.num_submitted < num_ahead and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert executor.num_submitted == num_ahead
+    executor.open.set()
+    listener.wait(lambda: len(listener.ends) == 1)
+    # Eight tokens take eight steps, however many are in flight.
+    assert executor.num_submitted == 8
+    assert engine.stop(20)
+
+
+def test_a_step_is_one_report():
+    engine, executor, listener = make_engine(0)
+    executor.open.clear()
+    engine.add([make_sequence(1, [1, 2, 3], max_tokens=2)])
+    engine.add([make_sequence(2, [1, 2, 4], max_tokens=2)])
+    executor.open.set()
+    listener.wait(lambda: len(listener.ends) == 2)
+    steps = [report.step for report in listener.reports]
+    assert steps == sorted(set(steps))
+    assert engine.step == steps[-1]
+    assert engine.stop(20)
+
+
+def test_an_idle_engine_notices_a_deadline():
+    """It sleeps without polling; the scheduler says when to wake."""
+    engine, executor, listener = make_engine()
+    executor.open.clear()
+    engine.add([make_sequence(1, [1, 2, 3], max_tokens=1, deadline=time.monotonic() + 0.05)])
+    time.sleep(0.1)
+    executor.open.set()
+    listener.wait(lambda: len(listener.ends) == 1)
+    assert listener.ends[0].finish_reason in (FinishReason.DEADLINE, FinishReason.LENGTH)
+    assert engine.stop(20)
+
+
+def test_a_leak_found_at_idle_is_a_failure(monkeypatch):
+    monkeypatch.setattr("worker.engine.IDLE_CHECK_SECONDS", 0.01)
+    engine, _, listener = make_engine()
+
+    def leak(scheduler):
+        scheduler._blocks.pool.take(1)
+
+    engine.call(leak).result(20)
+    listener.wait(lambda: listener.failures)
+    assert isinstance(listener.failures[0], RuntimeError)
+
+
+def test_a_call_that_raises_raises_at_the_caller_only():
+    engine, _, listener = make_engine()
+    with pytest.raises(ZeroDivisionError):
+        engine.call(lambda scheduler: 1 // 0).result(20)
+    assert engine.call(lambda scheduler: 5).result(20) == 5
+    assert engine.stop(20) and not listener.failures
+
+
+def test_nothing_is_accepted_after_the_end():
+    engine, _, _ = make_engine()
+    assert engine.stop(20)
+    engine.add([make_sequence(1, [1])])
+    engine.abort([1], "")
+    with pytest.raises(Exception, match="the engine has stopped"):
+        engine.call(lambda scheduler: 5)

@@ -1,0 +1,220 @@
+"""Sequences up, tokens down: one message a step, each sequence with its own tokens."""
+
+import asyncio
+from itertools import pairwise
+
+import pytest
+
+from fissile.v1 import ExecuteCommand, ExecuteRequest, FinishReason, SamplingParams, TokenSequence
+from tests.worker.fake_executor import EOS
+from tests.worker.harness import connect, expected, quiet, run_all, run_worker, sequence
+
+LENGTH = FinishReason.FINISH_REASON_LENGTH
+
+
+def outputs_of(router, id):
+    return [output for message in router.messages for output in message.outputs if output.sequence_id == id]
+
+
+@pytest.mark.parametrize("async_scheduling", [False, True])
+def test_a_sequence_streams_one_token_a_step(async_scheduling):
+    message = sequence(1, max_tokens=4)
+
+    async def scenario(system):
+        router = await run_all(system, message)
+        await quiet(system)
+        return router
+
+    router = run_worker(scenario, async_scheduling=async_scheduling)
+    outputs = outputs_of(router, 1)
+    assert [list(output.token_ids) for output in outputs] == [[token] for token in expected(message, 4)]
+    assert [output.token_offset for output in outputs] == [0, 1, 2, 3]
+    assert [output.finish_reason for output in outputs] == [0, 0, 0, LENGTH]
+    steps = [response.step for response in router.messages]
+    assert steps == list(range(steps[0], steps[0] + 4))
+
+
+def test_sequences_of_one_step_come_in_one_message():
+    messages = [sequence(id) for id in (1, 2, 3)]
+
+    async def scenario(system):
+        return await run_all(system, *messages)
+
+    router = run_worker(scenario)
+    assert [len(response.outputs) for response in router.messages] == [3, 3, 3, 3]
+    assert {id: router.tokens[id] for id in (1, 2, 3)} == {m.id: expected(m, 4) for m in messages}
+    assert router.messages[0].load.num_running == 3
+
+
+def test_streams_do_not_share_ids():
+    messages = [sequence(7), sequence(7)]
+
+    async def scenario(system):
+        return await asyncio.gather(*(run_all(system, message) for message in messages))
+
+    routers = run_worker(scenario)
+    assert [router.tokens[7] for router in routers] == [expected(message, 4) for message in messages]
+
+
+def test_a_resumed_sequence_goes_on_where_it_was():
+    whole = sequence(1, max_tokens=6)
+    tokens = expected(whole, 6)
+    resumed = sequence(1, list(whole.token_ids) + tokens[:2], max_tokens=6, num_prompt_tokens=5)
+
+    async def scenario(system):
+        return await run_all(system, resumed)
+
+    router = run_worker(scenario)
+    assert router.tokens[1] == tokens[2:]
+    assert outputs_of(router, 1)[0].token_offset == 2
+
+
+def test_half_close_ends_the_stream_after_its_sequences():
+    async def scenario(system):
+        router = connect(system)
+        await router.send(sequence(1), sequence(2, max_tokens=8))
+        await router.call.done_writing()
+        code, _ = await router.end()
+        return set(router.ended), code
+
+    assert run_worker(scenario) == ({1, 2}, "OK")
+
+
+def test_members_of_a_group_share_the_prompt():
+    """n = 3: the prompt is computed once, the completions differ by seed."""
+    prompt = list(range(20, 52))
+    messages = [
+        sequence(id, prompt, group_size=3, parent_id=1, index=id - 1, sampling=SamplingParams(seed=id))
+        for id in (1, 2, 3)
+    ]
+
+    async def scenario(system):
+        before = system.executor.runner.num_tokens
+        router = await run_all(system, *messages)
+        await quiet(system)
+        return router, system.executor.runner.num_tokens - before
+
+    router, num_computed = run_worker(scenario)
+    assert {id: router.tokens[id] for id in (1, 2, 3)} == {m.id: expected(m, 4) for m in messages}
+    assert [router.ended[id].index for id in (1, 2, 3)] == [0, 1, 2]
+    # The prompt once, its last token again for each of the others, three further tokens for each.
+    assert num_computed == 32 + 2 + 3 * 3
+
+
+def test_a_beam_search_ends_with_its_hypotheses():
+    sampling = SamplingParams()
+    sampling.beam_search.width = 3
+
+    async def scenario(system):
+        return await run_all(system, sequence(1, sampling=sampling))
+
+    router = run_worker(scenario)
+    (output,) = outputs_of(router, 1)
+    assert not output.token_ids
+    assert [len(hypothesis.token_ids) for hypothesis in output.hypotheses] == [4, 4, 4]
+    scores = [hypothesis.score for hypothesis in output.hypotheses]
+    assert scores == sorted(scores, reverse=True)
+    assert {hypothesis.finish_reason for hypothesis in output.hypotheses} == {LENGTH}
+
+
+@pytest.mark.parametrize("kind", ["eos", "stop_token", "stop_sequence"])
+def test_stops_are_named(kind):
+    message = sequence(1, list(range(30, 40)), max_tokens=40)
+    tokens = expected(message, 40)
+    end = next(i for i, token in enumerate(tokens) if token == EOS and i > 1)
+    if kind == "eos":
+        message.ignore_eos = False
+        end = tokens.index(EOS)
+    elif kind == "stop_token":
+        message.stop_token_ids.append(EOS)
+        end = tokens.index(EOS)
+    else:
+        message.stop_token_sequences.append(TokenSequence(token_ids=tokens[end - 1 : end + 1]))
+        pairs = list(pairwise(tokens))
+        end = pairs.index((tokens[end - 1], tokens[end])) + 1
+
+    async def scenario(system):
+        return await run_all(system, message)
+
+    router = run_worker(scenario)
+    assert router.tokens[1] == tokens[: end + 1]
+    last = router.ended[1]
+    assert FinishReason.Name(last.finish_reason) == f"FINISH_REASON_{kind.upper()}"
+    assert last.HasField("stop_token_id") == (kind != "stop_sequence")
+    assert kind == "stop_sequence" or last.stop_token_id == EOS
+
+
+def test_no_limit_means_what_the_context_leaves():
+    """Case 11."""
+    message = sequence(1, 60)
+    message.ClearField("max_tokens")
+
+    async def scenario(system):
+        return await run_all(system, message)
+
+    router = run_worker(scenario)
+    assert len(router.tokens[1]) == 4
+    assert router.ended[1].finish_reason in (LENGTH, FinishReason.FINISH_REASON_MODEL_LENGTH)
+
+
+def test_no_limit_means_at_most_what_the_cache_holds():
+    message = sequence(1, 5)
+    message.ClearField("max_tokens")
+
+    async def scenario(system):
+        return await run_all(system, message)
+
+    router = run_worker(scenario, num_blocks=2)
+    assert len(router.tokens[1]) == 2 * 16 + 1 - 5
+
+
+def test_sequences_without_a_seed_differ():
+    prompt = list(range(20, 30))
+
+    async def scenario(system):
+        return await run_all(
+            system, *(sequence(id, prompt, max_tokens=16, sampling=SamplingParams()) for id in range(1, 4))
+        )
+
+    router = run_worker(scenario)
+    assert len({tuple(router.tokens[id]) for id in (1, 2, 3)}) == 3
+
+
+def test_the_end_says_how_long_it_took_and_what_was_cached():
+    prompt = list(range(20, 60))
+
+    async def scenario(system):
+        await run_all(system, sequence(1, prompt))
+        return await run_all(system, sequence(1, prompt))
+
+    last = run_worker(scenario).ended[1]
+    assert last.num_cached_tokens == 32
+    assert last.timings.HasField("queued") and last.timings.HasField("prefill") and last.timings.HasField("decode")
+
+
+def test_a_changed_load_is_told_to_a_stream_without_outputs():
+    async def scenario(system):
+        watcher = connect(system)
+        await watcher.send(999)
+        system.executor.open.clear()
+        worker = connect(system)
+        await worker.send(sequence(1, max_tokens=8))
+        system.executor.open.set()
+        await worker.finish(1)
+        assert await watcher.read()
+        return watcher.messages[0]
+
+    response = run_worker(scenario)
+    assert not response.outputs and response.load.num_blocks == 64 and response.load.num_generated_tokens > 0
+
+
+def test_a_command_without_content_ends_the_stream():
+    async def scenario(system):
+        router = connect(system)
+        await router.send(sequence(1, max_tokens=40))
+        await router.call.write(ExecuteRequest(commands=[ExecuteCommand()]))
+        end = await router.end()
+        await quiet(system)
+        return end
+
+    assert run_worker(scenario) == ("INVALID_ARGUMENT", "commands: neither sequence nor abort is set")

@@ -1,0 +1,230 @@
+"""Health, draining, and what happens when the device or the engine is lost."""
+
+import asyncio
+
+import grpc
+import pytest
+from google.protobuf import duration_pb2
+from google.rpc import code_pb2
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from common.channel import aio_channel
+from fissile.v1 import DrainRequest, FinishReason, GetWorkerRequest
+from tests.worker.fake_executor import FakeExecutor
+from tests.worker.harness import TOKENIZER, connect, quiet, run_all, run_worker, sequence, until
+from worker.config import WorkerSettings
+from worker.executor import ExecutorStartError
+from worker.server import WorkerFailedError, WorkerServer, run_until_stopped
+
+SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
+ABORTED, ERROR, LENGTH = (
+    FinishReason.FINISH_REASON_ABORTED,
+    FinishReason.FINISH_REASON_ERROR,
+    FinishReason.FINISH_REASON_LENGTH,
+)
+
+
+async def health(system, service=""):
+    async with aio_channel(system.address) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        return (await stub.Check(health_pb2.HealthCheckRequest(service=service))).status
+
+
+async def until_health(system, status):
+    async with asyncio.timeout(20):
+        while await health(system) != status:
+            await asyncio.sleep(0.002)
+
+
+def test_health_is_up_only_once_a_request_would_succeed():
+    async def scenario(system):
+        loading = await health(system)
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await system.stub.GetWorker(GetWorkerRequest())
+        early = await connect(system).end()
+        system.executor.loading.set()
+        await until_health(system, SERVING)
+        router = await run_all(system, sequence(1))
+        named = await health(system, "fissile.v1.WorkerService")
+        return loading, refused.value.code().name, early, named, router.ended[1].finish_reason
+
+    answer = run_worker(scenario, prepare=lambda executor: executor.loading.clear())
+    early = ("UNAVAILABLE", "the model is still loading")
+    assert answer == (NOT_SERVING, "UNAVAILABLE", early, SERVING, LENGTH)
+
+
+def test_drain_finishes_what_runs_and_refuses_what_comes():
+    async def scenario(system):
+        system.executor.open.clear()
+        router = connect(system)
+        await router.send(sequence(1), sequence(2))
+        await until(lambda: system.server._dispatcher.num_open == 2)
+        drain = asyncio.create_task(_drain(system))
+        await until(lambda: not system.server._dispatcher.is_accepting)
+        status = await health(system)
+        await router.send(sequence(3))
+        late = await connect(system).end()
+        system.executor.open.set()
+        await router.finish(1, 2, 3)
+        return router, await drain, status, late
+
+    router, result, status, late = run_worker(scenario)
+    assert (result.num_finished, result.num_aborted) == (2, 0)
+    assert [router.ended[id].finish_reason for id in (1, 2, 3)] == [LENGTH, LENGTH, ERROR]
+    assert (router.ended[3].error_code, router.ended[3].detail) == (code_pb2.UNAVAILABLE, "the worker is draining")
+    assert status == NOT_SERVING
+    assert late == ("UNAVAILABLE", "the worker is draining")
+
+
+async def _drain(system, seconds=None):
+    request = DrainRequest()
+    if seconds is not None:
+        request.timeout.CopyFrom(duration_pb2.Duration(nanos=int(seconds * 1e9)))
+    return await system.stub.Drain(request)
+
+
+def test_drain_aborts_what_does_not_finish_in_time():
+    async def scenario(system):
+        router = connect(system)
+        await router.send(sequence(1, max_tokens=100_000), sequence(2, max_tokens=2))
+        await router.finish(2)
+        result = await _drain(system, 0.05)
+        await router.finish(1)
+        await quiet(system)
+        return router, result
+
+    router, result = run_worker(scenario, max_model_len=200_000, num_blocks=20_000, max_num_seqs=4)
+    assert (result.num_finished, result.num_aborted) == (0, 1)
+    assert router.ended[1].finish_reason == ABORTED
+
+
+def test_shutdown_finishes_what_runs_then_ends_the_streams():
+    async def scenario(system):
+        router = connect(system)
+        await router.send(sequence(1, max_tokens=40))
+        await router.read_tokens(1, 1)
+        stopping = asyncio.create_task(system.server.stop())
+        end = await router.end()
+        await stopping
+        return router, end, system.executor.is_shut_down
+
+    router, end, is_shut_down = run_worker(scenario)
+    assert (router.ended[1].finish_reason, len(router.tokens[1])) == (LENGTH, 40)
+    assert end == ("UNAVAILABLE", "the worker is shutting down")
+    assert is_shut_down
+
+
+def failing(break_it, **settings):
+    """Two routers with open sequences, then a fault: what each router hears, and the server's state."""
+
+    async def scenario(system):
+        system.executor.open.clear()
+        routers = [connect(system), connect(system)]
+        await routers[0].send(sequence(1, max_tokens=50), sequence(2, max_tokens=50))
+        await routers[1].send(sequence(1, max_tokens=50))
+        await until(lambda: system.server._dispatcher.num_open == 3)
+        break_it(system)
+        ends = [await router.end() for router in routers]
+        await system.server.failed.wait()
+        late = await connect(system).end()
+        return routers, ends, str(system.server.failure), late, system.server._dispatcher.num_open
+
+    return run_worker(scenario, **settings)
+
+
+def kill(system):
+    system.executor.die()
+
+
+def crash(system):
+    """A fault of ours in the engine's own code."""
+    system.executor.raises_in_submit = KeyError("a bug")
+    system.executor.open.set()
+
+
+@pytest.mark.parametrize("async_scheduling", [False, True])
+@pytest.mark.parametrize(("break_it", "text"), [(kill, "rank 0 was killed by signal 9"), (crash, "'a bug'")])
+def test_a_lost_engine_ends_every_sequence(break_it, text, async_scheduling):
+    routers, ends, failure, late, num_open = failing(break_it, async_scheduling=async_scheduling)
+    assert [sorted(router.ended) for router in routers] == [[1, 2], [1]]
+    for router in routers:
+        for output in router.ended.values():
+            assert (output.finish_reason, output.error_code) == (ERROR, code_pb2.UNAVAILABLE)
+            assert output.detail == f"the worker failed: {text}"
+    assert ends == [("UNAVAILABLE", f"the worker failed: {text}")] * 2
+    assert (failure, late, num_open) == (text, ends[0], 0)
+
+
+def test_a_device_that_dies_at_idle_is_noticed_without_a_request():
+    async def scenario(system):
+        system.executor.die()
+        async with asyncio.timeout(20):
+            await system.server.failed.wait()
+        return str(system.server.failure)
+
+    assert run_worker(scenario) == "rank 0 was killed by signal 9"
+
+
+def test_a_step_that_hangs_does_not_hang_the_shutdown(monkeypatch):
+    monkeypatch.setattr("worker.dispatcher.ABORT_SECONDS", 0.05)
+    monkeypatch.setattr("worker.server.ENGINE_STOP_SECONDS", 0.05)
+
+    async def scenario(system):
+        system.executor.open.clear()
+        router = connect(system)
+        await router.send(sequence(1))
+        await until(lambda: system.server._dispatcher.num_open == 1)
+        stopping = asyncio.create_task(system.server.stop())
+        end = await router.end()
+        await stopping
+        return router.ended[1], end
+
+    output, end = run_worker(scenario, drain_timeout=0.05)
+    assert (output.finish_reason, output.error_code) == (ERROR, code_pb2.UNAVAILABLE)
+    assert end == ("UNAVAILABLE", "the worker is shutting down")
+
+
+def serve(executor, stop_at_once=False, **options):
+    async def run():
+        stop = asyncio.Event()
+        if stop_at_once:
+            stop.set()
+        settings = WorkerSettings(port=0, drain_timeout=1.0, max_num_batched_tokens=2048, **options)
+
+        def make(on_rank_end):
+            executor._on_rank_end = on_rank_end
+            return executor
+
+        async with asyncio.timeout(30):
+            await run_until_stopped(WorkerServer(settings, make, lambda: TOKENIZER), stop)
+
+    asyncio.run(run())
+
+
+def test_a_model_that_cannot_be_loaded_ends_the_process():
+    executor = FakeExecutor()
+    executor.start_error = "no model 'x'"
+    with pytest.raises(ExecutorStartError, match="no model 'x'"):
+        serve(executor)
+
+
+def test_a_warm_up_that_fails_ends_the_process():
+    executor = FakeExecutor()
+    executor.runner.failing_slots.update(range(1024))
+    with pytest.raises(WorkerFailedError, match=r"the first request failed: .*not finite"):
+        serve(executor, async_scheduling=False)
+
+
+def test_a_failure_ends_the_process():
+    executor = FakeExecutor()
+    executor.raises_in_submit = RuntimeError("broken")
+    with pytest.raises(WorkerFailedError, match="broken"):
+        serve(executor)
+
+
+def test_a_signal_while_loading_does_not_wait_for_the_model():
+    executor = FakeExecutor()
+    executor.loading.clear()
+    serve(executor, stop_at_once=True)
+    assert not executor.is_shut_down
+    executor.loading.set()

@@ -1,0 +1,131 @@
+"""What a worker says about itself, its tokenizer, its load and its cache; and its metrics."""
+
+import asyncio
+import hashlib
+import socket
+import urllib.request
+
+import grpc
+import pytest
+
+from common.block_hash import HASH_SCHEME
+from fissile.v1 import (
+    ClearPrefixCacheRequest,
+    GetLoadRequest,
+    GetTokenizerRequest,
+    GetWorkerRequest,
+    StartProfileRequest,
+    StopProfileRequest,
+)
+from tests.worker.fake_executor import EOS
+from tests.worker.harness import TOKENIZER, connect, run_all, run_worker, sequence, until
+
+
+def test_it_says_what_it_is():
+    async def scenario(system):
+        return await system.stub.GetWorker(GetWorkerRequest())
+
+    first, second = (run_worker(scenario, dp_rank=1, dp_size=2) for _ in range(2))
+    assert (first.model, list(first.architectures)) == ("smollm2", ["FakeForCausalLM"])
+    assert (first.max_model_len, first.vocab_size, first.block_size, first.num_blocks) == (64, 100, 16, 64)
+    assert (first.dp_rank, first.dp_size, first.tp_size) == (1, 2, 1)
+    assert (first.hash_scheme, first.tokenizer_fingerprint) == (HASH_SCHEME, TOKENIZER.fingerprint)
+    assert (first.dtype, first.device, list(first.eos_token_ids)) == ("float32", "cpu", [EOS])
+    assert first.epoch and first.epoch != second.epoch
+
+
+def test_the_tokenizer_arrives_whole_in_parts_with_checksums():
+    async def scenario(system):
+        return [part async for part in system.stub.GetTokenizer(GetTokenizerRequest())]
+
+    parts = run_worker(scenario)
+    files: dict[str, bytes] = {}
+    for part in parts:
+        assert len(part.data) <= 1024 * 1024
+        files[part.name] = files.get(part.name, b"") + part.data
+        if part.sha256:
+            assert part.sha256 == hashlib.sha256(files[part.name]).hexdigest()
+    assert files == TOKENIZER.files
+    assert [bool(part.sha256) for part in parts] == [True, False, False, True]
+    assert [part.fingerprint for part in parts] == ["", "", "", TOKENIZER.fingerprint]
+
+
+def test_the_load_counts():
+    prompt = list(range(20, 60))
+
+    async def scenario(system):
+        await run_all(system, sequence(1, prompt))
+        before = await system.stub.GetLoad(GetLoadRequest())
+        await run_all(system, sequence(1, prompt))
+        return before, await system.stub.GetLoad(GetLoadRequest())
+
+    before, after = run_worker(scenario)
+    assert after.step > before.step
+    assert after.load.num_generated_tokens - before.load.num_generated_tokens == 4
+    assert after.load.num_prefix_hits - before.load.num_prefix_hits == 32
+    assert (after.load.num_blocks, after.load.num_used_blocks) == (64, 0)
+    assert after.uptime.ToNanoseconds() > 0
+
+
+def test_a_cleared_cache_is_not_hit():
+    prompt = list(range(20, 60))
+
+    async def scenario(system):
+        await run_all(system, sequence(1, prompt))
+        cleared = (await system.stub.ClearPrefixCache(ClearPrefixCacheRequest())).num_blocks
+        return cleared, (await run_all(system, sequence(1, prompt))).ended[1].num_cached_tokens
+
+    # Two full blocks of the sequence and one of the warm-up request.
+    assert run_worker(scenario) == (3, 0)
+
+
+async def _clear(system):
+    return await system.stub.ClearPrefixCache(ClearPrefixCacheRequest())
+
+
+def test_a_cache_in_use_is_not_cleared():
+    async def scenario(system):
+        system.executor.open.clear()
+        router = connect(system)
+        await router.send(sequence(1))
+        await until(lambda: system.server._dispatcher.num_open == 1)
+        clear = asyncio.ensure_future(_clear(system))
+        await until(lambda: system.server._engine._calls)
+        system.executor.open.set()
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await clear
+        await router.finish(1)
+        return refused.value.code().name
+
+    assert run_worker(scenario) == "UNAVAILABLE"
+
+
+@pytest.mark.parametrize(
+    ("name", "request_"), [("StartProfile", StartProfileRequest), ("StopProfile", StopProfileRequest)]
+)
+def test_what_comes_later_is_unimplemented_with_a_message(name, request_):
+    async def scenario(system):
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await getattr(system.stub, name)(request_())
+        return refused.value.code().name, refused.value.details()
+
+    assert run_worker(scenario) == ("UNIMPLEMENTED", "this worker has no profiler yet")
+
+
+def test_metrics_are_served():
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+
+    async def scenario(system):
+        await run_all(system, sequence(1), sequence(2, max_tokens=0))
+        return (await asyncio.to_thread(urllib.request.urlopen, f"http://127.0.0.1:{port}/metrics")).read().decode()
+
+    lines = run_worker(scenario, metrics_port=port).splitlines()
+    # The warm-up request counts, too.
+    assert 'fissile_worker_sequences_total{end="length"} 2.0' in lines
+    assert 'fissile_worker_sequences_total{end="refused_invalid_argument"} 1.0' in lines
+    assert "fissile_worker_generated_tokens_total 6.0" in lines
+    assert "fissile_worker_sequences_running 0.0" in lines
+    assert "fissile_worker_kv_occupancy 0.0" in lines
+    assert any(line.startswith("fissile_worker_step_seconds_bucket") for line in lines)
+    assert "fissile_worker_queue_seconds_count 2.0" in lines
