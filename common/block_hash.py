@@ -36,6 +36,11 @@ def pack_tokens(token_ids: Sequence[int]) -> bytes:
     return packed.tobytes()
 
 
+def unpack_tokens(content: bytes, num_tokens: int) -> tuple[int, ...]:
+    """The first `num_tokens` of what `pack_tokens` made."""
+    return struct.unpack_from(f"<{num_tokens}q", content)
+
+
 def encode_extra(tag: str, value: bytes) -> bytes:
     """One extra key, unambiguous: ("salt", x) never equals ("lora", x)."""
     name = tag.encode()
@@ -45,6 +50,16 @@ def encode_extra(tag: str, value: bytes) -> bytes:
 def encode_salt(salt: bytes) -> bytes:
     """Extra bytes of a chain's first block. An empty salt is no salt."""
     return encode_extra("salt", salt) if salt else b""
+
+
+def decode_salt(content: bytes, num_tokens: int) -> bytes:
+    """The salt at the end of a first block's content; empty if it has none."""
+    extra = content[num_tokens * TOKEN_BYTES :]
+    if not extra:
+        return b""
+    name_bytes, value_bytes = struct.unpack_from("<II", extra)
+    start = 8 + name_bytes
+    return extra[start : start + value_bytes]
 
 
 def hash_block(parent: int, content: bytes, hasher: BlockHasher = default_hasher) -> int:

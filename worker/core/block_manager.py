@@ -4,6 +4,7 @@ from common.block_hash import BlockHasher, default_hasher
 from worker.core.block_chain import BlockChain
 from worker.core.block_pool import BlockPool
 from worker.core.config import CacheConfig
+from worker.core.kv_events import KvEvents
 from worker.core.prefix_index import Anchor, HashPrefixIndex, PrefixIndex
 from worker.core.radix_index import RadixPrefixIndex
 from worker.core.sequence import Sequence
@@ -43,6 +44,14 @@ class BlockManager:
     @property
     def num_free_groups(self) -> int:
         return len(self._free_groups)
+
+    def listen(self, capacity: int) -> KvEvents | None:
+        """Events of the prefix index from now on, the same object for all observers; None if caching is off."""
+        if self.index is None:
+            return None
+        if self.index.events is None:
+            self.index.events = KvEvents(self.index.stored, self.block_size, capacity)
+        return self.index.events
 
     def num_blocks_for(self, num_tokens: int) -> int:
         """Blocks that hold `num_tokens`."""

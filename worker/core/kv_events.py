@@ -1,19 +1,33 @@
 """What happened to published blocks, for observers: numbered, in order, in a bounded buffer."""
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from itertools import islice
 
-if TYPE_CHECKING:
-    from worker.core.prefix_index import StoredBlock
+from common.block_hash import decode_salt, unpack_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBlock:
+    """A published block as an index knows it; `content` is its packed tokens, on a first block with the salt."""
+
+    block_id: int
+    hash: int
+    parent_hash: int
+    content: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class BlockStored:
     """A block can be hit from now on."""
 
-    block: "StoredBlock"
+    hash: int
+    parent_hash: int
+    """`common.block_hash.ROOT_HASH` for the first block of a chain."""
+    token_ids: tuple[int, ...]
+    salt: bytes
+    """On the first block of a chain; the hashes carry it on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,21 +46,35 @@ KvEvent = BlockStored | BlockRemoved | AllCleared
 
 
 class KvEvents:
-    """Exists only while somebody listens; before, publishing and evicting cost nothing for it.
+    """Exists only while somebody listens; without it, publishing and evicting cost nothing for observers.
 
-    Events are numbered from 1. `since` answers a reader who has fallen behind the buffer with None: it must start again
-    from a snapshot.
+    Events are numbered from 1. An observer takes a `snapshot`, then asks for what came `since`; if it has fallen behind
+    the buffer it starts again from a snapshot.
     """
 
-    def __init__(self, snapshot: "Iterable[StoredBlock]", capacity: int) -> None:
-        """`snapshot`: what is published now; it becomes the first events."""
+    def __init__(self, stored: Callable[[], Iterable[StoredBlock]], block_size: int, capacity: int) -> None:
+        """`stored` lists what is published now, parents first."""
+        self._list_stored = stored
+        self._block_size = block_size
         self._events: deque[KvEvent] = deque(maxlen=capacity)
         self.last_number = 0
-        for block in snapshot:
-            self.stored(block)
 
-    def stored(self, block: "StoredBlock") -> None:
-        self._append(BlockStored(block))
+    def snapshot(self) -> tuple[int, list[BlockStored]]:
+        """Everything that can be hit now, parents before children, and the number of the last event it includes."""
+        return self.last_number, [self._describe(block) for block in self._list_stored()]
+
+    def since(self, number: int) -> list[tuple[int, KvEvent]] | None:
+        """Events after `number` with their numbers; None if some of them are gone, or `number` was never given."""
+        num_missing = self.last_number - number
+        if num_missing < 0 or num_missing > len(self._events):
+            return None
+        events = islice(self._events, len(self._events) - num_missing, None)
+        return list(enumerate(events, start=number + 1))
+
+    # Called by the prefix index.
+
+    def stored(self, block: StoredBlock) -> None:
+        self._append(self._describe(block))
 
     def removed(self, hash: int) -> None:
         self._append(BlockRemoved(hash))
@@ -54,14 +82,10 @@ class KvEvents:
     def cleared(self) -> None:
         self._append(AllCleared())
 
-    def since(self, number: int) -> list[tuple[int, KvEvent]] | None:
-        """Events after `number` with their numbers; None if some of them are gone, or `number` was never given."""
-        num_missing = self.last_number - number
-        if num_missing < 0 or num_missing > len(self._events):
-            return None
-        events = list(self._events)[len(self._events) - num_missing :]
-        return list(enumerate(events, start=number + 1))
-
     def _append(self, event: KvEvent) -> None:
         self.last_number += 1
         self._events.append(event)
+
+    def _describe(self, block: StoredBlock) -> BlockStored:
+        tokens = unpack_tokens(block.content, self._block_size)
+        return BlockStored(block.hash, block.parent_hash, tokens, decode_salt(block.content, self._block_size))

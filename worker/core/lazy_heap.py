@@ -19,6 +19,9 @@ class LazyHeap(Generic[Key]):
     def __init__(self) -> None:
         self._heap: list[tuple[Key, int]] = []
         self._live: dict[int, tuple[Key, Sequence]] = {}
+        self._num_tokens: dict[int, int] = {}
+        self.num_tokens = 0
+        """Committed tokens of all inside, as of when they were pushed."""
 
     def __len__(self) -> int:
         return len(self._live)
@@ -31,6 +34,8 @@ class LazyHeap(Generic[Key]):
         if seq.id in self._live:
             raise RuntimeError(f"sequence {seq.id} is queued twice")
         self._live[seq.id] = (key, seq)
+        self._num_tokens[seq.id] = seq.num_tokens
+        self.num_tokens += seq.num_tokens
         heapq.heappush(self._heap, (key, seq.id))
 
     def peek(self) -> tuple[Key, Sequence] | None:
@@ -45,7 +50,10 @@ class LazyHeap(Generic[Key]):
 
     def discard(self, sequence_id: int) -> None:
         """Takes the sequence out if it is inside."""
-        if self._live.pop(sequence_id, None) is not None and len(self._heap) > 2 * len(self._live) + 64:
+        if self._live.pop(sequence_id, None) is None:
+            return
+        self.num_tokens -= self._num_tokens.pop(sequence_id)
+        if len(self._heap) > 2 * len(self._live) + 64:
             self._heap = [(key, seq.id) for key, seq in self._live.values()]
             heapq.heapify(self._heap)
 

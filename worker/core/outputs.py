@@ -59,7 +59,7 @@ class LoadSnapshot:
     """Free blocks whose content can still be hit."""
     num_host_blocks_used: int
     num_waiting_tokens: int
-    """Committed tokens of waiting sequences: an upper bound of the prefill that is due."""
+    """Committed tokens of the queue: an upper bound of the prefill that is due."""
     num_running_tokens: int
     """Tokens in the cache for running sequences."""
     num_total_prefix_queries: int

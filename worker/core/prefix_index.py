@@ -7,30 +7,16 @@ that nobody references is **evictable**: it can still be hit, and is given up la
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from common.block_hash import ROOT_HASH
 from worker.core.block_chain import BlockChain
-
-if TYPE_CHECKING:
-    from worker.core.kv_events import KvEvents
+from worker.core.kv_events import KvEvents, StoredBlock
 
 
 class Anchor:
     """Where a sequence's published chain ends; only the index that made it looks inside."""
 
     __slots__ = ()
-
-
-@dataclass(frozen=True, slots=True)
-class StoredBlock:
-    """A published block as an observer sees it."""
-
-    block_id: int
-    hash: int
-    parent_hash: int
-    content: bytes
 
 
 class PrefixIndex(ABC):

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 
 from common.block_hash import ROOT_HASH
 from worker.core.block_chain import BlockChain
-from worker.core.prefix_index import Anchor, PrefixIndex, StoredBlock
+from worker.core.kv_events import StoredBlock
+from worker.core.prefix_index import Anchor, PrefixIndex
 
 
 class _Node(Anchor):

@@ -11,6 +11,7 @@ from worker.core.block_manager import BlockManager
 from worker.core.committer import Committer
 from worker.core.config import CacheConfig, SchedulerConfig, check_together
 from worker.core.errors import AdmissionError, QueueFullError
+from worker.core.kv_events import KvEvents
 from worker.core.outputs import LoadSnapshot, SequenceOutput
 from worker.core.planner import StepPlanner
 from worker.core.sequence import FinishReason, Sequence
@@ -145,21 +146,27 @@ class Scheduler:
         pool.clear_cached()
         return True
 
+    def watch_kv_events(self, capacity: int = 65_536) -> KvEvents | None:
+        """Starts recording what can be hit, if nobody did before; None if prefix caching is off.
+
+        All observers share the one object, with the `capacity` of the first call, and read it in this thread.
+        """
+        return self._blocks.listen(capacity)
+
     def load(self) -> LoadSnapshot:
-        """Load now and counters since start."""
+        """Load now and counters since start. Its cost does not grow with the queue."""
         state, pool, counters = self._state, self._blocks.pool, self._state.counters
-        waiting = [*state.waiting.sequences(), *(seq for group in state.parked.values() for seq in group)]
         return LoadSnapshot(
             num_running=state.num_running,
-            num_waiting=len(waiting),
+            num_waiting=len(state.waiting) + state.num_parked,
             num_swapped=len(state.swapped),
             num_blocks=pool.num_blocks,
             num_blocks_used=pool.num_blocks - pool.num_free,
             num_blocks_free=pool.num_free,
             num_blocks_cached=pool.num_cached,
             num_host_blocks_used=self._blocks.host_pool.num_blocks - self._blocks.host_pool.num_free,
-            num_waiting_tokens=sum(seq.num_tokens for seq in waiting),
-            num_running_tokens=sum(seq.num_computed_tokens for seq in state.running()),
+            num_waiting_tokens=state.waiting.num_tokens,
+            num_running_tokens=sum([seq.num_computed_tokens for seq in state.running()]),
             num_total_prefix_queries=self._blocks.num_prefix_queries,
             num_total_prefix_hits=self._blocks.num_prefix_hits,
             num_total_preemptions=counters.preemptions,
