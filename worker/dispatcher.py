@@ -26,6 +26,7 @@ from worker.convert import (
     sequence_from_pb,
 )
 from worker.engine import Engine, StepReport
+from worker.kv_watch import Progress
 from worker.metrics import WorkerMetrics
 from worker.streams import ExecuteStream
 
@@ -63,6 +64,8 @@ class Dispatcher:
         self._next_engine_id = itertools.count(1)
         self._refusal: FissileError | None = None
         """Why nothing is accepted any more."""
+        self.progress = Progress()
+        """Of the engine: signalled at each report."""
         self._emptied = asyncio.Event()
         self._emptied.set()
 
@@ -122,6 +125,7 @@ class Dispatcher:
             if entry is not None:
                 error = refusal_to_error(refusal)
                 responses.setdefault(entry.stream, []).append(error_to_pb(error, entry.sequence_id, entry.index))
+        self.progress.signal()
         if report.stats is not None:
             self._metrics.observe_step(report.stats)
         if responses:

@@ -20,6 +20,7 @@ from worker.convert import duration_to_pb, load_to_pb
 from worker.core.scheduler import Scheduler
 from worker.dispatcher import Dispatcher
 from worker.engine import Engine
+from worker.kv_watch import watch_kv_events
 from worker.loader.tokenizer import TokenizerFiles
 from worker.runner.config import ModelInfo
 from worker.streams import ExecuteStream
@@ -119,7 +120,7 @@ class WorkerService(v1.WorkerServiceServicer):
             capabilities=_capabilities(settings),
             dtype=model.dtype,
             device=model.device,
-            kernel_backend=settings.kernel_backend,
+            kernel_backend=", ".join(sorted(set(model.kernels.values()))),
             eos_token_ids=model.config.eos_token_ids,
             version=version("fissile"),
         )
@@ -158,14 +159,23 @@ class WorkerService(v1.WorkerServiceServicer):
     async def ClearPrefixCache(
         self, request: v1.ClearPrefixCacheRequest, context: grpc.aio.ServicerContext
     ) -> v1.ClearPrefixCacheResponse:
-        num_blocks = await asyncio.wrap_future(self._loaded().engine.call(_clear_prefix_cache))
+        worker = self._loaded()
+        num_blocks = await asyncio.wrap_future(worker.engine.call(_clear_prefix_cache))
+        worker.dispatcher.progress.signal()
         return v1.ClearPrefixCacheResponse(num_blocks=num_blocks)
 
     async def WatchKvEvents(
         self, request: v1.WatchKvEventsRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[v1.WatchKvEventsResponse]:
-        raise UnimplementedError("this worker does not publish KV events yet")
-        yield
+        if not self._settings.enable_prefix_caching:
+            raise UnimplementedError("prefix caching is off")
+        await context.send_initial_metadata(())
+        worker = self._loaded()
+        async for response in watch_kv_events(
+            worker.engine, worker.dispatcher.progress, worker.model.block_size, request.from_sequence_number
+        ):
+            response.epoch = self._epoch
+            yield response
 
     async def StartProfile(
         self, request: v1.StartProfileRequest, context: grpc.aio.ServicerContext
@@ -197,7 +207,7 @@ def _clear_prefix_cache(scheduler: Scheduler) -> int:
 def _capabilities(settings: WorkerSettings) -> list[str]:
     capabilities = ["beam_search"]
     if settings.enable_prefix_caching:
-        capabilities.append("prefix_caching")
+        capabilities += ["prefix_caching", "kv_events"]
     if settings.swap_space_gib:
         capabilities.append("swap")
     return capabilities
