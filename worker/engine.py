@@ -141,11 +141,16 @@ class Engine:
         self._inbox.post(lambda: self._abort(sequence_ids, detail))
 
     def call(self, function: Callable[[Scheduler], T]) -> "Future[T]":
-        """Run `function` on the engine thread between two steps. Raises UnavailableError if the engine has ended."""
+        """Run `function` on the engine thread between two steps, unless the future is cancelled before.
+
+        Raises UnavailableError, here or in the future, if the engine has ended.
+        """
         future: Future[T] = Future()
 
         def run() -> None:
             self._calls.discard(future)
+            if not future.set_running_or_notify_cancel():
+                return
             try:
                 future.set_result(function(self._scheduler))
             except Exception as error:
@@ -168,7 +173,8 @@ class Engine:
             failure = error
         self._inbox.close()
         for future in list(self._calls):
-            future.set_exception(UnavailableError("the engine has stopped"))
+            if future.set_running_or_notify_cancel():
+                future.set_exception(UnavailableError("the engine has stopped"))
         if failure is not None:
             self._on_failure(failure)
 

@@ -57,6 +57,12 @@ def make_engine(async_depth=1, **config):
     return engine, executor, listener
 
 
+def wait_until_submitted(executor, num_steps):
+    deadline = time.monotonic() + 20
+    while executor.num_submitted < num_steps and time.monotonic() < deadline:
+        time.sleep(0.001)
+
+
 @pytest.mark.parametrize("async_depth", [0, 1])
 def test_finish_and_abort_in_the_same_tick_end_once(async_depth):
     """Case 17: 1,000 times, the abort arrives while the step with the last token runs."""
@@ -80,9 +86,8 @@ def test_the_next_step_is_submitted_while_one_runs_if_so_configured(async_depth,
     engine, executor, listener = make_engine(async_depth)
     executor.open.clear()
     engine.add([make_sequence(1, [1, 2, 3], max_tokens=8)])
-    deadline = time.monotonic() + 20
-    while executor.num_submitted < num_ahead and time.monotonic() < deadline:
-        time.sleep(0.001)
+    wait_until_submitted(executor, num_ahead)
+    time.sleep(0.02)
     assert executor.num_submitted == num_ahead
     executor.open.set()
     listener.wait(lambda: len(listener.ends) == 1)
@@ -133,6 +138,20 @@ def test_a_call_that_raises_raises_at_the_caller_only():
     with pytest.raises(ZeroDivisionError):
         engine.call(lambda scheduler: 1 // 0).result(20)
     assert engine.call(lambda scheduler: 5).result(20) == 5
+    assert engine.stop(20) and not listener.failures
+
+
+def test_a_call_that_nobody_waits_for_any_more_is_not_run():
+    """The RPC behind it was cancelled; the engine goes on."""
+    engine, executor, listener = make_engine(0)
+    executor.open.clear()
+    engine.add([make_sequence(1, [1, 2, 3], max_tokens=1)])
+    wait_until_submitted(executor, 1)
+    ran = []
+    assert engine.call(lambda scheduler: ran.append(1)).cancel()
+    executor.open.set()
+    listener.wait(lambda: len(listener.ends) == 1)
+    assert engine.call(lambda scheduler: ran).result(20) == []
     assert engine.stop(20) and not listener.failures
 
 
