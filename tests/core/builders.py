@@ -3,10 +3,11 @@
 from collections import deque
 from collections.abc import Callable
 
-from tests.core.fake_runner import FakeRunner, next_token
+from tests.core.fake_runner import FakeRunner, log_probs, next_token
 from worker.core.batch import BatchOutput, ScheduledBatch
+from worker.core.beam import BeamSearch
 from worker.core.config import CacheConfig, SchedulerConfig
-from worker.core.outputs import SequenceOutput
+from worker.core.outputs import Hypothesis, SequenceOutput
 from worker.core.params import BeamParams, SamplingParams, StopConditions
 from worker.core.scheduler import Scheduler
 from worker.core.sequence import FinishReason, Sequence
@@ -85,6 +86,18 @@ def expected_output(seq: Sequence, max_model_len: int) -> tuple[list[int], Finis
             return tokens[start:], reason
 
 
+def expected_hypotheses(seq: Sequence, max_model_len: int) -> list[Hypothesis]:
+    """The oracle of a beam search: no cache, no scheduler, every context from scratch."""
+    search = BeamSearch(seq.beam, seq.stop, seq.num_prompt_tokens, max_model_len)
+    beams = [list(seq.token_ids)]
+    while True:
+        scored = [sorted(enumerate(log_probs(beam)), key=lambda pair: -pair[1]) for beam in beams]
+        next_beams = search.advance(beams, [best[: search.num_candidates] for best in scored])
+        if not next_beams:
+            return search.hypotheses
+        beams = [[*beams[beam.parent], beam.token] for beam in next_beams]
+
+
 class Engine:
     """Scheduler and fake runner in a loop, as the engine would drive them; checks integrity after each operation."""
 
@@ -123,6 +136,7 @@ class Engine:
         self.runner = FakeRunner(num_blocks, block_size, num_host_blocks)
         self.pending: deque[tuple[ScheduledBatch, BatchOutput]] = deque()
         self.tokens: dict[int, list[int]] = {}
+        self.offsets: dict[int, int] = {}
         self.ended: dict[int, SequenceOutput] = {}
         self.batches: list[ScheduledBatch] = []
 
@@ -158,6 +172,7 @@ class Engine:
             if not self.scheduler.has_unfinished() and not self.pending:
                 return
             before = bool(self.pending)
+            self.clock.now += 0.001
             assert self.step() is not None or before, "nothing to run, and sequences are unfinished"
         raise AssertionError(f"not done after {max_steps} steps")
 
@@ -173,10 +188,6 @@ class Engine:
             tokens += output.token_ids
             if output.finish_reason is not None:
                 self.ended[output.sequence_id] = output
-
-    @property
-    def offsets(self) -> dict[int, int]:
-        return self.__dict__.setdefault("_offsets", {})
 
     def assert_drained(self) -> None:
         """Nothing is held by anyone."""

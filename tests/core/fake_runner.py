@@ -66,6 +66,8 @@ class FakeRunner:
                 continue
             if slot in self.failing_slots:
                 errors[row] = "logits are not finite"
+                # A step that was scheduled before this is known will read something.
+                self.slots[slot].tokens.append(0)
             elif row in batch.beam_rows:
                 scored = sorted(enumerate(log_probs(context)), key=lambda pair: -pair[1])
                 candidates[row] = scored[: batch.num_candidates]

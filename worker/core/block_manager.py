@@ -99,10 +99,15 @@ class BlockManager:
         child.anchor = None
         child.publish_at = self.block_size if self.index is not None else NEVER
 
-    def is_shared(self, seq: Sequence, index: int) -> bool:
-        """Whether block `index` of its table must not be written: others hold it too, or it is published."""
+    def is_shared(self, seq: Sequence, index: int, pinned_blocks: list[int]) -> bool:
+        """Whether others hold block `index` of its table, too, if it has that many: then it must not be written.
+
+        Pins do not count: they hold the source of a copy that is made before anything of the step is written.
+        """
+        if index >= len(seq.block_table):
+            return False
         block = seq.block_table[index]
-        return self.pool.ref_count(block) > 1 or (self.index is not None and self.index.holds(block))
+        return self.pool.ref_count(block) - pinned_blocks.count(block) > 1
 
     def make_writable(self, seq: Sequence, index: int) -> tuple[int, int]:
         """Replaces the shared block `index` of the table by a fresh one; returns (source, destination) to copy.

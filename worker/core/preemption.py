@@ -1,6 +1,6 @@
 """Who gives up its blocks when there are none left."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 
 from worker.core.config import PreemptionPolicy
 from worker.core.sequence import Sequence
@@ -10,23 +10,34 @@ MAX_UNSHIELDED_PREEMPTIONS = 2
 
 
 def choose_victim(
-    running: Iterable[Sequence], policy: PreemptionPolicy, step: int, requester: Sequence
+    running: Collection[Sequence], policy: PreemptionPolicy, step: int, requester: Sequence
 ) -> Sequence | None:
     """The running sequence to preempt for `requester` in `step`, or None if there is none.
 
-    Never the requester, never one already scheduled in the step, and never the senior (first in queue order, all beams
-    of its search included): the senior always goes on, so every sequence that fits alone finishes in the end.
+    Never the requester, never one already scheduled in the step, and never the senior: it always goes on, so every
+    sequence that fits alone finishes in the end.
     """
-    candidates = list(running)
-    if not candidates:
-        return None
-    senior = min(seq.order for seq in candidates)[:2]
+    senior = senior_of(running)
     key = _KEYS[policy]
     return max(
-        (seq for seq in candidates if seq is not requester and seq.last_step != step and seq.order[:2] != senior),
+        (
+            seq
+            for seq in running
+            if seq is not requester and seq.last_step != step and not belongs_to_senior(seq, senior)
+        ),
         key=lambda seq: (seq.num_preemptions < MAX_UNSHIELDED_PREEMPTIONS, key(seq)),
         default=None,
     )
+
+
+def senior_of(running: Collection[Sequence]) -> Sequence:
+    """The running sequence that stands first in queue order."""
+    return min(running, key=lambda seq: seq.order)
+
+
+def belongs_to_senior(seq: Sequence, senior: Sequence) -> bool:
+    """Whether `seq` is the senior, or a beam of the same search: those can finish only together."""
+    return seq is senior or (seq.beam_group is not None and seq.beam_group is senior.beam_group)
 
 
 def _last_admitted(seq: Sequence) -> tuple[int, ...]:

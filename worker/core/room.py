@@ -1,7 +1,7 @@
 """Room in the cache: who may come in, and who has to go."""
 
 from worker.core.batch_builder import BatchBuilder
-from worker.core.preemption import MAX_UNSHIELDED_PREEMPTIONS, choose_victim
+from worker.core.preemption import MAX_UNSHIELDED_PREEMPTIONS, belongs_to_senior, choose_victim, senior_of
 from worker.core.sequence import Sequence, SequenceStatus
 from worker.core.state import SchedulerState
 
@@ -21,7 +21,8 @@ class Room:
         blocks = self._blocks
         missing = max(blocks.num_blocks_for(num_tokens) - len(seq.block_table), 0)
         first = seq.num_computed_tokens // blocks.block_size
-        is_shared = seq.beam_group is not None and first < len(seq.block_table) and blocks.is_shared(seq, first)
+        # Only forks share what they write into, and of these only beams can be without room in the step of the fork.
+        is_shared = seq.beam_group is not None and blocks.is_shared(seq, first, builder.pinned_blocks)
         if not self._find_blocks(seq, missing + is_shared, builder):
             return False
         if is_shared:
@@ -47,7 +48,7 @@ class Room:
             running = list(state.running())
             victim = choose_victim(running, state.config.preemption_policy, builder.step, seq)
             if victim is None:
-                if seq.order[:2] != min(other.order for other in running)[:2]:
+                if not belongs_to_senior(seq, senior_of(running)):
                     state.preempt(seq)
                 return False
             state.preempt(victim)
@@ -151,12 +152,13 @@ class Admission:
     def _num_spare_blocks(self, seq: Sequence) -> int:
         """Blocks that must stay free when `seq` comes in beside others, so that it is not soon thrown out again."""
         state = self._state
-        if not state.num_running:
-            return 0
+        running = list(state.running())
+        if not running or belongs_to_senior(seq, senior_of([*running, seq])):
+            return 0  # it will not be thrown out
         if seq.num_preemptions >= MAX_UNSHIELDED_PREEMPTIONS:
-            to_end = sum(self._num_blocks_to_end(other) for other in state.running())
+            to_end = sum(self._num_blocks_to_end(other) for other in running)
             return to_end + self._num_blocks_for_all(seq) - self._blocks.num_blocks_for(seq.num_tokens)
-        num_growing = state.num_running if seq.num_preemptions else 0
+        num_growing = len(running) if seq.num_preemptions else 0
         return self._num_watermark_blocks + num_growing + len(state.parked.get(seq.id, ()))
 
     def _num_blocks_for_all(self, seq: Sequence) -> int:
