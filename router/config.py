@@ -26,7 +26,7 @@ class RouterSettings(Settings):
     )
     resolve_interval: float = Field(5.0, gt=0, description="Seconds between resolutions of DNS names.")
     connect_timeout: float = Field(10.0, gt=0, description="Seconds for each call that sets up a worker.")
-    reconnect_backoff: float = Field(0.2, gt=0, description="Seconds before the first reconnect; doubles up to 5.")
+    reconnect_backoff: float = Field(0.2, gt=0, description="Seconds before the first reconnect; doubles up to 1.")
     load_interval: float = Field(1.0, gt=0, description="Seconds between load reports of a quiet worker.")
 
     policy: Literal["round_robin", "least_loaded"] = Field("least_loaded", description="How a worker is chosen.")

@@ -175,7 +175,9 @@ class OpenRequest:
         if output.finish_reason == FinishReason.FINISH_REASON_ABORTED:
             self.on_lost(f"aborted by the worker: {output.detail}")
             return
-        self._num_cached_tokens = max(self._num_cached_tokens, output.num_cached_tokens)
+        if output.index == 0 and not self._num_cached_tokens:
+            # Later completions share the first one's prompt, and a resumed one finds what it had computed itself.
+            self._num_cached_tokens = output.num_cached_tokens
         if output.hypotheses:
             self._accept_hypotheses(output)
         else:

@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 MAX_BATCH_BYTES = 16 * 1024 * 1024
 """Commands that wait travel together up to this size."""
-MAX_BACKOFF_SECONDS = 5.0
+MAX_BACKOFF_SECONDS = 1.0
 
 
 class Sink(Protocol):
