@@ -170,6 +170,7 @@ class Engine:
         """To the end of everything."""
         for _ in range(max_steps):
             if not self.scheduler.has_unfinished() and not self.pending:
+                self.check()
                 return
             before = bool(self.pending)
             self.clock.now += 0.001

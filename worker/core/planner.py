@@ -126,7 +126,7 @@ class StepPlanner:
     def delay_wakeup(self) -> float | None:
         """When the delay factor lets the head of the queue in; None if nothing holds it back."""
         state = self._state
-        if not self._config.scheduler_delay_factor or not (state.decoding or state.beams):
+        if not self._config.scheduler_delay_factor or not state.has_decodes:
             return None
         head = state.waiting.peek()
         if head is None:

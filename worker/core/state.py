@@ -82,6 +82,11 @@ class SchedulerState:
         yield from self.prefilling.values()
 
     @property
+    def has_decodes(self) -> bool:
+        """Whether anything that runs beside prefills goes on; beams that wait for their siblings do not."""
+        return bool(self.decoding) or any(seq.num_computed_tokens < seq.num_tokens for seq in self.beams.values())
+
+    @property
     def num_running(self) -> int:
         return len(self.decoding) + len(self.prefilling) + len(self.beams)
 

@@ -1,0 +1,98 @@
+"""n > 1: one prompt, computed once; members that end, fail and are aborted on their own."""
+
+import pytest
+
+from tests.core.builders import Engine, expected_output, make_group, make_sequence
+from worker.core.sequence import FinishReason
+
+BOTH_DEPTHS = pytest.mark.parametrize("depth", [0, 1])
+
+
+@BOTH_DEPTHS
+@pytest.mark.parametrize("prefix", ["off", "hash", "radix"])
+@pytest.mark.parametrize("prompt", [1, 2, 15, 16, 17, 40])
+def test_prompt_is_computed_once_and_members_differ(depth: int, prefix: str, prompt: int) -> None:
+    engine = Engine(async_depth=depth, prefix=prefix)
+    group = make_group(1, prompt, 4, 6)
+    wanted = {seq.id: expected_output(seq, 256)[0] for seq in group}
+    engine.scheduler.add_group(group)
+    engine.run()
+    assert engine.tokens == wanted
+    assert [engine.ended[id].index for id in (1, 2, 3, 4)] == [0, 1, 2, 3]
+    assert engine.runner.num_tokens == prompt + 3 + 4 * 5
+    engine.assert_drained()
+
+
+def test_members_share_full_blocks_and_copy_the_one_they_write() -> None:
+    engine = Engine()
+    engine.scheduler.add_group(make_group(1, 20, 3, 4))
+    engine.step()
+    batch = engine.step()
+    assert [new.block_ids for new in batch.new_sequences] == [(0, 2), (0, 3)]
+    assert batch.blocks_to_copy == [(1, 2), (1, 3)]
+    assert (batch.num_computed_tokens, batch.num_scheduled_tokens) == ([19, 19], [1, 1])
+    assert engine.scheduler.load().num_blocks_used == 4
+
+
+def test_members_wait_for_the_prompt_without_blocking_others() -> None:
+    engine = Engine(scheduling_policy="chunked", max_num_batched_tokens=16)
+    engine.scheduler.add_group(make_group(1, 40, 2, 2))
+    engine.add(make_sequence(9, 4, 1))
+    for _ in range(3):
+        engine.step()
+    assert engine.batches[2].num_scheduled_tokens == [8, 4]
+
+
+@BOTH_DEPTHS
+@pytest.mark.parametrize("num_steps", range(7))
+def test_abort_of_the_first_member_aborts_all(depth: int, num_steps: int) -> None:
+    engine = Engine(async_depth=depth, scheduling_policy="chunked", max_num_batched_tokens=16)
+    engine.scheduler.add_group(make_group(1, 40, 4, 30))
+    for _ in range(num_steps):
+        engine.step()
+    assert engine.scheduler.abort(1)
+    engine.run()
+    assert {ended.finish_reason for ended in engine.ended.values()} == {FinishReason.ABORTED}
+    assert engine.ended.keys() == {1, 2, 3, 4}
+    engine.assert_drained()
+
+
+def test_one_member_stops_early_then_the_rest_is_aborted() -> None:
+    engine = Engine()
+    group = make_group(1, 20, 4, 30)
+    engine.scheduler.add_group(group)
+    for _ in range(3):
+        engine.step()
+    assert engine.scheduler.abort(3)
+    assert engine.scheduler._state.families == {1: {1, 2, 4}}
+    engine.step()
+    assert engine.scheduler.abort(1)
+    engine.run()
+    assert len(engine.ended) == 4
+    assert not engine.scheduler._state.families
+    assert not engine.scheduler._state.parked
+
+
+def test_first_member_that_has_ended_still_names_the_group() -> None:
+    engine = Engine()
+    group = [make_sequence(1, 20, 1), make_sequence(2, [1000 + at for at in range(20)], 30, parent_id=1, index=1)]
+    engine.scheduler.add_group(group)
+    for _ in range(4):
+        engine.step()
+    assert engine.ended.keys() == {1}
+    assert engine.scheduler.abort(1)
+    engine.run()
+    assert engine.ended.keys() == {1, 2}
+
+
+def test_members_run_on_their_own_when_the_first_fails() -> None:
+    engine = Engine(prefix="off")
+    group = make_group(1, 20, 3, 4)
+    wanted = {seq.id: expected_output(seq, 256)[0] for seq in group}
+    engine.scheduler.add_group(group)
+    engine.runner.failing_slots = {0}
+    engine.step()
+    engine.runner.failing_slots = set()
+    engine.run()
+    assert engine.ended[1].finish_reason is FinishReason.ERROR
+    assert (engine.tokens[2], engine.tokens[3]) == (wanted[2], wanted[3])

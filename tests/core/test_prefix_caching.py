@@ -1,0 +1,203 @@
+"""Prefix caching through the scheduler: what is computed, what is found, what is never shared."""
+
+import pytest
+
+from tests.core.builders import Engine, expected_output, make_sequence
+from worker.core.kv_events import AllCleared, BlockRemoved, BlockStored
+
+BOTH_INDEXES = pytest.mark.parametrize("prefix", ["hash", "radix"])
+TOKENS = list(range(500, 600))
+
+
+def cached(engine: Engine, prompt: list[int], **options: object) -> int:
+    """Tokens that a new sequence with this prompt finds, after it has run to its end."""
+    sequence = make_sequence(len(engine.ended) + 1, prompt, 1, **options)
+    engine.add(sequence)
+    engine.run()
+    assert engine.tokens[sequence.id] == expected_output(make_sequence(0, prompt, 1), 256)[0]
+    assert engine.ended[sequence.id].num_cached_tokens == sequence.num_cached_tokens
+    return sequence.num_cached_tokens
+
+
+@BOTH_INDEXES
+def test_whole_prompt_hit_gives_back_the_last_block(prefix: str) -> None:
+    engine = Engine(prefix=prefix)
+    found = [cached(engine, TOKENS[:length]) for length in (32, 32, 16, 1, 33)]
+    assert found == [0, 16, 0, 0, 32]
+    assert all(min(batch.num_scheduled_tokens) >= 1 for batch in engine.batches)
+
+
+@BOTH_INDEXES
+def test_whole_prompt_hit_with_blocks_of_one_token(prefix: str) -> None:
+    engine = Engine(prefix=prefix, block_size=1)
+    assert [cached(engine, TOKENS[:length]) for length in (8, 8, 4, 1)] == [0, 7, 3, 0]
+
+
+@BOTH_INDEXES
+def test_generated_blocks_are_found(prefix: str) -> None:
+    engine = Engine(prefix=prefix)
+    engine.add(make_sequence(1, TOKENS[:10], 30))
+    engine.run()
+    # 10 + 30 tokens, of which the last was never computed: two full blocks.
+    assert cached(engine, TOKENS[:10] + engine.tokens[1] + [7]) == 32
+
+
+def test_partial_blocks_are_never_published() -> None:
+    engine = Engine()
+    engine.add(make_sequence(1, TOKENS[:28], 1))
+    engine.run()
+    assert engine.scheduler.load().num_blocks_cached == 1
+
+
+@BOTH_INDEXES
+def test_nothing_is_found_before_it_is_computed(prefix: str) -> None:
+    engine = Engine(prefix=prefix, async_depth=1)
+    engine.add(make_sequence(1, TOKENS[:40], 1))
+    engine.submit()
+    engine.add(early := make_sequence(2, TOKENS[:40], 1))
+    engine.submit()
+    engine.retire()
+    engine.add(late := make_sequence(3, TOKENS[:40], 1))
+    engine.run()
+    assert (early.num_cached_tokens, late.num_cached_tokens) == (0, 32)
+
+
+@BOTH_INDEXES
+def test_equal_prompts_in_one_step_are_computed_twice_and_stored_once(prefix: str) -> None:
+    engine = Engine(prefix=prefix)
+    engine.add(make_sequence(1, TOKENS[:33], 2), make_sequence(2, TOKENS[:33], 2))
+    assert engine.step().num_scheduled_tokens == [33, 33]
+    engine.run()
+    assert engine.tokens[1] == engine.tokens[2]
+    assert engine.scheduler.load().num_blocks_cached == 2
+    engine.assert_drained()
+
+
+@BOTH_INDEXES
+def test_hit_shares_the_blocks_of_a_running_sequence(prefix: str) -> None:
+    engine = Engine(prefix=prefix)
+    engine.add(make_sequence(1, TOKENS[:48], 5))
+    engine.step()
+    engine.add(make_sequence(2, TOKENS[:40], 5))
+    (bound,) = engine.step().new_sequences
+    assert bound.block_ids == (0, 1, 3)
+    assert engine.scheduler.load().num_blocks_used == 4
+    engine.run()
+    engine.assert_drained()
+
+
+@BOTH_INDEXES
+def test_salts_separate_tenants(prefix: str) -> None:
+    engine = Engine(prefix=prefix)
+    found = [cached(engine, TOKENS[:40], salt=salt) for salt in (b"a", b"a", b"b", b"", b"b", b"")]
+    assert found == [0, 32, 0, 0, 32, 32]
+
+
+@BOTH_INDEXES
+def test_constant_hash_function_gives_right_outputs(prefix: str) -> None:
+    engine = Engine(prefix=prefix, hasher=lambda _: 1)
+    for length in (40, 50, 40, 60):
+        for start in (0, 20):
+            cached(engine, TOKENS[start : start + length - 20])
+    engine.assert_drained()
+
+
+def test_oldest_content_is_evicted_first() -> None:
+    engine = Engine(num_blocks=4)
+    for start in (0, 20, 40):
+        cached(engine, TOKENS[start : start + 17])
+    assert engine.scheduler.load().num_total_evictions == 0
+    cached(engine, TOKENS[60:93])  # takes the vacant block, then the two oldest
+    assert engine.scheduler.load().num_total_evictions == 2
+    assert cached(engine, TOKENS[40:57]) == 16
+
+
+def test_free_hits_count_against_the_free_blocks() -> None:
+    engine = Engine(num_blocks=4)
+    engine.add(make_sequence(1, TOKENS[:48], 1))
+    engine.run()
+    engine.add(make_sequence(2, 16, 17))
+    engine.step()
+    engine.add(make_sequence(3, TOKENS[:49], 1))
+    engine.step()
+    assert engine.scheduler.load().num_waiting == 1, "three hits and one more do not fit into three"
+    engine.run()
+    engine.assert_drained()
+
+
+def test_cache_is_cleared_only_when_nothing_is_used() -> None:
+    engine = Engine()
+    engine.add(make_sequence(1, TOKENS[:40], 3))
+    engine.step()
+    assert not engine.scheduler.clear_prefix_cache()
+    engine.run()
+    assert engine.scheduler.load().num_blocks_cached == 2
+    assert engine.scheduler.clear_prefix_cache()
+    assert cached(engine, TOKENS[:40]) == 0
+
+
+def test_hit_counters() -> None:
+    engine = Engine()
+    for _ in range(2):
+        cached(engine, TOKENS[:40])
+    load = engine.scheduler.load()
+    assert (load.num_total_prefix_queries, load.num_total_prefix_hits) == (80, 32)
+
+
+@BOTH_INDEXES
+def test_secure_mode_clears_what_lost_its_content(prefix: str) -> None:
+    engine = Engine(prefix=prefix, secure=True, num_blocks=4)
+    cached(engine, TOKENS[:40])
+    cached(engine, TOKENS[50:60])
+    assert engine.batches[-1].blocks_to_zero == [2], "the partial block; the cached ones keep their content"
+    cached(engine, TOKENS[30:90])
+    assert sorted(engine.batches[-1].blocks_to_zero) == [0, 1, 3]
+
+
+def test_state_groups_are_held_with_the_blocks() -> None:
+    engine = Engine(num_groups=8, prefix="off", num_blocks=6)
+    engine.add(*(make_sequence(id, 30, 20) for id in range(1, 5)))
+    groups = {new.group_id for new in engine.step().new_sequences}
+    assert groups == {0, 1, 2}
+    engine.run()
+    assert engine.scheduler.load().num_total_preemptions
+    engine.assert_drained()
+
+
+@BOTH_INDEXES
+def test_events_replay_to_what_can_be_hit(prefix: str) -> None:
+    engine = Engine(prefix=prefix, num_blocks=6)
+    cached(engine, TOKENS[:40], salt=b"x")
+    events = engine.scheduler.watch_kv_events()
+    assert events is engine.scheduler.watch_kv_events()
+    number, snapshot = events.snapshot()
+    assert [(block.token_ids, block.salt) for block in snapshot] == [
+        (tuple(TOKENS[:16]), b"x"),
+        (tuple(TOKENS[16:32]), b""),
+    ]
+    view = {block.hash: block for block in snapshot}
+    for start in (3, 20, 3, 40):
+        cached(engine, TOKENS[start : start + 49])
+    for _, event in events.since(number):
+        match event:
+            case BlockStored():
+                view[event.hash] = event
+            case BlockRemoved():
+                del view[event.hash]
+            case AllCleared():
+                view.clear()
+    assert view == {block.hash: block for block in events.snapshot()[1]}
+    engine.scheduler.clear_prefix_cache()
+    (last,) = events.since(events.last_number - 1)
+    assert last == (events.last_number, AllCleared())
+
+
+def test_reader_that_fell_behind_must_start_again() -> None:
+    engine = Engine()
+    events = engine.scheduler.watch_kv_events(capacity=3)
+    cached(engine, TOKENS[:80])
+    assert events.last_number == 5
+    assert events.since(1) is None
+    assert [number for number, _ in events.since(2)] == [3, 4, 5]
+    assert events.since(5) == []
+    assert events.since(6) is None

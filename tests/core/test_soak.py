@@ -1,0 +1,45 @@
+"""Long runs: nothing grows."""
+
+import gc
+import tracemalloc
+
+import pytest
+
+from tests.core.builders import make_sequence
+from worker.core.batch import BatchOutput
+from worker.core.config import CacheConfig, SchedulerConfig
+from worker.core.scheduler import Scheduler
+
+
+@pytest.mark.soak
+def test_short_requests_leave_nothing_behind(is_soak: bool) -> None:
+    scheduler = Scheduler(
+        SchedulerConfig(max_model_len=64, max_num_seqs=64, max_num_batched_tokens=1024), CacheConfig(num_blocks=256)
+    )
+
+    def serve(first_id: int, num_requests: int) -> None:
+        for start in range(first_id, first_id + num_requests, 50):
+            for id in range(start, start + 50):
+                scheduler.add(make_sequence(id, [id % 97] * 20, 1 + id % 2, deadline=1e12 if id % 3 else None))
+            scheduler.abort(start + 7)
+            while scheduler.has_unfinished():
+                batch = scheduler.schedule()
+                tokens = [[1] if sampled else [] for sampled in batch.samples]
+                scheduler.postprocess(batch, BatchOutput(step=batch.step, token_ids=tokens))
+            assert len(scheduler.take_outputs()) >= 50
+
+    serve(0, 2_000)
+    tracemalloc.start()
+    gc.collect()
+    before, _ = tracemalloc.get_traced_memory()
+    num_requests = 200_000 if is_soak else 20_000
+    serve(2_000, num_requests)
+    gc.collect()
+    after, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert (after - before) / num_requests < 5, "bytes a request"
+    scheduler.check_integrity()
+    load = scheduler.load()
+    assert (load.num_blocks_free, load.num_waiting) == (256, 0)
+    state = scheduler._state
+    assert not (state.sequences or state.families or state.parked or state.outputs or len(state.deadlines))
