@@ -82,7 +82,12 @@ def check_group(sequences: list[Sequence], config: SchedulerConfig) -> None:
             config.max_num_seqs,
             f"n is {len(sequences)}; at most {config.max_num_seqs} run at once",
         )
-    prompt = sequences[0].token_ids[: sequences[0].num_prompt_tokens]
+    parent = sequences[0]
+    prompt = parent.token_ids[: parent.num_prompt_tokens]
     for seq in sequences:
         if seq.token_ids[: seq.num_prompt_tokens] != prompt or seq.beam is not None:
             raise AdmissionError("n", len(sequences), 1, "members of one request share their prompt, without beams")
+        if seq is not parent and seq.parent_id != parent.id:
+            raise AdmissionError("parent_id", seq.id, parent.id, f"member {seq.id} does not name parent {parent.id}")
+    if len({seq.id for seq in sequences}) < len(sequences):
+        raise AdmissionError("id", parent.id, 0, "members of one request have ids of their own")

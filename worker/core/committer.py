@@ -53,6 +53,7 @@ class Committer:
             if seq.time_first_token is None:
                 seq.time_first_token = now
             num_sampled += len(tokens)
+            # One token that is no ending, below every limit, with no sequence to match: find_stop would go on.
             if (
                 len(tokens) > 1
                 or tokens[0] in seq.ending_token_ids

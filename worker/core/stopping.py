@@ -42,17 +42,6 @@ def find_stop(
     return len(new_token_ids), None
 
 
-def can_skip_stop_check(
-    token: int, num_tokens: int, ending_token_ids: frozenset[int], max_length: int, stop: StopConditions
-) -> bool:
-    """Whether `find_stop` would surely go on after this one token: the common case, cheaply.
-
-    `num_tokens` counts it; `ending_token_ids` is EOS and stop ids together; `max_length` is the lesser of
-    prompt + max_tokens and max_model_len.
-    """
-    return token not in ending_token_ids and num_tokens < max_length and not stop.stop_token_sequences
-
-
 def _ends_with_any(generated: list[int], stop_token_sequences: tuple[tuple[int, ...], ...]) -> bool:
     for wanted in stop_token_sequences:
         if len(wanted) <= len(generated) and tuple(generated[-len(wanted) :]) == wanted:
