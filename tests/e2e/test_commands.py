@@ -1,0 +1,68 @@
+"""The `fissile` command against real services."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+FISSILE = str(Path(sys.executable).parent / "fissile")
+
+
+def fissile(cluster, *arguments, stdin=None):
+    environment = {**os.environ, "FISSILE_ADDRESS": cluster.router_address}
+    return subprocess.run(
+        [FISSILE, *arguments], env=environment, input=stdin, capture_output=True, text=True, timeout=120
+    )
+
+
+def test_generate(cluster):
+    result = fissile(cluster, "generate", "The capital of France is", "--max-tokens", "3", "--temperature", "0")
+    assert result.returncode == 0 and "Paris" in result.stdout, result
+
+
+def test_chat_through_a_pipe(cluster):
+    result = fissile(cluster, "chat", "--temperature", "0", stdin="What is the capital of France?\n/exit\n")
+    assert result.returncode == 0 and "Paris" in result.stdout, result
+
+
+def test_bench_json(cluster):
+    arguments = ("bench", "-n", "6", "-c", "3", "-i", "16", "-o", "8", "--warmup", "0", "--json")
+    result = fissile(cluster, *arguments)
+    figures = json.loads(result.stdout)
+    assert figures["num_requests"] == 6 and figures["num_errors"] == 0 and figures["output_tok_s"] > 0
+
+
+def test_bench_open_loop(cluster):
+    result = fissile(cluster, "bench", "-n", "6", "-r", "10", "-i", "8-24", "-o", "4", "--json")
+    assert json.loads(result.stdout)["num_errors"] == 0, result
+
+
+def test_no_router_is_one_clear_line():
+    result = subprocess.run(
+        [FISSILE, "generate", "x", "--address", "127.0.0.1:1", "--timeout", "3"], capture_output=True, text=True
+    )
+    assert result.returncode != 0
+    assert "Traceback" not in result.stderr and len(result.stderr.strip().splitlines()) == 1, result.stderr
+
+
+def test_up_serves_and_one_interrupt_stops_all():
+    command = [FISSILE, "up", "--workers", "1", "--port", "0", "--", "--max-model-len", "512", "--num-threads", "1"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    pids: list[int] = []
+    assert process.stdout is not None
+    for line in process.stdout:
+        pids += [int(pid) for pid in re.findall(r"[│|]\s(\d+)\s+[│|]$", line.strip())]
+        if "Ready" in line:
+            break
+    assert len(pids) == 2
+    process.send_signal(signal.SIGINT)
+    process.stdout.read()
+    assert process.wait(30) == 0
+    deadline = time.monotonic() + 5
+    while any(Path(f"/proc/{pid}").exists() for pid in pids):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)

@@ -1,0 +1,94 @@
+"""Processes that are killed and restarted."""
+
+import os
+import signal
+import time
+
+import pytest
+
+from common.errors import UnavailableError
+from common.healthcheck import health
+from fissile import Client
+from tests.e2e.conftest import WORKER_ARGUMENTS
+
+STORY = "Once upon a time, in a small village by the sea,"
+
+
+def test_killed_workers_stream_goes_on_elsewhere_token_for_token(cluster, services):
+    victim, victim_address = services.start("victim", "worker", *WORKER_ARGUMENTS)
+    survivor = next(iter(cluster.workers.values()))
+    _, address = services.start("router", "router", "--workers", f"{victim_address},{survivor}")
+    options = {"max_tokens": 60, "ignore_eos": True, "return_token_ids": True}
+    with Client(address) as client:
+        deadline = time.monotonic() + 10
+        while sum(worker.healthy for worker in client.stats().workers) < 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        # Two at once, so that one of them is on the victim; one greedy, one sampled.
+        streams = [client.generate(STORY, temperature=t, seed=3, **options) for t in (0.0, 0.8)]
+        tokens = [list(next(stream).token_ids) for stream in streams]
+        os.kill(victim.pid, signal.SIGKILL)
+        for stream, ids in zip(streams, tokens, strict=True):
+            ids.extend(token for delta in stream for token in delta.token_ids)
+        for temperature, ids in zip((0.0, 0.8), tokens, strict=True):
+            whole = client.generate(STORY, temperature=temperature, seed=3, **options).result()
+            assert ids == list(whole.completions[0].token_ids)
+
+
+def test_without_any_worker_left_a_request_fails_at_last(services):
+    worker, worker_address = services.start("worker", "worker", *WORKER_ARGUMENTS)
+    _, address = services.start("router", "router", "--workers", worker_address, "--worker-wait", "1")
+    with Client(address) as client:
+        stream = client.generate(STORY, max_tokens=500, ignore_eos=True)
+        next(stream)
+        os.kill(worker.pid, signal.SIGKILL)
+        with pytest.raises(UnavailableError):
+            stream.result()
+    assert health(address) == "NOT_SERVING"
+
+
+def test_restarted_worker_is_found_again(services):
+    worker, worker_address = services.start("worker", "worker", *WORKER_ARGUMENTS)
+    _, address = services.start("router", "router", "--workers", worker_address, "--worker-wait", "30")
+    os.kill(worker.pid, signal.SIGKILL)
+    services.start("again", "worker", *WORKER_ARGUMENTS, port=int(worker_address.rpartition(":")[2]))
+    with Client(address) as client:
+        assert client.generate(STORY, max_tokens=2).result().usage.num_completion_tokens == 2
+
+
+def test_killed_router_loses_nothing_of_the_workers(cluster, services, idle):
+    workers = ",".join(cluster.workers.values())
+    router, address = services.start("router", "router", "--workers", workers)
+    with Client(address) as client:
+        stream = client.generate(STORY, max_tokens=1500, ignore_eos=True)
+        next(stream)
+        os.kill(router.pid, signal.SIGKILL)
+        with pytest.raises(UnavailableError):
+            stream.result()
+    idle()
+    port = int(address.rpartition(":")[2])
+    services.start("router-again", "router", "--workers", workers, port=port)
+    with Client(address) as client:
+        assert client.generate(STORY, max_tokens=2).result().usage.num_completion_tokens == 2
+
+
+def test_terminated_worker_hands_over(cluster, services):
+    leaving, leaving_address = services.start("leaving", "worker", *WORKER_ARGUMENTS, "--drain-timeout", "0")
+    survivor = next(iter(cluster.workers.values()))
+    _, address = services.start("router", "router", "--workers", f"{leaving_address},{survivor}")
+    with Client(address) as client:
+        deadline = time.monotonic() + 10
+        while sum(worker.healthy for worker in client.stats().workers) < 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        streams = [client.generate(STORY, max_tokens=40, ignore_eos=True, temperature=0.0) for _ in range(2)]
+        for stream in streams:
+            next(stream)
+        os.kill(leaving.pid, signal.SIGTERM)
+        texts = {stream.result().completions[0].text for stream in streams}
+    assert len(texts) == 1
+    deadline = time.monotonic() + 20
+    while leaving.exit_code is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert leaving.exit_code == 0
