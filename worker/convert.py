@@ -189,7 +189,7 @@ def _add_ending(message: v1.RequestOutput, output: SequenceOutput, reason: Finis
     if reason in _STOPPED_BY_TOKEN and output.token_ids:
         message.stop_token_id = output.token_ids[-1]
     if output.timings is not None:
-        message.timings.CopyFrom(timings_to_pb(phase_seconds(output)))
+        message.timings.CopyFrom(timings_to_pb(phase_seconds(output), output.timings.num_preemptions))
     if output.hypotheses is not None:
         del message.token_ids[:]
         for hypothesis in output.hypotheses:
@@ -223,8 +223,9 @@ def phase_seconds(output: SequenceOutput) -> PhaseSeconds:
     return PhaseSeconds(queued, timings.first_token - timings.scheduled, now - timings.first_token)
 
 
-def timings_to_pb(phases: PhaseSeconds) -> v1.WorkerTimings:
+def timings_to_pb(phases: PhaseSeconds, num_preemptions: int) -> v1.WorkerTimings:
     return v1.WorkerTimings(
+        num_preemptions=num_preemptions,
         queued=duration_to_pb(phases.queued),
         prefill=duration_to_pb(phases.prefill),
         decode=duration_to_pb(phases.decode),

@@ -160,7 +160,7 @@ class WorkerService(v1.WorkerServiceServicer):
         self, request: v1.ClearPrefixCacheRequest, context: grpc.aio.ServicerContext
     ) -> v1.ClearPrefixCacheResponse:
         worker = self._loaded()
-        num_blocks = await asyncio.wrap_future(worker.engine.call(_clear_prefix_cache))
+        num_blocks = await asyncio.wrap_future(worker.engine.call(Scheduler.clear_prefix_cache))
         worker.dispatcher.progress.signal()
         return v1.ClearPrefixCacheResponse(num_blocks=num_blocks)
 
@@ -195,13 +195,6 @@ async def _receive(requests: AsyncIterator[v1.ExecuteRequest], stream: ExecuteSt
         stream.half_close()
     except Exception as error:
         stream.cut_with(error)
-
-
-def _clear_prefix_cache(scheduler: Scheduler) -> int:
-    num_blocks = scheduler.load().num_blocks_cached
-    if not scheduler.clear_prefix_cache():
-        raise UnavailableError("sequences are using the cache; try again when none runs")
-    return num_blocks
 
 
 def _capabilities(settings: WorkerSettings) -> list[str]:

@@ -125,14 +125,26 @@ def test_free_hits_count_against_the_free_blocks() -> None:
     engine.assert_drained()
 
 
-def test_cache_is_cleared_only_when_nothing_is_used() -> None:
+def test_clearing_keeps_what_is_in_use() -> None:
+    engine = Engine()
+    engine.add(make_sequence(1, TOKENS[40:80], 1))
+    engine.run()
+    engine.add(make_sequence(2, TOKENS[:40], 3))
+    engine.step()
+    assert engine.scheduler.clear_prefix_cache() == 2, "the two full blocks of the sequence that has ended"
+    assert engine.scheduler.load().num_total_evictions == 0
+    engine.run()
+    assert cached(engine, TOKENS[40:80]) == 0
+    assert cached(engine, TOKENS[:40]) == 32
+    engine.assert_drained()
+
+
+def test_clearing_an_idle_cache_forgets_everything() -> None:
     engine = Engine()
     engine.add(make_sequence(1, TOKENS[:40], 3))
-    engine.step()
-    assert not engine.scheduler.clear_prefix_cache()
     engine.run()
-    assert engine.scheduler.load().num_blocks_cached == 2
-    assert engine.scheduler.clear_prefix_cache()
+    assert engine.scheduler.clear_prefix_cache() == 2
+    assert engine.scheduler.clear_prefix_cache() == 0
     assert cached(engine, TOKENS[:40]) == 0
 
 

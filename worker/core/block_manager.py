@@ -58,7 +58,10 @@ class BlockManager:
         return -(-num_tokens // self.block_size)
 
     def match(self, seq: Sequence) -> tuple[list[int], Anchor | None]:
-        """Cached blocks of its prefix, without claiming them; at least one token is left to compute."""
+        """Cached blocks of its prefix, without claiming them; at least one token is left to compute.
+
+        Only what earlier steps computed can be found: two equal prompts in one step compute twice, and one is stored.
+        """
         if self.index is None:
             return [], None
         if seq.chain is None:

@@ -72,10 +72,13 @@ class BlockPool:
                 else:
                     self._add_vacant([block])
 
-    def clear_cached(self) -> None:
-        """Forgets all cached content. No block may be referenced."""
+    def clear_cached(self) -> int:
+        """Forgets the content of all free blocks and returns how many had any. Content of referenced blocks stays."""
+        num_cached = self.num_cached
         if self._index is not None:
-            self._add_vacant(self._index.clear())
+            is_idle = self.num_free == self.num_blocks
+            self._add_vacant(self._index.clear() if is_idle else self._index.clear_evictable())
+        return num_cached
 
     def take_blocks_to_zero(self) -> list[int]:
         """Blocks that lost their content since the last call, for the next step to clear; empty unless secure."""

@@ -7,11 +7,12 @@ from worker.core.sequence import FinishReason
 
 @dataclass(slots=True)
 class SequenceTimings:
-    """Seconds on the scheduler's clock; None if it never came to that."""
+    """Times on the scheduler's clock, in seconds; None if it never came to that."""
 
     queued: float
     scheduled: float | None
     first_token: float | None
+    num_preemptions: int
 
 
 @dataclass(slots=True)

@@ -73,6 +73,15 @@ class PrefixIndex(ABC):
         Blocks whose chain led through it are withdrawn with it: nobody could find them.
         """
 
+    def clear_evictable(self) -> list[int]:
+        """Withdraws every block without references; returns them. Not counted as evictions."""
+        num_evictions = self.num_evictions
+        vacant: list[int] = []
+        while self._evictable:
+            vacant += self.evict()
+        self.num_evictions = num_evictions
+        return vacant
+
     @abstractmethod
     def clear(self) -> list[int]:
         """Withdraws everything; returns the blocks that were evictable. No published block may be referenced."""

@@ -138,13 +138,9 @@ class Scheduler:
         times = [deadline[0] if deadline is not None else None, self._planner.delay_wakeup()]
         return min((at for at in times if at is not None), default=None)
 
-    def clear_prefix_cache(self) -> bool:
-        """Forgets all cached prefixes. False, changing nothing, while any sequence or step in flight holds blocks."""
-        pool = self._blocks.pool
-        if pool.num_free < pool.num_blocks:
-            return False
-        pool.clear_cached()
-        return True
+    def clear_prefix_cache(self) -> int:
+        """Forgets all cached prefixes that no sequence uses; returns the number of blocks."""
+        return self._blocks.pool.clear_cached()
 
     def watch_kv_events(self, capacity: int = 65_536) -> KvEvents | None:
         """Starts recording what can be hit, if nobody did before; None if prefix caching is off.

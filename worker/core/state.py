@@ -193,7 +193,7 @@ class SchedulerState:
                 finish_reason=reason,
                 detail=detail,
                 num_cached_tokens=seq.num_cached_tokens,
-                timings=SequenceTimings(seq.time_queued, seq.time_scheduled, seq.time_first_token),
+                timings=SequenceTimings(seq.time_queued, seq.time_scheduled, seq.time_first_token, seq.num_preemptions),
                 hypotheses=hypotheses,
             )
         )
