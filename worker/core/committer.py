@@ -52,7 +52,6 @@ class Committer:
             seq.num_in_flight_tokens -= 1
             if seq.time_first_token is None:
                 seq.time_first_token = now
-            num_sampled += len(tokens)
             # One token that is no ending, below every limit, with no sequence to match: find_stop would go on.
             if (
                 len(tokens) > 1
@@ -60,8 +59,9 @@ class Committer:
                 or len(token_ids) + 1 >= seq.max_length
                 or seq.stop.stop_token_sequences
             ):
-                self._commit_with_stops(seq, tokens)
+                num_sampled += self._commit_with_stops(seq, tokens)
                 continue
+            num_sampled += 1
             token_ids.append(tokens[0])
             emit(SequenceOutput(seq.id, seq.index, len(token_ids) - 1 - seq.num_prompt_tokens, tokens))
         for row in step.batch.beam_rows:
@@ -79,7 +79,8 @@ class Committer:
             seq = seq.beam_group.root
         self._state.end(seq, FinishReason.ERROR, detail, [])
 
-    def _commit_with_stops(self, seq: Sequence, tokens: list[int]) -> None:
+    def _commit_with_stops(self, seq: Sequence, tokens: list[int]) -> int:
+        """Returns how many are kept: what comes after a stop is neither emitted nor counted."""
         kept, reason = find_stop(seq.token_ids, tokens, seq.num_prompt_tokens, seq.stop, self._config.max_model_len)
         tokens = tokens[:kept]
         seq.token_ids += tokens
@@ -88,6 +89,7 @@ class Committer:
         else:
             offset = seq.num_output_tokens - len(tokens)
             self._state.outputs.append(SequenceOutput(seq.id, seq.index, offset, tokens))
+        return kept
 
     def _unpark(self, rows: list[Sequence]) -> None:
         for seq in rows:
