@@ -1,0 +1,68 @@
+"""Scheduler and model runner in this process: the engine loop, for tests of what they do together."""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from worker.core.config import CacheConfig, SchedulerConfig
+from worker.core.outputs import SequenceOutput
+from worker.core.params import SamplingParams, StopConditions
+from worker.core.scheduler import Scheduler
+from worker.core.sequence import Sequence
+from worker.runner.model_runner import ModelRunner
+
+GREEDY = SamplingParams(temperature=0.0)
+
+
+def make_sequence(id: int, prompt: list[int], max_tokens: int, sampling: SamplingParams = GREEDY, **more) -> Sequence:
+    stop = more.pop("stop", None) or StopConditions(max_tokens=max_tokens)
+    return Sequence(id=id, token_ids=prompt, num_prompt_tokens=len(prompt), stop=stop, sampling=sampling, **more)
+
+
+@dataclass
+class Loop:
+    """Runs sequences to their ends; checks integrity after each step and that nothing is left over."""
+
+    runner: ModelRunner
+    scheduler_config: SchedulerConfig
+    cache_config: CacheConfig
+    scheduler: Scheduler = field(init=False)
+    tokens: dict[int, list[int]] = field(default_factory=dict)
+    ended: dict[int, SequenceOutput] = field(default_factory=dict)
+    num_scheduled_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        self.scheduler = Scheduler(self.scheduler_config, self.cache_config)
+
+    def run(self, *sequences: Sequence, each_step: int = 0) -> dict[int, list[int]]:
+        """Tokens by id. With `each_step`, so many new sequences arrive before each step, in place of all at once."""
+        arriving = deque(sequences)
+        pending: deque = deque()
+        while arriving or pending or self.scheduler.has_unfinished():
+            for _ in range(min(each_step or len(arriving), len(arriving))):
+                self._add(arriving.popleft())
+            batch = self.scheduler.schedule()
+            if batch is not None:
+                self.num_scheduled_tokens += batch.num_tokens
+                pending.append((batch, self.runner.submit(batch)))
+            if pending and (batch is None or len(pending) > self.scheduler_config.async_depth):
+                oldest, step = pending.popleft()
+                self.scheduler.postprocess(oldest, step.result())
+            self._take()
+            self.scheduler.check_integrity()
+        load = self.scheduler.load()
+        assert (load.num_blocks_free, load.num_host_blocks_used) == (load.num_blocks, 0)
+        return self.tokens
+
+    def _add(self, sequence: Sequence) -> None:
+        self.tokens[sequence.id] = []
+        self.scheduler.add(sequence)
+
+    def _take(self) -> None:
+        for output in self.scheduler.take_outputs():
+            got = self.tokens.setdefault(output.sequence_id, [])
+            assert output.sequence_id not in self.ended, "nothing comes after the end"
+            if output.hypotheses is None:
+                assert output.token_offset == len(got), "no gap, no repeat"
+                got += output.token_ids
+            if output.finish_reason is not None:
+                self.ended[output.sequence_id] = output

@@ -1,0 +1,93 @@
+"""Greedy tokens equal transformers', whatever the scheduler does: the whole matrix on a tiny model."""
+
+import itertools
+
+import pytest
+
+from tests.engine.conftest import NUM_TOKENS, PROMPTS
+from tests.engine.loop import make_sequence
+
+MATRIX = list(
+    itertools.product(
+        ("prefill_first", "chunked"),
+        (0, 1),  # asynchronous depth
+        ("off", "hash", "radix"),
+        ("recompute", "swap"),
+        (0, 5, 16),  # prefill chunk
+        (1, 16, 32),  # block size
+    )
+)
+
+
+def sequences():
+    return [make_sequence(i, prompt, NUM_TOKENS) for i, prompt in enumerate(PROMPTS)]
+
+
+@pytest.mark.parametrize(("policy", "depth", "prefix", "mode", "chunk", "block_size"), MATRIX)
+def test_greedy_tokens(tiny, policy, depth, prefix, mode, chunk, block_size):
+    """The cache holds less than a third of what all sequences need, so some have to go and come back."""
+    loop = tiny.loop(
+        block_size,
+        num_tokens_in_cache=128,
+        prefix=prefix,
+        scheduling_policy=policy,
+        async_depth=depth,
+        preemption_mode=mode,
+        max_prefill_chunk=chunk,
+        watermark=0.0,
+    )
+    tokens = loop.run(*sequences())
+    assert [tokens[i] for i in range(len(PROMPTS))] == tiny.references
+    load = loop.scheduler.load()
+    if block_size < 32:  # four blocks of 32 admit few at a time, none of which has to go
+        assert load.num_total_preemptions > 0
+        assert (load.num_total_swaps > 0) == (mode == "swap")
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority", "shortest_remaining", "cheapest_recompute"])
+@pytest.mark.parametrize("mode", ["recompute", "swap"])
+@pytest.mark.parametrize("depth", [0, 1])
+def test_victim_policies(tiny, policy, mode, depth):
+    loop = tiny.loop(
+        16,
+        num_tokens_in_cache=128,
+        prefix="hash",
+        preemption_policy=policy,
+        preemption_mode=mode,
+        async_depth=depth,
+        watermark=0.0,
+    )
+    queue = [make_sequence(i, prompt, NUM_TOKENS, priority=i % 3) for i, prompt in enumerate(PROMPTS)]
+    tokens = loop.run(*queue)
+    assert [tokens[i] for i in range(len(PROMPTS))] == tiny.references
+    assert loop.scheduler.load().num_total_preemptions > 0
+
+
+@pytest.mark.parametrize("prefix", ["hash", "radix"])
+@pytest.mark.parametrize("depth", [0, 1])
+def test_arrivals_one_a_step_hit_what_earlier_ones_left(tiny, prefix, depth):
+    loop = tiny.loop(16, prefix=prefix, async_depth=depth)
+    tokens = loop.run(*sequences(), each_step=1)
+    assert [tokens[i] for i in range(len(PROMPTS))] == tiny.references
+    assert loop.scheduler.load().num_total_prefix_hits >= 32
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_known_limits_are_not_overrun(tiny, depth):
+    """Tokens computed: prompt + max_tokens − 1, exactly."""
+    loop = tiny.loop(16, async_depth=depth)
+    loop.run(*sequences())
+    assert loop.num_scheduled_tokens == sum(len(prompt) + NUM_TOKENS - 1 for prompt in PROMPTS)
+
+
+@pytest.mark.parametrize("prefix", ["hash", "radix"])
+def test_the_same_prompt_again_and_again(tiny, prefix):
+    """Case 1: a whole-prompt hit still computes a token; with generated blocks cached, more is hit each time."""
+    loop = tiny.loop(16, prefix=prefix)
+    number = PROMPTS.index(max(PROMPTS, key=len))
+    cached = []
+    for i in range(3):
+        tokens = loop.run(make_sequence(i, PROMPTS[number], NUM_TOKENS))
+        assert tokens[i] == tiny.references[number]
+        cached.append(loop.ended[i].num_cached_tokens)
+    assert cached == [0, 48, 48]

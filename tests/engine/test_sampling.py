@@ -1,0 +1,79 @@
+"""Seeds, groups and beams through scheduler and runner together."""
+
+import pytest
+import torch
+
+from tests.engine.conftest import PROMPTS
+from tests.engine.loop import make_sequence
+from worker.core.params import BeamParams, SamplingParams, StopConditions
+
+HOT = [SamplingParams(temperature=1.0, seed=seed) for seed in range(6)]
+
+
+def alone(tiny, prompt, sampling, num_tokens=16):
+    return tiny.loop(16).run(make_sequence(0, prompt, num_tokens, sampling))[0]
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("mode", ["recompute", "swap"])
+def test_a_seed_gives_the_same_tokens_alone_in_a_batch_and_after_preemption(tiny, mode, depth):
+    """Cases 20 and 32."""
+    queue = [make_sequence(i, PROMPTS[i], 16, sampling) for i, sampling in enumerate(HOT)]
+    loop = tiny.loop(16, num_tokens_in_cache=96, preemption_mode=mode, async_depth=depth, watermark=0.0)
+    tokens = loop.run(*queue)
+    assert loop.scheduler.load().num_total_preemptions > 0
+    assert tokens == {i: alone(tiny, PROMPTS[i], sampling) for i, sampling in enumerate(HOT)}
+
+
+def group(prompt, size, num_tokens=12, first_id=1):
+    return [
+        make_sequence(first_id + i, prompt, num_tokens, HOT[i], parent_id=first_id if i else None, index=i)
+        for i in range(size)
+    ]
+
+
+@pytest.mark.parametrize("block_size", [1, 16])
+@pytest.mark.parametrize("depth", [0, 1])
+def test_members_of_a_group_are_what_they_are_alone(tiny, block_size, depth):
+    prompt = PROMPTS[3]
+    loop = tiny.loop(block_size, async_depth=depth)
+    loop.scheduler.add_group(group(prompt, 4))
+    tokens = loop.run()
+    assert [tokens[1 + i] for i in range(4)] == [alone(tiny, prompt, HOT[i], 12) for i in range(4)]
+    # The prompt once, its last token again for each of the other three, and eleven tokens of each.
+    assert loop.num_scheduled_tokens == len(prompt) + 3 + 4 * 11
+
+
+def reference_beams(model, prompt, width, num_tokens, length_penalty, early_stopping, eos):
+    with torch.inference_mode():
+        out = model.generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
+            num_beams=width,
+            num_return_sequences=width,
+            max_new_tokens=num_tokens,
+            do_sample=False,
+            length_penalty=length_penalty,
+            early_stopping=early_stopping,
+            eos_token_id=sorted(eos) or None,
+            pad_token_id=130,
+            return_dict_in_generate=True,
+            output_scores=True,
+        )
+    tokens = [[token for token in row[len(prompt) :].tolist() if token != 130] for row in out.sequences]
+    return tokens, out.sequences_scores.tolist()
+
+
+@pytest.mark.parametrize("width", [2, 3, 4])
+@pytest.mark.parametrize(("length_penalty", "early_stopping"), [(1.0, False), (0.5, True), (2.0, False)])
+@pytest.mark.parametrize("eos", [frozenset(), frozenset({3, 17, 40, 77, 101})])
+def test_beam_search_equals_transformers(tiny, width, length_penalty, early_stopping, eos):
+    for prompt in (PROMPTS[1], PROMPTS[3]):
+        loop = tiny.loop(16, prefix="hash")
+        beam = BeamParams(width=width, length_penalty=length_penalty, early_stopping=early_stopping)
+        stop = StopConditions(max_tokens=10, eos_token_ids=eos)
+        loop.run(make_sequence(7, prompt, 10, stop=stop, beam=beam))
+        tokens, scores = reference_beams(tiny.reference_model, prompt, width, 10, length_penalty, early_stopping, eos)
+        hypotheses = loop.ended[7].hypotheses
+        assert [hypothesis.token_ids for hypothesis in hypotheses] == tokens
+        assert [hypothesis.score for hypothesis in hypotheses] == pytest.approx(scores, abs=1e-4)
