@@ -13,13 +13,14 @@ def max_length_of(seq: Sequence, config: SchedulerConfig) -> int:
 def check_sequence(seq: Sequence, config: SchedulerConfig, cache: CacheConfig) -> None:
     """Raises `AdmissionError` if `seq` could not run even alone. Changes nothing."""
     _check_tokens(seq, config)
-    num_tokens = seq.num_tokens
+    # Of a resumed sequence only the prompt counts: what outgrew one step since comes in over several.
+    num_tokens = seq.num_prompt_tokens
     if not config.can_chunk and num_tokens > config.max_num_batched_tokens:
         raise AdmissionError(
             "token_ids",
             num_tokens,
             config.max_num_batched_tokens,
-            f"{num_tokens} tokens do not fit into one step of {config.max_num_batched_tokens} tokens, "
+            f"a prompt of {num_tokens} tokens does not fit into one step of {config.max_num_batched_tokens} tokens, "
             "and prompts are not split into chunks here",
         )
     _check_blocks(seq, config, cache)
