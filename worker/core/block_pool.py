@@ -80,6 +80,13 @@ class BlockPool:
             self._add_vacant(self._index.clear() if is_idle else self._index.clear_evictable())
         return num_cached
 
+    def forget(self, blocks: Iterable[int]) -> None:
+        """Nobody finds the content of these blocks any more; who holds them keeps them."""
+        if self._index is not None:
+            for block in blocks:
+                if self._index.holds(block):
+                    self._add_vacant(self._index.withdraw(block))
+
     def take_blocks_to_zero(self) -> list[int]:
         """Blocks that lost their content since the last call, for the next step to clear; empty unless secure."""
         blocks, self._to_zero = self._to_zero, []

@@ -75,9 +75,10 @@ class Committer:
             state.last_prefill_seconds = output.run_seconds
 
     def _fail(self, seq: Sequence, detail: str) -> None:
-        if seq.beam_group is not None:
-            seq = seq.beam_group.root
-        self._state.end(seq, FinishReason.ERROR, detail, [])
+        root = seq.beam_group.root if seq.beam_group is not None else seq
+        # Chunks before the failing one may be as broken as it: only what others had computed stays in the cache.
+        self._blocks.pool.forget(seq.block_table[root.num_cached_tokens // self._blocks.block_size :])
+        self._state.end(root, FinishReason.ERROR, detail, [])
 
     def _commit_with_stops(self, seq: Sequence, tokens: list[int]) -> int:
         """Returns how many are kept: what comes after a stop is neither emitted nor counted."""

@@ -67,20 +67,29 @@ class PrefixIndex(ABC):
         """Whether the block is published."""
 
     @abstractmethod
-    def evict(self) -> list[int]:
-        """Gives up the evictable block that is due; returns the blocks that have no content any more, at least one.
+    def withdraw(self, block_id: int) -> list[int]:
+        """Takes a published block out of the index; returns the blocks that have no content any more.
 
-        Blocks whose chain led through it are withdrawn with it: nobody could find them.
+        Blocks whose chain led through it are withdrawn with it: nobody could find them. Those that are referenced are
+        not returned; they stay with their holders.
         """
+
+    def evict(self) -> list[int]:
+        """Gives up the evictable block that is due; returns the blocks that have no content any more, at least one."""
+        vacant = self.withdraw(self._due())
+        self.num_evictions += len(vacant)
+        return vacant
 
     def clear_evictable(self) -> list[int]:
         """Withdraws every block without references; returns them. Not counted as evictions."""
-        num_evictions = self.num_evictions
         vacant: list[int] = []
         while self._evictable:
-            vacant += self.evict()
-        self.num_evictions = num_evictions
+            vacant += self.withdraw(next(iter(self._evictable)))
         return vacant
+
+    def _due(self) -> int:
+        """The evictable block to give up next."""
+        return next(iter(self._evictable))
 
     @abstractmethod
     def clear(self) -> list[int]:
@@ -160,13 +169,12 @@ class HashPrefixIndex(PrefixIndex):
     def holds(self, block_id: int) -> bool:
         return self._by_block[block_id] is not None
 
-    def evict(self) -> list[int]:
-        block_id, _ = self._evictable.popitem(last=False)
+    def withdraw(self, block_id: int) -> list[int]:
         entry = self._by_block[block_id]
         assert entry is not None
         if entry.parent is not None:
             entry.parent.children.discard(entry)
-        vacant = [block_id]
+        vacant = []
         doomed = [entry]
         while doomed:
             entry = doomed.pop()
@@ -174,13 +182,12 @@ class HashPrefixIndex(PrefixIndex):
             if entry.block_id in self._evictable:
                 del self._evictable[entry.block_id]
                 vacant.append(entry.block_id)
-            self._withdraw(entry)
+            self._forget(entry)
         return vacant
 
-    def _withdraw(self, entry: _Entry) -> None:
+    def _forget(self, entry: _Entry) -> None:
         del self._by_hash[entry.hash]
         self._by_block[entry.block_id] = None
-        self.num_evictions += 1
         if self.events is not None:
             self.events.removed(entry.hash)
         entry.block_id = -1

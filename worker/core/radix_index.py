@@ -58,13 +58,7 @@ class RadixPrefixIndex(PrefixIndex):
     def holds(self, block_id: int) -> bool:
         return self._node_of[block_id] is not None
 
-    def evict(self) -> list[int]:
-        """Least recently released first, but a leaf before what leads to it.
-
-        A block with others below it is due only when all of those are referenced: its content lives twice, and they
-        hold a duplicate. Then what is below is withdrawn and stays with its holders.
-        """
-        block_id = self._deepest_evictable(next(iter(self._evictable)))
+    def withdraw(self, block_id: int) -> list[int]:
         node = self._node_of[block_id]
         assert node is not None
         at = node.blocks.index(block_id)
@@ -72,7 +66,7 @@ class RadixPrefixIndex(PrefixIndex):
             node = self._split(node, at)
         assert node.parent is not None
         del node.parent.children[node.contents[0]]
-        return self._withdraw(self._collect(node))
+        return self._forget(self._collect(node))
 
     def clear(self) -> list[int]:
         vacant = list(self._evictable)
@@ -132,8 +126,13 @@ class RadixPrefixIndex(PrefixIndex):
         node.children[content] = child
         return child
 
-    def _deepest_evictable(self, block_id: int) -> int:
-        """A block at or below `block_id` that has no evictable block right after it."""
+    def _due(self) -> int:
+        """Least recently released first, but a leaf before what leads to it.
+
+        A block with others below it is due only when all of those are referenced: its content lives twice, and they
+        hold a duplicate.
+        """
+        block_id = next(iter(self._evictable))
         node = self._node_of[block_id]
         assert node is not None
         at = node.blocks.index(block_id)
@@ -155,13 +154,12 @@ class RadixPrefixIndex(PrefixIndex):
             pending.extend(node.children.values())
         return nodes
 
-    def _withdraw(self, nodes: list[_Node]) -> list[int]:
+    def _forget(self, nodes: list[_Node]) -> list[int]:
         """Forgets nodes that were cut off; returns the blocks that nobody holds."""
         vacant = []
         for node in nodes:
             for block_id, hash in zip(node.blocks, node.hashes, strict=True):
                 self._node_of[block_id] = None
-                self.num_evictions += 1
                 if self.events is not None:
                     self.events.removed(hash)
                 if block_id in self._evictable:
