@@ -1,5 +1,7 @@
 """State groups of models with recurrent state: one for each sequence that holds blocks, never shared."""
 
+import random
+
 import pytest
 
 from tests.core.builders import Engine, expected_output, make_group, make_sequence
@@ -104,3 +106,32 @@ def test_equal_prompts_are_never_shared() -> None:
         engine.add(make_sequence(id, list(range(40)), 1))
         engine.run()
     assert (engine.runner.num_tokens, engine.ended[2].num_cached_tokens) == (80, 0)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_streams_and_groups_survive_random_traffic(seed: int) -> None:
+    rnd = random.Random(seed)
+    engine = make_engine(
+        5,
+        num_blocks=rnd.randrange(6, 12),
+        async_depth=seed % 2,
+        scheduling_policy=rnd.choice(["prefill_first", "chunked"]),
+        max_num_batched_tokens=64,
+    )
+    wanted = {}
+    ids = iter(range(1, 1000, 10))
+    for _ in range(60):
+        if rnd.random() < 0.4:
+            group = make_group(next(ids), rnd.randrange(1, 40), rnd.choice([1, 1, 3]), rnd.randrange(1, 40))
+            wanted |= {seq.id: expected_output(seq, 256)[0] for seq in group}
+            engine.scheduler.add_group(group)
+        if wanted and rnd.random() < 0.2:
+            engine.scheduler.abort(rnd.choice(list(wanted)))
+        engine.step()
+    engine.run()
+    assert engine.ended.keys() == wanted.keys()
+    for id, ended in engine.ended.items():
+        tokens = wanted[id] if ended.finish_reason.name == "LENGTH" else wanted[id][: len(engine.tokens[id])]
+        assert engine.tokens[id] == tokens
+    engine.assert_drained()
+    assert engine.scheduler._blocks.num_free_groups == 5
