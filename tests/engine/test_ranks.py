@@ -1,0 +1,60 @@
+"""Two tensor-parallel ranks as processes (gloo): preemption and swap reach both alike (case 3)."""
+
+import pytest
+
+from tests.engine.conftest import MAX_MODEL_LEN, NUM_TOKENS, PROMPTS
+from tests.engine.loop import Loop, make_sequence
+from worker.core.batch import BatchOutput, ScheduledBatch
+from worker.core.config import CacheConfig, SchedulerConfig
+from worker.executor import Executor
+from worker.runner.config import RunnerConfig
+
+NUM_BLOCKS = 8
+
+
+class Ranks:
+    """An executor in the place of a runner."""
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+
+    def submit(self, batch: ScheduledBatch) -> "Ranks":
+        self._executor.submit(batch)
+        return self
+
+    def result(self) -> BatchOutput:
+        return self._executor.collect(60)
+
+
+@pytest.mark.parametrize("mode", ["recompute", "swap"])
+def test_preemption_on_two_ranks(tiny, mode):
+    config = RunnerConfig(
+        model=str(tiny.path),
+        device="cpu",
+        tensor_parallel_size=2,
+        num_threads=1,
+        num_blocks=NUM_BLOCKS,
+        max_num_seqs=16,
+        max_num_batched_tokens=256,
+        max_model_len=MAX_MODEL_LEN,
+        swap_space_gib=0.01,
+    )
+    executor = Executor(config, log_level="warning")
+    executor.start(120)
+    try:
+        loop = Loop(
+            Ranks(executor),
+            SchedulerConfig(
+                max_model_len=MAX_MODEL_LEN,
+                max_num_seqs=16,
+                max_num_batched_tokens=256,
+                preemption_mode=mode,
+                watermark=0.0,
+            ),
+            CacheConfig(num_blocks=NUM_BLOCKS, num_host_blocks=32 if mode == "swap" else 0),
+        )
+        tokens = loop.run(*(make_sequence(i, prompt, NUM_TOKENS) for i, prompt in enumerate(PROMPTS)))
+    finally:
+        executor.shutdown()
+    assert [tokens[i] for i in range(len(PROMPTS))] == tiny.references
+    assert loop.scheduler.load().num_total_preemptions > 0
