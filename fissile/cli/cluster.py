@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.errors import FissileError
+import click
+
 from common.healthcheck import health
 from fissile.cli.processes import Child, Children, LogLine
 from fissile.cli.services import service_command
@@ -17,8 +18,12 @@ HOST = "127.0.0.1"
 _POLL_SECONDS = 0.1
 
 
-class StartError(FissileError):
-    """A service did not become healthy."""
+class StartError(click.ClickException):
+    """A service did not become healthy. `complaint` is one line; the message adds the last lines of its log."""
+
+    def __init__(self, child: Child, complaint: str) -> None:
+        self.complaint = f"{child.name} {complaint}"
+        super().__init__("\n".join([f"{self.complaint}; its last lines:", *(f"  {line}" for line in child.last_lines)]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +104,6 @@ def _pause(child: Child, children: Children, deadline: float, complaint: str) ->
     """Wait a little. Raises StartError if any child has ended meanwhile, or if time is up."""
     ended = children.wait_for_exit(_POLL_SECONDS)
     if ended is not None:
-        raise StartError(_obituary(ended, f"ended during the start with code {ended.exit_code}"))
+        raise StartError(ended, f"ended during the start with code {ended.exit_code}")
     if time.monotonic() >= deadline:
-        raise StartError(_obituary(child, complaint))
-
-
-def _obituary(child: Child, complaint: str) -> str:
-    return "\n".join([f"{child.name} {complaint}; its last lines:", *(f"  {line}" for line in child.last_lines)])
+        raise StartError(child, complaint)

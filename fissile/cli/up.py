@@ -41,7 +41,7 @@ def up(
 
     Everything else of both services can be set in the environment: FISSILE_ROUTER_..., FISSILE_WORKER_...
     """
-    from fissile.cli.cluster import ClusterConfig, running_cluster
+    from fissile.cli.cluster import ClusterConfig, StartError, running_cluster
 
     config = ClusterConfig(workers, port, model, worker_arguments, start_timeout, grace)
     signal.signal(signal.SIGTERM, _interrupt)
@@ -50,6 +50,9 @@ def up(
         with running_cluster(config, log_nothing if quiet else log_line) as cluster:
             _print_addresses(cluster)
             sys.exit(_watch(cluster))
+    except StartError as error:
+        # Without --quiet, the log that explains it stands right above.
+        raise error if quiet else click.ClickException(error.complaint) from error
     except KeyboardInterrupt:
         click.echo("stopped", err=True)
 

@@ -3,7 +3,9 @@
 import importlib.resources
 import json
 import re
+import socket
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import jsonschema
@@ -53,11 +55,20 @@ def test_every_setting_exists(name):
     assert ours <= known
 
 
+def free_ports(number: int) -> list[int]:
+    """Ports that nothing listens on now; held together while they are chosen, so all different."""
+    with ExitStack() as held:
+        sockets = [held.enter_context(socket.socket()) for _ in range(number)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
 def test_the_same_commands_run_as_processes(tmp_path):
     """Only what the network of containers gives is replaced: names and addresses become loopback ports."""
     containers = {
-        name: LocalContainer(name, COMPOSE["services"][name], port=20050 + number, log=tmp_path / f"{name}.log")
-        for number, name in enumerate(DEFAULT_SERVICES)
+        name: LocalContainer(name, COMPOSE["services"][name], port, log=tmp_path / f"{name}.log")
+        for name, port in zip(DEFAULT_SERVICES, free_ports(len(DEFAULT_SERVICES)), strict=True)
     }
     addresses = {container.inside_address: container.outside_address for container in containers.values()}
     try:

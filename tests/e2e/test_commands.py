@@ -4,10 +4,13 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
+
+import pytest
 
 FISSILE = str(Path(sys.executable).parent / "fissile")
 
@@ -49,20 +52,91 @@ def test_no_router_is_one_clear_line():
     assert "Traceback" not in result.stderr and len(result.stderr.strip().splitlines()) == 1, result.stderr
 
 
-def test_up_serves_and_one_interrupt_stops_all():
-    command = [FISSILE, "up", "--workers", "1", "--port", "0", "--", "--max-model-len", "512", "--num-threads", "1"]
+SMALL = ("--", "--max-model-len", "512", "--num-threads", "1", "--num-blocks", "64")
+
+
+def up(*arguments: str) -> tuple[subprocess.Popen[str], dict[str, int]]:
+    """`fissile up`, once it is ready, with the process ids of its services."""
+    command = [FISSILE, "up", "--port", "0", *arguments]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    pids: list[int] = []
+    pids: dict[str, int] = {}
     assert process.stdout is not None
     for line in process.stdout:
-        pids += [int(pid) for pid in re.findall(r"[│|]\s(\d+)\s+[│|]$", line.strip())]
+        if row := re.search(r"(router|worker-\d) .*\s(\d+)\s+[│|]$", line.strip()):
+            pids[row[1]] = int(row[2])
         if "Ready" in line:
             break
-    assert len(pids) == 2
-    process.send_signal(signal.SIGINT)
-    process.stdout.read()
-    assert process.wait(30) == 0
+    return process, pids
+
+
+def gone(pids: dict[str, int]) -> bool:
+    """Whether all these processes end soon."""
     deadline = time.monotonic() + 5
-    while any(Path(f"/proc/{pid}").exists() for pid in pids):
-        assert time.monotonic() < deadline
+    while any(Path(f"/proc/{pid}").exists() for pid in pids.values()):
+        if time.monotonic() > deadline:
+            return False
         time.sleep(0.1)
+    return True
+
+
+def test_up_serves_and_one_interrupt_stops_all():
+    process, pids = up("--workers", "1", *SMALL)
+    assert sorted(pids) == ["router", "worker-0"]
+    process.send_signal(signal.SIGINT)
+    process.communicate()
+    assert process.returncode == 0
+    assert gone(pids)
+
+
+def test_up_reports_dead_workers_and_ends_after_the_last():
+    process, pids = up("--workers", "1", *SMALL)
+    os.kill(pids["worker-0"], signal.SIGKILL)
+    output, _ = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert "worker-0 ended with code -9\nno worker is left" in output
+    assert gone(pids)
+
+
+def failed_up(*arguments: str) -> str:
+    """Standard error of a `fissile up` that cannot start."""
+    result = subprocess.run([FISSILE, "up", *arguments], capture_output=True, text=True, timeout=60)
+    assert result.returncode == 1 and "Traceback" not in result.stderr, result
+    return result.stderr
+
+
+def test_up_with_a_wrong_worker_flag_says_which():
+    said = failed_up("--port", "0", "--", "--no-such-flag")
+    assert "unrecognized arguments: --no-such-flag" in said
+    assert said.endswith("Error: worker-0 ended during the start with code 2\n")
+
+
+def test_quiet_up_still_says_why_it_failed():
+    said = failed_up("--quiet", "--port", "0", "--model", "/no/such")
+    assert said.startswith("Error: worker-0 ended during the start with code 1; its last lines:\n")
+    assert "no model '/no/such'" in said
+
+
+def test_up_on_a_taken_port():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        assert f"cannot listen on 127.0.0.1:{port}" in failed_up("--port", port, *SMALL)
+
+
+@pytest.mark.parametrize("service", ["router", "worker"])
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [(["--no-such-flag"], "unrecognized arguments: --no-such-flag"), (["--port", "x"], "--port: Input should be a")],
+)
+def test_wrong_flags_of_a_service(service, arguments, said):
+    result = subprocess.run([FISSILE, service, *arguments], capture_output=True, text=True)
+    assert result.returncode == 2
+    assert said in result.stderr.splitlines()[-1]
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("service", ["router", "worker"])
+def test_help_of_a_service(service):
+    result = subprocess.run([FISSILE, service, "--help"], capture_output=True, text=True)
+    assert result.returncode == 0 and "--port-file" in result.stdout

@@ -10,6 +10,7 @@ import pytest
 from common.channel import channel
 from common.errors import DeadlineExceededError
 from fissile import Client
+from fissile.cli.processes import Child
 from fissile.v1 import (
     ChatMessage,
     ChatRequest,
@@ -149,23 +150,20 @@ def test_repeated_prompt_is_found_in_the_cache(services):
     assert cached == [0, 96]
 
 
+def metrics_page(service: Child) -> str:
+    """What a service started with `--metrics-port 0` serves at the address that its log names."""
+    (url,) = re.findall(r"http://\S+/metrics", "\n".join(service.last_lines))
+    with urllib.request.urlopen(url) as page:
+        return page.read().decode()
+
+
 def test_metrics_of_both_services(services):
-    _, worker = services.start(
-        "worker",
-        "worker",
-        "--max-model-len",
-        "512",
-        "--num-threads",
-        "1",
-        "--num-blocks",
-        "64",
-        "--metrics-port",
-        "19102",
-    )
-    _, address = services.start("router", "router", "--workers", worker, "--metrics-port", "19101")
+    small = ("--max-model-len", "512", "--num-threads", "1", "--num-blocks", "64", "--metrics-port", "0")
+    worker, worker_address = services.start("worker", "worker", *small)
+    router, address = services.start("router", "router", "--workers", worker_address, "--metrics-port", "0")
     with Client(address) as own:
         own.generate(STORY, max_tokens=4).result()
-    pages = [urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics").read().decode() for port in (19101, 19102)]
+    pages = [metrics_page(router), metrics_page(worker)]
     for name in ("time_to_first_token", "time_per_output_token", "inter_token_latency", "request"):
         assert re.search(rf"^fissile_router_{name}_seconds_count [1-9]", pages[0], re.MULTILINE), name
     assert 'fissile_worker_sequences_total{end="length"}' in pages[1]
