@@ -81,7 +81,7 @@ class Completion:
         num_text = len(new)
         if output.finish_reason in _ENDING_TOKEN and not self._rules.include_stop:
             num_text = max(0, num_text - 1)
-        if self._add(new, num_text) or output.finish_reason == FinishReason.FINISH_REASON_UNSPECIFIED:
+        if self._add(new, num_text) or not output.finish_reason:
             return
         self._end(output)
 

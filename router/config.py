@@ -39,6 +39,12 @@ class RouterSettings(Settings):
         120.0, gt=0, description="Seconds without any progress after which a busy worker counts as lost."
     )
 
+    max_message_rate: float = Field(
+        3000.0,
+        gt=0,
+        description="Messages per second to all clients together. Above it, tokens of several steps share a message; "
+        "the first and the last message of a stream do not wait.",
+    )
     max_prompt_bytes: int = Field(4 * 1024 * 1024, gt=0, description="Longest prompt text, in bytes.")
     max_open_requests: int = Field(4096, gt=0, description="Open requests; more are refused.")
     allow_chat_template: bool = Field(False, description="Let requests bring a chat template of their own.")

@@ -44,10 +44,8 @@ class Dispatcher:
         failed: set[Session] = set()
         hop = await self._place(request, model, failed, time_left)
         while True:
-            await self._wait(request)
-            update = request.take()
-            if update is None and request.spec.heartbeat is not None and not (request.lost or request.error):
-                update = Update()
+            is_silent = await self._wait(request)
+            update = request.take() or (Update() if is_silent else None)
             if update is not None:
                 yield update
                 if update.usage:
@@ -62,15 +60,14 @@ class Dispatcher:
                 self._metrics.moved()
                 hop = await self._place(request, model, failed, time_left)
 
-    async def _wait(self, request: OpenRequest) -> None:
-        if request.spec.heartbeat is None:
-            await request.news.wait()
-            return
+    async def _wait(self, request: OpenRequest) -> bool:
+        """Until there is news. True: a heartbeat is due first."""
         try:
             async with asyncio.timeout(request.spec.heartbeat):
                 await request.news.wait()
         except TimeoutError:
-            return
+            return True
+        return False
 
     async def _place(
         self, request: OpenRequest, model: ServedModel, failed: set[Session], time_left: TimeLeft

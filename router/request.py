@@ -1,8 +1,8 @@
 """One open request: what was asked, what came back so far, and its one end.
 
 Its worker link feeds it (`on_output`, `on_lost`) and never waits; its handler takes what is new whenever the client is
-ready for it. In between, news merge into one pending delta per completion, so a slow client costs the tokens of its
-completion and nothing more.
+ready for it and the pacer lets it. In between, news merge into one pending delta per completion, so a slow client costs
+the tokens of its completion and nothing more.
 """
 
 import asyncio
@@ -23,6 +23,7 @@ from fissile.v1 import FinishReason, RequestOutput, RequestTimings, SamplingPara
 from router.completion import Completion, Delta, TextRules, TokenGapError
 from router.latency import LatencyWindows, Stopwatch
 from router.metrics import RouterMetrics
+from router.pacing import Pacer
 from router.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -32,6 +33,9 @@ _CODES: dict[int, type[FissileError]] = {
     for error in (InvalidArgumentError, ResourceExhaustedError, UnavailableError, UnimplementedError)
 }
 RETRY_AFTER_SECONDS = 1.0
+# Looking a value up in a protobuf enum takes as long as decoding a token.
+_ERROR = FinishReason.FINISH_REASON_ERROR
+_ABORTED = FinishReason.FINISH_REASON_ABORTED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +93,9 @@ class Hop(Protocol):
 class OpenRequest:
     """See above. `lost` says why its hop ended before the request did; `error` ends it with a status."""
 
-    def __init__(self, spec: RequestSpec, tokenizer: Tokenizer, watch: Stopwatch, metrics: RouterMetrics) -> None:
+    def __init__(
+        self, spec: RequestSpec, tokenizer: Tokenizer, watch: Stopwatch, metrics: RouterMetrics, pacer: Pacer
+    ) -> None:
         self.spec = spec
         self.watch = watch
         self.news = asyncio.Event()
@@ -102,11 +108,12 @@ class OpenRequest:
             for i in range(spec.n)
         ]
         self._metrics = metrics
+        self._pacer = pacer
+        self._has_sent = False
         self._hop: Hop | None = None
         self._latency: LatencyWindows | None = None
         self._on_worker: dict[int, Completion] = {}
         self._hop_timer: asyncio.TimerHandle | None = None
-        self._prompt_sent = False
         self._num_cached_tokens = 0
         self._timings = RequestTimings()
 
@@ -169,10 +176,10 @@ class OpenRequest:
         if completion is None or self.error:
             return
         self._stop_hop_timer()
-        if output.finish_reason == FinishReason.FINISH_REASON_ERROR:
+        if output.finish_reason == _ERROR:
             self._refused(output)
             return
-        if output.finish_reason == FinishReason.FINISH_REASON_ABORTED:
+        if output.finish_reason == _ABORTED:
             self.on_lost(f"aborted by the worker: {output.detail}")
             return
         if output.index == 0 and not self._num_cached_tokens:
@@ -188,9 +195,21 @@ class OpenRequest:
             self._timings.worker_queued.CopyFrom(output.timings.queued)
         if completion.finish:
             del self._on_worker[output.sequence_id]
-            if output.finish_reason == FinishReason.FINISH_REASON_UNSPECIFIED and self._hop:
+            if not output.finish_reason and self._hop:
                 self._hop.abort(output.sequence_id)  # a stop string, which the worker does not know
-        self.news.set()
+            if self.is_finished:
+                self._pacer.wake_now(self.news)
+                return
+        self._announce()
+
+    def _announce(self) -> None:
+        """Wake the handler for news that are not the last."""
+        if self.spec.final_only:
+            return
+        if self._has_sent:
+            self._pacer.wake_in_turn(self.news)
+        else:
+            self._pacer.wake_now(self.news)
 
     def _accept_hypotheses(self, output: RequestOutput) -> None:
         if len(output.hypotheses) < self.spec.n:
@@ -221,18 +240,19 @@ class OpenRequest:
         if self.lost is None and not self.is_finished:
             self.leave()
             self.lost = detail
-            self.news.set()
+            self._pacer.wake_now(self.news)
 
     def fail(self, error: FissileError) -> None:
         """End with a status. The first one counts."""
         if self.error is None:
             self.error = error
             self.leave()
-            self.news.set()
+            self._pacer.wake_now(self.news)
 
     def leave(self) -> None:
         """Abort what is on a worker. Idempotent."""
         self._stop_hop_timer()
+        self._pacer.forget(self.news)
         on_worker, self._on_worker = self._on_worker, {}
         if self._hop:
             for sequence_id in on_worker:
@@ -257,9 +277,9 @@ class OpenRequest:
         if not deltas and not finished:
             return None
         update = Update(deltas)
-        if self.spec.send_prompt and not self._prompt_sent:
+        if self.spec.send_prompt and not self._has_sent:
             update.prompt_token_ids = self.spec.prompt
-            self._prompt_sent = True
+        self._has_sent = True
         if finished:
             update.usage, update.timings = self._usage(), self._final_timings()
         return update

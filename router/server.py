@@ -14,6 +14,7 @@ from router.config import RouterSettings
 from router.dispatch import DispatchConfig, Dispatcher
 from router.metrics import RouterMetrics
 from router.open_requests import OpenRequests
+from router.pacing import Pacer
 from router.service import GenerationService
 from router.tokenizer import TokenizerStore
 from router.worker_link import LinkConfig
@@ -57,7 +58,10 @@ class RouterServer:
             ),
             self.metrics,
         )
-        self._service = GenerationService(settings, self.workers, dispatcher, self.open_requests, self.metrics)
+        self.pacer = Pacer(settings.max_message_rate)
+        self._service = GenerationService(
+            settings, self.workers, dispatcher, self.open_requests, self.metrics, self.pacer
+        )
         self._server = ServiceServer(SERVICE_NAME, settings.server_tls())
         add_GenerationServiceServicer_to_server(self._service, self._server.server)
         self.port = 0

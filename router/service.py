@@ -33,6 +33,7 @@ from router.dispatch import Dispatcher
 from router.latency import WINDOW_SECONDS, Stopwatch
 from router.metrics import RouterMetrics
 from router.open_requests import OpenRequests
+from router.pacing import Pacer
 from router.request import OpenRequest, Update
 from router.resolve import resolve
 from router.timers import deadline_timer
@@ -55,12 +56,14 @@ class GenerationService(GenerationServiceServicer):
         dispatcher: Dispatcher,
         open_requests: OpenRequests,
         metrics: RouterMetrics,
+        pacer: Pacer,
     ) -> None:
         self._settings = settings
         self._workers = workers
         self._dispatcher = dispatcher
         self._open = open_requests
         self._metrics = metrics
+        self._pacer = pacer
 
     async def Generate(self, request: GenerateRequest, context: Context) -> AsyncIterator[GenerateResponse]:
         await context.send_initial_metadata(())
@@ -84,7 +87,7 @@ class GenerationService(GenerationServiceServicer):
             self._validate(request, model)
             prompt = await self._prompt(request, model)
             spec = resolve(request.options, model=model, prompt=prompt, request_id=request_id)
-            opened = OpenRequest(spec, model.tokenizer, watch, self._metrics)
+            opened = OpenRequest(spec, model.tokenizer, watch, self._metrics, self._pacer)
             self._open.add(opened)
             with deadline_timer(opened, context.time_remaining()):
                 async for update in self._dispatcher.updates(opened, model, context.time_remaining):

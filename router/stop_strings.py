@@ -2,16 +2,18 @@
 
 One Knuth-Morris-Pratt automaton per stop string: after each character its state is the length of the longest prefix of
 the stop that the text ends with. So the result does not depend on how the text was cut into pieces, each character
-costs the same however long the stops are, and what must be held back is exactly the largest state.
+costs the same however long the stops are, and what must be held back is exactly the largest state. A piece of text in
+which no stop begins, as most are, is passed on without a look at its characters.
 
 The stop that is complete first wins; of several complete at the same character, the longest.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Released:
     """`text` may be shown now. `stop` is set when the text has ended there."""
 
@@ -57,12 +59,16 @@ class StopMatcher:
 
     def __init__(self, stops: Sequence[str], *, include_stop: bool = False) -> None:
         self._automata = [_Automaton(stop) for stop in sorted(stops, key=len, reverse=True)]
+        self._beginning = re.compile("|".join(re.escape(stop[0]) for stop in stops) or r"(?!)")
         self._include_stop = include_stop
         self._held = ""
+        """Empty exactly when every automaton is in state 0."""
 
     def feed(self, text: str, *, armed: bool = True) -> Released:
         """Add `text`. A stop that becomes complete while not `armed` is ordinary text. After a result with `stop` the
         matcher is used up."""
+        if not self._held and not self._beginning.search(text):
+            return Released(text)
         buffer = self._held + text
         for position in range(len(self._held), len(buffer)):
             char = buffer[position]

@@ -65,7 +65,7 @@ def test_unarmed_stops_are_ordinary_text_and_a_later_one_is_found():
 
 
 @given(
-    text=st.text("ab", max_size=30),
+    text=st.text("abc", max_size=30),
     stops=st.lists(st.text("ab", min_size=1, max_size=5), min_size=1, max_size=3),
     data=st.data(),
 )

@@ -1,0 +1,179 @@
+"""What the router costs: a synthetic worker, the real router, this process as the client; all on this machine's cores.
+
+The worker makes steps at no cost, one token for each of 64 streams, so the router is what limits.
+"""
+
+import asyncio
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from bench.common import Figure, finish, median, parse_arguments
+from common.channel import aio_channel
+from common.healthcheck import wait_until_serving
+from fissile.cli.processes import Child, Children
+from fissile.cli.report import quantile
+from fissile.v1 import (
+    ExecuteCommand,
+    ExecuteRequest,
+    GenerateRequest,
+    GenerationOptions,
+    GenerationServiceStub,
+    Sequence,
+    WorkerServiceStub,
+)
+
+PACKAGES = ("grpcio", "protobuf", "tokenizers", "fissile")
+NUM_STREAMS = 64
+PROMPT = "What does a router cost?"
+STOP = "never in the text"
+START_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How much of each measurement."""
+
+    repeats: int
+    num_tokens: int
+    """Of each stream."""
+    num_requests: int
+    num_pairs: int
+    """Requests through the router, and as many at the worker."""
+
+
+FULL = Sizes(repeats=5, num_tokens=1500, num_requests=3000, num_pairs=1000)
+QUICK = Sizes(repeats=1, num_tokens=50, num_requests=200, num_pairs=20)
+
+
+def main() -> None:
+    quick = parse_arguments(__doc__).quick
+    with running_pair() as (router, router_address, worker_address):
+        figures = asyncio.run(measure(QUICK if quick else FULL, router, router_address, worker_address))
+    finish("router", figures, quick=quick, dtype="none", packages=PACKAGES)
+
+
+@contextmanager
+def running_pair() -> Iterator[tuple[Child, str, str]]:
+    """A worker and a router over it: the router's process, its address, the worker's."""
+    children = Children(lambda _name, _line: None)
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            worker_file, router_file = Path(folder, "worker"), Path(folder, "router")
+            children.start("worker", [sys.executable, "-m", "bench.synthetic_worker", "--port-file", str(worker_file)])
+            worker = address_in(worker_file)
+            flags = ["--port", "0", "--port-file", str(router_file), "--workers", worker, "--metrics-port", "0"]
+            process = children.start("router", [sys.executable, "-m", "router", *flags])
+            router = address_in(router_file)
+            assert wait_until_serving(router, START_SECONDS) == "SERVING", list(process.last_lines)
+            yield process, router, worker
+    finally:
+        children.stop(5.0)
+
+
+def address_in(port_file: Path) -> str:
+    deadline = time.monotonic() + START_SECONDS
+    while not port_file.exists():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"nothing listens: {port_file.name} did not come up")
+        time.sleep(0.05)
+    return f"127.0.0.1:{port_file.read_text().strip()}"
+
+
+async def measure(sizes: Sizes, router: Child, router_address: str, worker_address: str) -> dict[str, Figure]:
+    process = psutil.Process(router.pid)
+    async with aio_channel(router_address) as to_router, aio_channel(worker_address) as to_worker:
+        stub = GenerationServiceStub(to_router)
+        await tokens_per_second(stub, sizes.num_tokens // 10)  # warm up
+        runs, cores = [], []
+        for _ in range(sizes.repeats):
+            before, begin = cpu_seconds(process), time.perf_counter()
+            runs.append(await tokens_per_second(stub, sizes.num_tokens))
+            cores.append((cpu_seconds(process) - before) / (time.perf_counter() - begin))
+        requests = [await requests_per_second(stub, sizes.num_requests) for _ in range(sizes.repeats)]
+        through, direct = await latencies(stub, WorkerServiceStub(to_worker), sizes.num_pairs)
+    return {
+        "tok_s": median([tokens for tokens, _ in runs], 0),
+        "messages_s": median([messages for _, messages in runs], 0),
+        "router_cores": median(cores),
+        "requests_s": median(requests, 0),
+        "added_latency_p50_ms": added(through, direct, 0.5),
+        "added_latency_p99_ms": added(through, direct, 0.99),
+        "router_rss_mb": round(process.memory_info().rss / 1e6, 1),
+    }
+
+
+def cpu_seconds(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
+async def tokens_per_second(stub: GenerationServiceStub, num_tokens: int) -> tuple[float, float]:
+    """Output tokens and messages a second, all streams together."""
+
+    async def one() -> tuple[int, int]:
+        messages = [message async for message in stub.Generate(request(num_tokens))]
+        return messages[-1].usage.num_completion_tokens, len(messages)
+
+    begin = time.perf_counter()
+    answers = await asyncio.gather(*(one() for _ in range(NUM_STREAMS)))
+    seconds = time.perf_counter() - begin
+    return sum(tokens for tokens, _ in answers) / seconds, sum(messages for _, messages in answers) / seconds
+
+
+async def requests_per_second(stub: GenerationServiceStub, num_requests: int) -> float:
+    """Requests of one token, as many open as there are streams."""
+    left = iter(range(num_requests))
+
+    async def client() -> None:
+        for _ in left:
+            async for _message in stub.Generate(request(1)):
+                pass
+
+    begin = time.perf_counter()
+    await asyncio.gather(*(client() for _ in range(NUM_STREAMS)))
+    return num_requests / (time.perf_counter() - begin)
+
+
+async def latencies(
+    router: GenerationServiceStub, worker: WorkerServiceStub, num_pairs: int
+) -> tuple[list[float], list[float]]:
+    """Seconds from request to token, one at a time: through the router, and at the worker on a stream that is open.
+    The two take turns."""
+    through, direct = [], []
+    execute = worker.Execute()
+    for number in range(num_pairs):
+        begin = time.perf_counter()
+        async for _message in router.Generate(request(1)):
+            pass
+        middle = time.perf_counter()
+        await execute.write(sequence(number))
+        await execute.read()
+        through.append(middle - begin)
+        direct.append(time.perf_counter() - middle)
+    execute.cancel()
+    return through, direct
+
+
+def request(num_tokens: int) -> GenerateRequest:
+    return GenerateRequest(text=PROMPT, options=GenerationOptions(max_tokens=num_tokens, stop=[STOP]))
+
+
+def sequence(number: int) -> ExecuteRequest:
+    return ExecuteRequest(
+        commands=[ExecuteCommand(sequence=Sequence(id=number + 1, token_ids=range(1, 8), max_tokens=1))]
+    )
+
+
+def added(through: list[float], direct: list[float], share: float) -> float:
+    return round((quantile(sorted(through), share) - quantile(sorted(direct), share)) * 1e3, 3)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""Streams take turns above the rate; first and last messages, and everything below it, do not wait."""
+
+import asyncio
+
+from fissile.v1 import FinishReason, GenerateRequest, GenerationOptions, OutputOptions
+from router.pacing import BURST_SECONDS, Pacer
+from tests.fakes.system import collect, run_system, until
+from tests.fakes.worker import FakeWorker, counts
+
+NEVER = 1e-6
+"""A rate at which the next turn does not come within a test."""
+
+
+def pacer_with_burst(num_messages):
+    """Lets so many messages go, and then none."""
+    pacer = Pacer(num_messages / BURST_SECONDS)
+    pacer._rate = NEVER
+    return pacer
+
+
+def run(scenario, *args):
+    async def main():
+        return await scenario(*args)
+
+    return asyncio.run(main())
+
+
+def test_nothing_waits_below_the_rate_and_the_rest_waits_in_order():
+    async def scenario(pacer):
+        events = [asyncio.Event() for _ in range(5)]
+        for event in events:
+            pacer.wake_in_turn(event)
+        return [e.is_set() for e in events], list(pacer._waiting) == events[3:]
+
+    assert run(scenario, pacer_with_burst(3)) == ([True, True, True, False, False], True)
+
+
+def test_a_stream_waits_once_however_many_tokens_come():
+    async def scenario(pacer):
+        first, second = asyncio.Event(), asyncio.Event()
+        pacer.wake_in_turn(first)
+        for _ in range(10):
+            pacer.wake_in_turn(first)
+            pacer.wake_in_turn(second)
+        return first.is_set(), second.is_set(), pacer.num_waiting
+
+    assert run(scenario, pacer_with_burst(1)) == (True, False, 1)
+
+
+def test_an_urgent_message_goes_out_of_turn_and_is_counted():
+    async def scenario(pacer):
+        urgent, late = asyncio.Event(), asyncio.Event()
+        pacer.wake_now(urgent)
+        pacer.wake_in_turn(late)
+        waited = late.is_set()
+        pacer.wake_now(late)
+        return urgent.is_set(), waited, late.is_set(), pacer.num_waiting
+
+    assert run(scenario, pacer_with_burst(1)) == (True, False, True, 0)
+
+
+def test_a_stream_that_is_gone_takes_no_turn():
+    async def scenario(pacer):
+        gone, other = asyncio.Event(), asyncio.Event()
+        pacer.wake_now(asyncio.Event())
+        pacer.wake_in_turn(gone)
+        pacer.wake_in_turn(other)
+        pacer.forget(gone)
+        pacer._rate = 1e9
+        await asyncio.wait_for(other.wait(), 10)
+        return gone.is_set(), pacer._timer
+
+    assert run(scenario, pacer_with_burst(1)) == (False, None)
+
+
+def ask(**output):
+    return GenerateRequest(text="hello", options=GenerationOptions(output=OutputOptions(token_ids=True, **output)))
+
+
+def test_the_first_and_the_last_message_do_not_wait_and_what_is_between_merges():
+    worker = FakeWorker(counts(30))
+
+    async def scenario(system):
+        system.router.pacer._allowance = 0
+        return await system.ask(ask())
+
+    answer = run_system(scenario, worker, max_message_rate=NEVER)
+    assert [len(m.completions[0].token_ids) for m in answer.messages] == [1, 29]
+    assert answer.tokens[0] == counts(30)(worker.received[0])
+
+
+def test_a_heartbeat_carries_what_waits_for_its_turn():
+    """A turn that does not come for long must not look like a worker without tokens."""
+    worker = FakeWorker(counts(5), mute_after=3)
+
+    async def scenario(system):
+        system.router.pacer._allowance = 0
+        request = ask()
+        request.options.output.heartbeat.FromMilliseconds(50)
+        call = system.stub.Generate(request)
+        await call.read()
+        await until(lambda: worker.num_emitted == 3)
+        second = await call.read()
+        call.cancel()
+        return list(second.completions[0].token_ids)
+
+    assert len(run_system(scenario, worker, max_message_rate=NEVER)) == 2
+
+
+def test_many_fast_streams_share_the_rate_and_lose_nothing():
+    worker = FakeWorker(counts(100), step_seconds=0.0)
+
+    async def scenario(system):
+        calls = [system.stub.Generate(ask()) for _ in range(16)]
+        answers = await asyncio.gather(*map(collect, calls))
+        await system.quiet()
+        return answers, system.router.pacer.num_waiting
+
+    answers, num_waiting = run_system(scenario, worker, max_message_rate=200)
+    assert sorted(a.tokens[0] for a in answers) == sorted(counts(100)(s) for s in worker.received)
+    assert {a.finishes[0].reason for a in answers} == {FinishReason.FINISH_REASON_LENGTH}
+    assert sum(len(a.messages) for a in answers) < 16 * 100 / 2
+    assert num_waiting == 0
