@@ -122,7 +122,7 @@ _BY_CODE: dict[grpc.StatusCode, type[FissileError]] = {
 def from_rpc_error(error: grpc.RpcError) -> FissileError:
     """The typed error behind a failed call. Works for `grpc` and `grpc.aio` errors; both have these methods."""
     code: grpc.StatusCode = error.code()
-    message: str = error.details() or code.name.lower()
+    message = with_hint(error.details() or code.name.lower())
     violations: list[FieldViolation] = []
     retry_after: float | None = None
     for detail in _status_of(error).details:
@@ -137,6 +137,23 @@ def from_rpc_error(error: grpc.RpcError) -> FissileError:
     result = _BY_CODE.get(code, FissileError)(message, violations=violations, retry_after=retry_after)
     result.code = code
     return result
+
+
+_CONNECT_FAILED = "failed to connect to all addresses"
+_HINTS = {
+    "CERTIFICATE_VERIFY_FAILED": "the server's certificate is not of the CA that is trusted here",
+    "WRONG_VERSION_NUMBER": "the server does not speak TLS",
+    "Socket closed": "does the server want TLS, or a certificate of its clients?",
+}
+
+
+def with_hint(details: str) -> str:
+    """gRPC's own words for a failed connection, and what they mean where TLS is the likely reason."""
+    if details.startswith(_CONNECT_FAILED):
+        for word, hint in _HINTS.items():
+            if word in details:
+                return f"{hint} ({details})"
+    return details
 
 
 def _status_of(error: grpc.RpcError) -> status_pb2.Status:

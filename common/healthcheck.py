@@ -1,6 +1,6 @@
 """Ask a service for its gRPC health (grpc.health.v1). For containers and scripts:
 
-    python -m common.healthcheck HOST:PORT [--service NAME] [--wait SECONDS] [--ca FILE]
+    python -m common.healthcheck HOST:PORT [--service NAME] [--wait SECONDS] [--ca FILE [--certificate FILE --key FILE]]
 
 Exits 0 when it answers SERVING, 1 with one line otherwise. `--wait` keeps asking for so long.
 """
@@ -47,8 +47,10 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--service", default="", help="which service; default: the server as a whole")
     parser.add_argument("--wait", type=float, default=0.0, help="seconds to keep asking")
     parser.add_argument("--ca", type=Path, help="CA certificate in PEM: connect with TLS")
+    parser.add_argument("--certificate", type=Path, help="certificate in PEM to show, with --key")
+    parser.add_argument("--key", type=Path, help="its key in PEM")
     arguments = parser.parse_args(argv)
-    tls = ClientTls(ca=arguments.ca) if arguments.ca else None
+    tls = ClientTls(arguments.ca, arguments.certificate, arguments.key) if arguments.ca else None
     status = wait_until_serving(arguments.address, arguments.wait, arguments.service, tls)
     if status == "SERVING":
         return 0

@@ -7,7 +7,8 @@ import asyncio
 import inspect
 import logging
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -70,23 +71,27 @@ def _guard_unary(
 
 
 def _guard_unary_stream(
-    behaviour: Callable[..., AsyncIterator[Any]], method: str, parse: Callable[[bytes], Any]
+    behaviour: Callable[..., AsyncGenerator[Any, None]], method: str, parse: Callable[[bytes], Any]
 ) -> Callable[..., AsyncIterator[Any]]:
     async def guarded(raw: bytes, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
         try:
-            async for response in behaviour(decode(raw, parse), context):
-                yield response
+            async with aclosing(behaviour(decode(raw, parse), context)) as responses:
+                async for response in responses:
+                    yield response
         except Exception as error:
             await abort(context, error, method)
 
     return guarded
 
 
-def _guard_stream(behaviour: Callable[..., AsyncIterator[Any]], method: str) -> Callable[..., AsyncIterator[Any]]:
+def _guard_stream(
+    behaviour: Callable[..., AsyncGenerator[Any, None]], method: str
+) -> Callable[..., AsyncIterator[Any]]:
     async def guarded(requests: AsyncIterator[Any], context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
         try:
-            async for response in behaviour(requests, context):
-                yield response
+            async with aclosing(behaviour(requests, context)) as responses:
+                async for response in responses:
+                    yield response
         except Exception as error:
             await abort(context, error, method)
 
@@ -94,14 +99,20 @@ def _guard_stream(behaviour: Callable[..., AsyncIterator[Any]], method: str) -> 
 
 
 async def abort(context: grpc.aio.ServicerContext, error: Exception, method: str) -> None:
-    """End the call with the status of `error`. Never returns normally."""
+    """End the call with the status of `error`. Never returns normally. A client that has gone in the meantime is no
+    fault of ours: the handler is then cancelled, as it is when gRPC notices first."""
     if isinstance(error, (grpc.aio.AbortError, grpc.aio.UsageError)):
         raise error
+    if isinstance(error, grpc.aio.InternalError):
+        raise asyncio.CancelledError from error
     if not isinstance(error, FissileError):
         logger.exception("%s failed", method, exc_info=error)
         error = InternalError("internal error; the server's log has the details")
     status = error.to_status().SerializeToString()
-    await context.abort(error.code, error.message, ((STATUS_DETAILS_KEY, status),))
+    try:
+        await context.abort(error.code, error.message, ((STATUS_DETAILS_KEY, status),))
+    except grpc.aio.InternalError as gone:
+        raise asyncio.CancelledError from gone
 
 
 class ServiceServer:

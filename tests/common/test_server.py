@@ -9,8 +9,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from common.channel import aio_channel
-from common.errors import UnavailableError
-from common.server import ServiceServer
+from common.errors import InvalidArgumentError, UnavailableError
+from common.server import ServiceServer, abort
 from fissile.v1 import (
     GenerationServiceServicer,
     GenerationServiceStub,
@@ -109,3 +109,17 @@ def test_unwritten_rpc_is_unimplemented():
         return raised.value.code()
 
     assert with_server(scenario) == grpc.StatusCode.UNIMPLEMENTED
+
+
+class Gone:
+    """A call whose client has gone: gRPC refuses to send anything."""
+
+    async def abort(self, code, details, metadata):
+        raise grpc.aio.InternalError("Failed grpc_call_start_batch")
+
+
+@pytest.mark.parametrize("error", [grpc.aio.InternalError("Failed execute_batch"), InvalidArgumentError("bad")])
+def test_a_client_that_has_gone_cancels_the_handler_and_is_no_error_of_ours(error, caplog):
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(abort(Gone(), error, "/a/B"))
+    assert caplog.records == []
