@@ -10,6 +10,8 @@ from common.channel import ClientTls, ServerTls
 from common.config import CommaList, Settings
 from common.logging import LogFormat
 
+DNS_PREFIX = "dns:///"
+
 
 class RouterSettings(Settings):
     """Serve fissile.v1.GenerationService: tokenise, balance over workers, stream text back."""
@@ -55,10 +57,16 @@ class RouterSettings(Settings):
     metrics_host: str = Field("127.0.0.1", description="Address of the Prometheus endpoint.")
     metrics_port: int | None = Field(None, ge=0, le=65535, description="Its port; unset: no endpoint.")
 
-    tls_certificate: Path | None = Field(None, description="PEM file: serve over TLS.")
+    tls_certificate: Path | None = Field(None, description="PEM file: serve over TLS. Read at start.")
     tls_key: Path | None = Field(None, description="PEM file: its key.")
-    tls_client_ca: Path | None = Field(None, description="PEM file: clients must show a certificate of this CA.")
-    worker_tls: bool = Field(False, description="Connect to workers over TLS.")
+    tls_client_ca: Path | None = Field(
+        None, description="PEM file: clients must show a certificate of this CA (mutual TLS)."
+    )
+    worker_tls: bool = Field(
+        False,
+        description="Connect to workers over TLS. A worker's certificate must name its host: the address in --workers, "
+        "or for dns:/// the name.",
+    )
     worker_tls_ca: Path | None = Field(None, description="PEM file: CA of the workers; unset: the system's.")
     worker_tls_certificate: Path | None = Field(None, description="PEM file: certificate to show to workers.")
     worker_tls_key: Path | None = Field(None, description="PEM file: its key.")
@@ -70,12 +78,18 @@ class RouterSettings(Settings):
     def _consistent(self) -> "RouterSettings":
         if not self.workers:
             raise ValueError("at least one worker is needed")
+        for target in self.workers:
+            host, _, port = target.removeprefix(DNS_PREFIX).rpartition(":")
+            if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+                raise ValueError(f"workers: {target!r} must be host:port or {DNS_PREFIX}host:port")
         if (self.tls_certificate is None) != (self.tls_key is None):
             raise ValueError("tls-certificate and tls-key go together")
         if self.tls_client_ca is not None and self.tls_certificate is None:
             raise ValueError("tls-client-ca needs tls-certificate")
         if (self.worker_tls_certificate is None) != (self.worker_tls_key is None):
             raise ValueError("worker-tls-certificate and worker-tls-key go together")
+        if not self.worker_tls and (self.worker_tls_ca or self.worker_tls_certificate):
+            raise ValueError("worker-tls-ca and worker-tls-certificate need worker-tls")
         return self
 
     def server_tls(self) -> ServerTls | None:

@@ -2,15 +2,16 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
+from typing import Any
 
 from common.errors import UnavailableError
 from router.balancer.policy import Policy
 from router.metrics import RouterMetrics
 from router.request import OpenRequest, Update
 from router.worker_link import WorkerLink
-from router.workers import ServedModel, WorkerSet
+from router.workers import WorkerSet
 
 logger = logging.getLogger(__name__)
 
@@ -39,10 +40,10 @@ class Dispatcher:
         self._config = config
         self._metrics = metrics
 
-    async def updates(self, request: OpenRequest, model: ServedModel, time_left: TimeLeft) -> AsyncIterator[Update]:
+    async def updates(self, request: OpenRequest, time_left: TimeLeft) -> AsyncIterator[Update]:
         """Messages for the client; the last has `usage`. Raises the FissileError that ends the request otherwise."""
         failed: set[Session] = set()
-        hop = await self._place(request, model, failed, time_left)
+        hop = await self._place(request, failed, time_left)
         while True:
             is_silent = await self._wait(request)
             update = request.take() or (Update() if is_silent else None)
@@ -58,7 +59,7 @@ class Dispatcher:
                     raise request.refusal or UnavailableError(f"gave up after {len(failed)} workers: {request.lost}")
                 logger.info("request %s moves: %s", request.spec.request_id, request.lost)
                 self._metrics.moved()
-                hop = await self._place(request, model, failed, time_left)
+                hop = await self._place(request, failed, time_left)
 
     async def _wait(self, request: OpenRequest) -> bool:
         """Until there is news. True: a heartbeat is due first."""
@@ -69,27 +70,37 @@ class Dispatcher:
             return True
         return False
 
-    async def _place(
-        self, request: OpenRequest, model: ServedModel, failed: set[Session], time_left: TimeLeft
-    ) -> Session:
+    async def _place(self, request: OpenRequest, failed: set[Session], time_left: TimeLeft) -> Session:
         """Put the request on a worker it has not failed on; waits a bounded time for one."""
         try:
             async with asyncio.timeout(self._config.worker_wait):
-                while not (candidates := self._candidates(request, model, failed)):
+                while not (candidates := self._candidates(request, failed)):
                     if request.refusal:
                         raise request.refusal
-                    await self._workers.wait_for_change()
+                    await _first(self._workers.wait_for_change(), request.news.wait())
+                    if request.error:
+                        raise request.error
         except TimeoutError:
             why = f"; the last one: {request.lost}" if request.lost else ""
             raise UnavailableError(
-                f"no healthy worker for {model.id} within {self._config.worker_wait:g} s{why}", retry_after=1.0
+                f"no healthy worker for {request.spec.model} within {self._config.worker_wait:g} s{why}",
+                retry_after=1.0,
             ) from None
-        if request.error:
-            raise request.error
         link: WorkerLink = self._policy.choose(candidates)
         request.put_on(link, self._config.first_token_timeout, time_left())
         return link.session
 
-    def _candidates(self, request: OpenRequest, model: ServedModel, failed: set[Session]) -> list[WorkerLink]:
-        links = self._workers.candidates(model.id, model.tokenizer.fingerprint, request.spec.dp_rank)
+    def _candidates(self, request: OpenRequest, failed: set[Session]) -> list[WorkerLink]:
+        spec = request.spec
+        links = self._workers.candidates(spec.model, spec.tokenizer_fingerprint, spec.dp_rank)
         return [link for link in links if link.session not in failed]
+
+
+async def _first(*waits: Coroutine[Any, Any, object]) -> None:
+    """Until one of them is over."""
+    tasks = [asyncio.create_task(wait) for wait in waits]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()

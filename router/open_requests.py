@@ -1,13 +1,15 @@
 """The open requests of this router."""
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from common.errors import AlreadyExistsError, FissileError, ResourceExhaustedError, UnavailableError
 from router.request import RETRY_AFTER_SECONDS, OpenRequest
 
 
 class OpenRequests:
-    """By id. `reserve` comes first and takes the place, `add` fills it, `release` frees it, however that ended."""
+    """By id. `place` takes a place for as long as its block lasts, `add` fills it."""
 
     def __init__(self, max_open: int) -> None:
         self._max_open = max_open
@@ -19,7 +21,8 @@ class OpenRequests:
     def __len__(self) -> int:
         return len(self._by_id)
 
-    def reserve(self, request_id: str) -> None:
+    @contextmanager
+    def place(self, request_id: str) -> Iterator[None]:
         """Raises AlreadyExistsError, ResourceExhaustedError, UnavailableError (closed)."""
         if self._is_closed:
             raise UnavailableError("the router is shutting down", retry_after=RETRY_AFTER_SECONDS)
@@ -31,14 +34,16 @@ class OpenRequests:
             )
         self._by_id[request_id] = None
         self._empty.clear()
+        try:
+            yield
+        finally:
+            del self._by_id[request_id]
+            if not self._by_id:
+                self._empty.set()
 
     def add(self, request: OpenRequest) -> None:
+        """Into the place of its id."""
         self._by_id[request.spec.request_id] = request
-
-    def release(self, request_id: str) -> None:
-        del self._by_id[request_id]
-        if not self._by_id:
-            self._empty.set()
 
     async def close(self, drain_timeout: float) -> None:
         """Take no more; wait for the open ones, and after the time-out end them with UNAVAILABLE."""

@@ -44,6 +44,8 @@ class RequestSpec:
 
     request_id: str
     model: str
+    tokenizer_fingerprint: str
+    """Of the tokenizer that made the prompt: only workers that have the same will do."""
     prompt: List[int]
     n: int
     sampling: SamplingParams

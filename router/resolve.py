@@ -37,6 +37,7 @@ def resolve(options: GenerationOptions, *, model: ServedModel, prompt: list[int]
     return RequestSpec(
         request_id=request_id,
         model=model.id,
+        tokenizer_fingerprint=model.tokenizer.fingerprint,
         prompt=prompt,
         n=n,
         sampling=_sampling(options, model),

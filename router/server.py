@@ -18,7 +18,7 @@ from router.pacing import Pacer
 from router.service import GenerationService
 from router.tokenizer import TokenizerStore
 from router.worker_link import LinkConfig
-from router.workers import WorkerSet
+from router.workers import Resolver, WorkerSet, resolve
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ CLOSE_SECONDS = 1.0
 class RouterServer:
     """`start`, then `stop` once. Health follows whether a request would find a worker."""
 
-    def __init__(self, settings: RouterSettings) -> None:
+    def __init__(self, settings: RouterSettings, resolver: Resolver = resolve) -> None:
         self._settings = settings
         self._registry = new_registry()
         self._threads = ThreadPoolExecutor(settings.tokenizer_threads, thread_name_prefix="tokenizer")
@@ -46,6 +46,7 @@ class RouterServer:
                 tls=settings.client_tls(),
             ),
             settings.resolve_interval,
+            resolver,
         )
         self.open_requests = OpenRequests(settings.max_open_requests)
         dispatcher = Dispatcher(
@@ -69,8 +70,12 @@ class RouterServer:
         self._stop_metrics: Callable[[], None] | None = None
 
     async def start(self) -> int:
-        """Listen; returns the port. Raises UnavailableError or OSError when a port is taken."""
+        """Listen; returns the port. Raises UnavailableError or OSError when a port is taken, InvalidArgumentError for
+        TLS files that cannot be used."""
         settings = self._settings
+        worker_tls = settings.client_tls()
+        if worker_tls:
+            worker_tls.credentials()  # links would report the same fault again and again
         self.port = port = await self._server.start(settings.host, settings.port)
         self.metrics.watch(self._gauges)
         if settings.metrics_port is not None:

@@ -2,7 +2,8 @@
 
 import logging
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 from typing import Any
 
 from google.protobuf.message import Message
@@ -67,33 +68,33 @@ class GenerationService(GenerationServiceServicer):
 
     async def Generate(self, request: GenerateRequest, context: Context) -> AsyncIterator[GenerateResponse]:
         await context.send_initial_metadata(())
-        async for request_id, update in self._run(request, context):
-            yield responses.generate_response(request_id, update)
+        async with aclosing(self._run(request, context)) as updates:
+            async for request_id, update in updates:
+                yield responses.generate_response(request_id, update)
 
     async def Chat(self, request: ChatRequest, context: Context) -> AsyncIterator[ChatResponse]:
         await context.send_initial_metadata(())
-        async for request_id, update in self._run(request, context):
-            yield responses.chat_response(request_id, update)
+        async with aclosing(self._run(request, context)) as updates:
+            async for request_id, update in updates:
+                yield responses.chat_response(request_id, update)
 
-    async def _run(self, request: GenerateRequest | ChatRequest, context: Context) -> AsyncIterator[tuple[str, Update]]:
+    async def _run(
+        self, request: GenerateRequest | ChatRequest, context: Context
+    ) -> AsyncGenerator[tuple[str, Update], None]:
         """The one way of a request, from arrival to its end. Whatever ends it is counted and leaves nothing behind."""
         watch = Stopwatch()
         request_id = request.request_id or uuid.uuid4().hex
-        self._open.reserve(request_id)
         opened: OpenRequest | None = None
         end = "cancelled"
         try:
-            model = await self._model(request.model)
-            self._validate(request, model)
-            prompt = await self._prompt(request, model)
-            spec = resolve(request.options, model=model, prompt=prompt, request_id=request_id)
-            opened = OpenRequest(spec, model.tokenizer, watch, self._metrics, self._pacer)
-            self._open.add(opened)
-            with deadline_timer(opened, context.time_remaining()):
-                async for update in self._dispatcher.updates(opened, model, context.time_remaining):
-                    if update.usage:
-                        end = _end_of(opened)
-                    yield request_id, update
+            with self._open.place(request_id):
+                opened = await self._prepared(request, request_id, watch)
+                self._open.add(opened)
+                with deadline_timer(opened, context.time_remaining()):
+                    async for update in self._dispatcher.updates(opened, context.time_remaining):
+                        if update.usage:
+                            end = _end_of(opened)
+                        yield request_id, update
         except FissileError as error:
             end = error.code.name.lower()
             raise
@@ -101,12 +102,19 @@ class GenerationService(GenerationServiceServicer):
             end = "internal"
             raise
         finally:
-            self._close(request_id, opened, end, watch)
+            if opened is not None:
+                opened.leave()
+            self._count(request_id, opened, end, watch)
 
-    def _close(self, request_id: str, opened: OpenRequest | None, end: str, watch: Stopwatch) -> None:
-        if opened is not None:
-            opened.leave()
-        self._open.release(request_id)
+    async def _prepared(self, request: GenerateRequest | ChatRequest, request_id: str, watch: Stopwatch) -> OpenRequest:
+        """Validated, tokenised, with every default filled in."""
+        model = await self._model(request.model)
+        self._validate(request, model)
+        prompt = await self._prompt(request, model)
+        spec = resolve(request.options, model=model, prompt=prompt, request_id=request_id)
+        return OpenRequest(spec, model.tokenizer, watch, self._metrics, self._pacer)
+
+    def _count(self, request_id: str, opened: OpenRequest | None, end: str, watch: Stopwatch) -> None:
         num_prompt = len(opened.spec.prompt) if opened else 0
         num_completion = opened.num_completion_tokens if opened else 0
         self._metrics.ended(end, num_prompt, num_completion)

@@ -15,7 +15,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from common.channel import ClientTls, aio_channel
-from common.errors import FissileError
+from common.errors import FissileError, with_hint
 from fissile.v1 import (
     AbortSequence,
     ExecuteCommand,
@@ -106,10 +106,11 @@ class WorkerLink:
         """Of this router."""
         return len(set(self._sinks.values()))
 
-    def retire(self) -> None:
-        """Take nothing new; what runs may finish."""
-        self.is_retired = True
-        self._on_change()
+    def set_retired(self, is_retired: bool) -> None:
+        """Retired: take nothing new; what runs may finish."""
+        if is_retired != self.is_retired:
+            self.is_retired = is_retired
+            self._on_change()
 
     def start(self, sequences: list[Sequence], sink: Sink) -> list[int]:
         """Send sequences in one message and count them into the load at once; returns the ids they got."""
@@ -148,7 +149,7 @@ class WorkerLink:
                 async with aio_channel(self.address, self._config.tls) as channel:
                     await self._session(channel)
             except grpc.aio.AioRpcError as error:
-                detail = f"{error.code().name}: {error.details()}"
+                detail = f"{error.code().name}: {with_hint(error.details() or '')}"
             except (LinkLostError, FissileError, TimeoutError) as error:
                 detail = str(error) or "timed out"
             except Exception as error:
@@ -173,17 +174,21 @@ class WorkerLink:
         self._on_change()
 
     async def _session(self, channel: grpc.aio.Channel) -> None:
-        """One connection, from GetWorker to its end. Always raises."""
+        """One connection, from its stream to its end. Always raises.
+
+        The stream comes first: it breaks with the worker's process, so while it lives, all that is asked later is
+        answered by the same process.
+        """
         stub = WorkerServiceStub(channel)
         timeout = self._config.connect_timeout
+        call = stub.Execute()
+        async with asyncio.timeout(timeout):
+            await call.initial_metadata()
         info = await stub.GetWorker(GetWorkerRequest(), timeout=timeout)
         tokenizer = self._tokenizers.get(info.tokenizer_fingerprint)
         if tokenizer is None:
             files = await receive_files(stub.GetTokenizer(GetTokenizerRequest(), timeout=timeout))
             tokenizer = await self._tokenizers.load(files)
-        call = stub.Execute()
-        async with asyncio.timeout(timeout):
-            await call.initial_metadata()
         self.info, self.tokenizer = info, tokenizer
         self._connected = True
         self._num_sessions += 1
@@ -197,13 +202,16 @@ class WorkerLink:
             response: ExecuteResponse = await call.read()
             if response is grpc.aio.EOF:
                 raise LinkLostError("the worker ended the stream")
-            now = self._last_progress = time.monotonic()
-            for output in response.outputs:
-                sink = self._forget(output.sequence_id) if output.finish_reason else self._sinks.get(output.sequence_id)
-                if sink is not None:
-                    sink.on_output(output, now)
-            if response.HasField("load"):
-                self.load.reported(response.load)
+            self._deliver(response)
+
+    def _deliver(self, response: ExecuteResponse) -> None:
+        now = self._last_progress = time.monotonic()
+        for output in response.outputs:
+            sink = self._forget(output.sequence_id) if output.finish_reason else self._sinks.get(output.sequence_id)
+            if sink is not None:
+                sink.on_output(output, now)
+        if response.HasField("load"):
+            self.load.reported(response.load)
 
     async def _write(self, call: Any) -> None:
         while True:

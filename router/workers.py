@@ -3,17 +3,28 @@
 import asyncio
 import logging
 import socket
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, replace
+from itertools import chain
 
 from common.errors import InvalidArgumentError, NotFoundError, UnavailableError
 from fissile.v1 import GetWorkerResponse
+from router.config import DNS_PREFIX
 from router.tokenizer import Tokenizer, TokenizerStore
 from router.worker_link import LinkConfig, WorkerLink
 
 logger = logging.getLogger(__name__)
 
-DNS_PREFIX = "dns:///"
+Resolver = Callable[[str], Awaitable[list[str]]]
+"""All addresses of `host:port`, each as `host:port`. Raises OSError, and UnicodeError for what cannot be a name."""
+
+
+async def resolve(name: str) -> list[str]:
+    """The `Resolver` of this machine."""
+    host, _, port = name.rpartition(":")
+    found = await asyncio.get_running_loop().getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+    hosts = sorted({str(address[0]) for *_, address in found})
+    return [f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host in hosts]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,25 +41,36 @@ class ServedModel:
 class WorkerSet:
     """Links by address. `start` returns at once: workers may come later."""
 
-    def __init__(self, targets: Iterable[str], tokenizers: TokenizerStore, config: LinkConfig, resolve_interval: float):
+    def __init__(
+        self,
+        targets: Iterable[str],
+        tokenizers: TokenizerStore,
+        config: LinkConfig,
+        resolve_interval: float,
+        resolver: Resolver = resolve,
+    ) -> None:
         self.links: dict[str, WorkerLink] = {}
-        self._targets = tuple(targets)
+        targets = tuple(targets)
+        self._static = [target for target in targets if not target.startswith(DNS_PREFIX)]
+        self._names = [target.removeprefix(DNS_PREFIX) for target in targets if target.startswith(DNS_PREFIX)]
+        self._found: dict[str, list[str]] = {}
+        """Addresses by name, from the last time that it could be resolved."""
         self._tokenizers = tokenizers
         self._config = config
         self._resolve_interval = resolve_interval
+        self._resolver = resolver
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._resolver: asyncio.Task[None] | None = None
+        self._resolving: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
 
     def start(self) -> None:
-        static = [t for t in self._targets if not t.startswith(DNS_PREFIX)]
-        for address in static:
-            self._add(address)
-        if len(static) < len(self._targets):
-            self._resolver = asyncio.create_task(self._resolve_forever(frozenset(static)))
+        for address in self._static:
+            self._add(address, self._config)
+        if self._names:
+            self._resolving = asyncio.create_task(self._resolve_forever())
 
     async def close(self) -> None:
-        tasks = [*self._tasks.values(), *([self._resolver] if self._resolver else [])]
+        tasks = [*self._tasks.values(), *([self._resolving] if self._resolving else [])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -109,45 +131,45 @@ class WorkerSet:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    def _add(self, address: str) -> None:
+    def _add(self, address: str, config: LinkConfig) -> None:
         if address in self.links:
             return
-        link = WorkerLink(address, self._tokenizers, self._config, self._on_change)
+        link = WorkerLink(address, self._tokenizers, config, self._on_change)
         self.links[address] = link
         self._tasks[address] = asyncio.create_task(link.run())
 
-    async def _resolve_forever(self, static: frozenset[str]) -> None:
-        names = [t.removeprefix(DNS_PREFIX) for t in self._targets if t.startswith(DNS_PREFIX)]
+    async def _resolve_forever(self) -> None:
         while True:
-            try:
-                found = {address for name in names for address in await resolve(name)}
-            except OSError as error:
-                logger.warning("cannot resolve %s: %s", ", ".join(names), error)
-            else:
-                await self._update(static | found)
+            for name in self._names:
+                await self._resolve(name)
+            await self._retire_all_but({*self._static, *chain.from_iterable(self._found.values())})
             await asyncio.sleep(self._resolve_interval)
 
-    async def _update(self, wanted: frozenset[str]) -> None:
-        """Add what is new; retire what is gone, and drop it once nothing runs there."""
-        for address in wanted:
-            self._add(address)
+    async def _resolve(self, name: str) -> None:
+        """Add what is new behind the name. One that cannot be resolved now keeps what it had: an outage of DNS is none
+        of the workers."""
+        try:
+            self._found[name] = await self._resolver(name)
+        except (OSError, UnicodeError) as error:
+            logger.warning("cannot resolve %s: %s", name, error)
+            return
+        tls = self._config.tls
+        # Certificates name the service; its addresses come and go.
+        host = name.rpartition(":")[0]
+        config = replace(self._config, tls=replace(tls, server_name=tls.server_name or host)) if tls else self._config
+        for address in self._found[name]:
+            self._add(address, config)
+            self.links[address].set_retired(False)
+
+    async def _retire_all_but(self, wanted: set[str]) -> None:
+        """Nothing new goes to the others; each is dropped once nothing runs there."""
         for address in set(self.links) - wanted:
             link = self.links[address]
-            if not link.is_retired:
-                link.retire()
+            link.set_retired(True)
             if link.load.num_open == 0:
                 logger.info("worker %s left", address)
                 del self.links[address]
                 task = self._tasks.pop(address)
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
-        for address in wanted:
-            self.links[address].is_retired = False
-
-
-async def resolve(name: str) -> list[str]:
-    """All addresses of `host:port`, in order. Raises OSError."""
-    host, _, port = name.rpartition(":")
-    found = await asyncio.get_running_loop().getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
-    hosts = sorted({str(address[0]) for *_, address in found})
-    return [f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host in hosts]
+                self._on_change()

@@ -1,17 +1,19 @@
 """A router and fake workers in one event loop, over real sockets."""
 
 import asyncio
+import socket
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
 import grpc
 
-from common.channel import aio_channel
+from common.channel import ClientTls, aio_channel
 from common.errors import FissileError, from_rpc_error
 from fissile.v1 import Finish, GenerateRequest, GenerationServiceStub, RequestTimings, Usage
 from router.config import RouterSettings
 from router.server import RouterServer
+from router.workers import Resolver, resolve
 from tests.fakes.worker import FakeWorker
 
 WAIT_SECONDS = 20
@@ -92,6 +94,13 @@ async def until(condition: Callable[[], object]) -> None:
             await asyncio.sleep(0.005)
 
 
+def free_port() -> int:
+    """For a worker whose address must be known before it starts."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
 async def error_of(call: Awaitable) -> FissileError:
     try:
         await call
@@ -100,20 +109,30 @@ async def error_of(call: Awaitable) -> FissileError:
     raise AssertionError("expected an error")
 
 
-def run_system(scenario, *workers: FakeWorker, wait_ready: bool = True, **settings):
-    """Start the workers and a router over them, run `scenario(system)`, stop all; returns its result."""
+def run_system(
+    scenario,
+    *workers: FakeWorker,
+    wait_ready: bool = True,
+    resolver: Resolver = resolve,
+    tls: ClientTls | None = None,
+    limit: float = 60,
+    **settings,
+):
+    """Start the workers and a router over them, run `scenario(system)` with a client that uses `tls`, stop all; returns
+    its result. `limit`: seconds."""
 
     async def run():
         for worker in workers:
             await worker.start()
-        router = RouterServer(RouterSettings(**{**QUICK, "workers": [w.address for w in workers], **settings}))
+        addresses = [w.address for w in workers]
+        router = RouterServer(RouterSettings(**{**QUICK, "workers": addresses, **settings}), resolver)
         port = await router.start()
-        async with aio_channel(f"127.0.0.1:{port}") as channel:
+        async with aio_channel(f"127.0.0.1:{port}", tls) as channel:
             system = System(router, GenerationServiceStub(channel), list(workers), channel, port)
             try:
                 if wait_ready:
                     await until(lambda: all(link.is_available for link in router.workers.links.values()))
-                return await asyncio.wait_for(scenario(system), 60)
+                return await asyncio.wait_for(scenario(system), limit)
             finally:
                 await router.stop()
                 for worker in workers:

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from common.channel import ServerTls
 from common.errors import UnavailableError
 from common.server import ServiceServer
 from fissile.v1 import (
@@ -56,6 +57,8 @@ class FakeWorker(WorkerServiceServicer):
     files: dict[str, bytes] = field(default_factory=lambda: toys.files(toys.byte_level()))
     dp_rank: int = 0
     dp_size: int = 1
+    tls: ServerTls | None = None
+    host: str = "127.0.0.1"
 
     def __post_init__(self):
         self.epoch = f"epoch-{next(_epochs)}"
@@ -72,12 +75,12 @@ class FakeWorker(WorkerServiceServicer):
 
     @property
     def address(self) -> str:
-        return f"127.0.0.1:{self.port}"
+        return f"{self.host}:{self.port}"
 
     async def start(self, serving: bool = True) -> "FakeWorker":
-        self.service = ServiceServer(NAME)
+        self.service = ServiceServer(NAME, self.tls)
         add_WorkerServiceServicer_to_server(self, self.service.server)
-        self.port = await self.service.start("127.0.0.1", self.port)
+        self.port = await self.service.start(self.host, self.port)
         await self.service.set_serving(serving)
         return self
 
@@ -85,6 +88,12 @@ class FakeWorker(WorkerServiceServicer):
         """As kill -9 looks from the other side: every stream breaks."""
         await self.service.server.stop(0)
         self.running.clear()
+
+    def forget(self) -> None:
+        """What was noted about commands: in long runs it would grow."""
+        self.received.clear()
+        self.batches.clear()
+        self.aborted.clear()
 
     async def GetWorker(self, request, context):
         return GetWorkerResponse(

@@ -1,11 +1,12 @@
 """Every way a request ends: stop strings, cancel, deadline, a slow reader. Nothing stays open anywhere."""
 
 import asyncio
+import tracemalloc
 
 import grpc
 import pytest
 
-from fissile.v1 import FinishReason, GenerateRequest, GenerationOptions, OutputOptions
+from fissile.v1 import FinishReason, GenerateRequest, GenerationOptions, GenerationServiceStub, OutputOptions
 from tests.fakes import tokenizer as toys
 from tests.fakes.system import collect, error_of, run_system, until
 from tests.fakes.worker import FakeWorker, counts, says
@@ -126,22 +127,57 @@ def test_without_deadline_none_is_sent():
     assert not worker.received[0].HasField("deadline_ms")
 
 
+SMALL_WINDOW = [("grpc.http2.bdp_probe", 0)]
+"""A client that lets 64 KiB come unread, however fast the network is."""
+
+
 def test_a_slow_reader_gets_everything_in_few_messages_and_holds_up_nobody():
-    """While nobody reads, tokens merge; the link goes on reading for the others."""
-    worker = FakeWorker(counts(1000), step_seconds=0.0005, max_model_len=2000)
+    """While nobody reads, tokens merge. Cumulative messages fill the window after some hundred of 4000."""
+    worker = FakeWorker(counts(4000), step_seconds=0, max_model_len=5000)
+    options = GenerationOptions(stop=["never seen"], output=OutputOptions(token_ids=True, cumulative=True))
 
     async def scenario(system):
-        slow = system.stub.Generate(GenerateRequest(text="a", options=GenerationOptions(stop=["never seen"])))
-        await slow.read()
-        other = await system.ask(GenerateRequest(text="b"))
-        await until(lambda: worker.num_emitted == 2000)
-        answer = await collect(slow)
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{system.port}", options=SMALL_WINDOW) as channel:
+            slow = GenerationServiceStub(channel).Generate(GenerateRequest(text="a", options=options))
+            messages = [await slow.read()]
+            (opened,) = system.router.open_requests._by_id.values()
+            other = await system.ask(GenerateRequest(text="b", options=GenerationOptions(max_tokens=2000)))
+            await until(lambda: opened.is_finished)
+            while (message := await slow.read()) is not grpc.aio.EOF:
+                messages.append(message)
         await system.quiet()
-        return answer, other
+        return messages, other
 
-    answer, other = run_system(scenario, worker)
-    assert answer.usage.num_completion_tokens == other.usage.num_completion_tokens == 1000
-    assert answer.finishes[0].reason == FinishReason.FINISH_REASON_LENGTH
+    messages, other = run_system(scenario, worker, max_message_rate=1e9)
+    assert messages[-1].usage.num_completion_tokens == 4000
+    assert list(messages[-1].completions[0].token_ids) == counts(4000)(worker.received[0])
+    assert messages[-1].completions[0].finish.reason == FinishReason.FINISH_REASON_LENGTH
+    assert len(messages) < 1000
+    assert other.usage.num_completion_tokens == 2000
+
+
+def test_what_waits_for_a_slow_reader_costs_some_bytes_a_token():
+    """Not a message a token: the reader may be slow for as long as the model's context lasts."""
+    num_tokens = 20_000
+    worker = FakeWorker(counts(num_tokens), step_seconds=0, tokens_per_step=20, max_model_len=num_tokens + 100)
+
+    async def scenario(system):
+        system.router.pacer._allowance = 0
+        call = system.stub.Generate(GenerateRequest(text="a"))
+        await call.read()
+        (opened,) = system.router.open_requests._by_id.values()
+        tracemalloc.start()
+        await until(lambda: len(opened.completions[0].token_ids) > num_tokens * 3 // 4)
+        size = sum(trace.size for trace in tracemalloc.take_snapshot().statistics("filename") if in_router(trace))
+        tracemalloc.stop()
+        await collect(call)
+        return size
+
+    def in_router(trace):
+        return "/router/completion.py" in trace.traceback[0].filename
+
+    size = run_system(scenario, worker, max_message_rate=1e-6)
+    assert 0 < size < num_tokens * 100
 
 
 def test_initial_metadata_comes_before_the_first_token():

@@ -267,3 +267,107 @@ def test_reported_load_of_others_is_used():
 
     run_system(scenario, busy, free)
     assert (len(busy.received), len(free.received)) == (0, 3)
+
+
+class ReplacedWhileConnecting(FakeWorker):
+    """Another process takes its address once a router has fetched its tokenizer, for the first time."""
+
+    successor: FakeWorker | None = None
+
+    async def GetTokenizer(self, request, context):
+        async for part in super().GetTokenizer(request, context):
+            yield part
+        self.replacing = asyncio.create_task(self.replace())
+
+    async def replace(self):
+        await self.service.server.stop(0.1)
+        self.running.clear()
+        self.successor.port = self.port
+        await self.successor.start()
+
+
+def test_a_worker_replaced_while_a_router_connects_is_not_taken_for_the_old_one():
+    """Its answer to GetWorker and its stream would be of two processes, with the model of the first."""
+    old = ReplacedWhileConnecting(counts(5), model="old")
+    old.successor = FakeWorker(counts(5), model="new")
+
+    async def scenario(system):
+        await until(lambda: old.successor.service and system.router.workers.is_ready)
+        (link,) = system.router.workers.links.values()
+        await until(lambda: link.is_available and old.successor.num_streams)
+        described = (link.info.model, link.info.epoch)
+        await old.successor.kill()
+        return described
+
+    assert run_system(scenario, old, wait_ready=False) == ("new", old.successor.epoch)
+
+
+def waiting_for_a_worker(system, **call):
+    """A request whose worker has gone, and that waits for another one."""
+
+    async def wait():
+        answer = system.stub.Generate(ask(1000), **call)
+        await answer.read()
+        await system.workers[0].kill()
+        await until(lambda: not system.router.workers.is_ready)
+        return answer
+
+    return wait()
+
+
+def test_shutdown_ends_a_request_that_waits_for_a_worker():
+    worker = FakeWorker(counts(1000), step_seconds=0.01)
+
+    async def scenario(system):
+        answer = await waiting_for_a_worker(system)
+        await system.router.open_requests.close(0.05)
+        async with asyncio.timeout(10):
+            return await error_of(collect(answer))
+
+    error = run_system(scenario, worker, worker_wait=1000)
+    assert (error.code, error.message) == (
+        grpc.StatusCode.UNAVAILABLE,
+        "the router shut down before the request was finished",
+    )
+
+
+def test_the_deadline_ends_a_request_that_waits_for_a_worker():
+    worker = FakeWorker(counts(1000), step_seconds=0.01)
+
+    async def scenario(system):
+        answer = await waiting_for_a_worker(system, timeout=0.5)
+        error = await error_of(collect(answer))
+        await until(lambda: not len(system.router.open_requests))
+        return error, dict(system.router.metrics.finished)
+
+    error, finished = run_system(scenario, worker, worker_wait=1000)
+    assert error.code == grpc.StatusCode.DEADLINE_EXCEEDED
+    assert sum(finished.values()) == 1
+
+
+def test_a_sink_that_fails_ends_its_own_request_and_not_the_link():
+    """Two hypotheses are too few for this request; the other one shares the message that brings them."""
+
+    class Confused(FakeWorker):
+        def _outputs(self, sequence):
+            outputs = super()._outputs(sequence)
+            if sequence.request_id == "bad":
+                outputs[1].hypotheses.add(token_ids=[5])
+            return outputs
+
+    worker = Confused(counts(20), step_seconds=0.005)
+
+    async def scenario(system):
+        bad = ask(20, n=2)
+        bad.request_id = "bad"
+        error, answer = await asyncio.gather(error_of(system.ask(bad)), system.ask(ask(20)))
+        await system.quiet()
+        return error, answer
+
+    error, answer = run_system(scenario, worker)
+    assert (error.code, error.message) == (
+        grpc.StatusCode.INTERNAL,
+        "internal error; the server's log has the details",
+    )
+    assert answer.usage.num_completion_tokens == 20
+    assert worker.num_streams == 1

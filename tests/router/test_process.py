@@ -55,6 +55,8 @@ def test_it_serves_says_its_port_stays_small_and_ends_on_a_signal(tmp_path):
     [
         (["--port", "99999"], "router: --port: Input should be less than or equal to 65535 (got '99999')"),
         (["--tls-key", "x"], "tls-certificate and tls-key go together"),
+        (["--worker-tls-ca", "x"], "worker-tls-ca and worker-tls-certificate need worker-tls"),
+        (["--workers", "dns:///name"], "workers: 'dns:///name' must be host:port or dns:///host:port"),
         (["--policy", "random"], "--policy"),
         (["--nonsense", "1"], "unrecognized arguments: --nonsense"),
     ],
@@ -83,3 +85,36 @@ def test_a_taken_port_is_an_error_not_a_traceback():
     assert code == 1
     assert "is the port taken?" in err
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--tls-certificate", "none.pem", "--tls-key", "none.key"],
+        ["--worker-tls", "--worker-tls-certificate", "none.pem", "--worker-tls-key", "none.key"],
+    ],
+)
+def test_a_missing_certificate_is_one_clear_line(flags):
+    async def scenario():
+        router = await start("--port", "0", *flags)
+        _, err = await asyncio.wait_for(router.communicate(), 20)
+        return router.returncode, err.decode()
+
+    code, err = asyncio.run(scenario())
+    assert code == 1
+    assert err.splitlines()[-1] == (
+        "router: TLS certificate none.pem with key none.key: [Errno 2] No such file or directory"
+    )
+    assert "Traceback" not in err
+
+
+def test_help_documents_tls():
+    async def scenario():
+        router = await start("--help")
+        out, _ = await asyncio.wait_for(router.communicate(), 20)
+        return " ".join(out.decode().split())
+
+    text = asyncio.run(scenario())
+    for flag in ("--tls-certificate", "--tls-client-ca", "--worker-tls-ca", "--worker-tls-certificate"):
+        assert flag in text
+    assert "(mutual TLS)" in text

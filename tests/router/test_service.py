@@ -23,7 +23,7 @@ from fissile.v1 import (
 from router.chat import ChatTemplate, load_template, render
 from router.tokenizer import receive_files
 from tests.fakes import tokenizer as toys
-from tests.fakes.system import collect, error_of, run_system, until
+from tests.fakes.system import collect, error_of, free_port, run_system, until
 from tests.fakes.worker import FakeWorker, counts, says
 
 USER, ASSISTANT, TOOL = 2, 3, 4
@@ -200,7 +200,7 @@ def test_health_follows_whether_a_request_would_succeed():
 
     async def scenario(system):
         assert await health(system) == NOT_SERVING
-        worker.port = int(system.router.workers._targets[0].rpartition(":")[2])
+        worker.port = int(next(iter(system.router.workers.links)).rpartition(":")[2])
         await worker.start(serving=False)
         await until(lambda: system.router.workers.models())
         assert await health(system) == NOT_SERVING
@@ -211,22 +211,14 @@ def test_health_follows_whether_a_request_would_succeed():
         await wait_for_health(system, NOT_SERVING)
         return text
 
-    assert run_system(scenario, workers=[f"127.0.0.1:{_free_port()}"], wait_ready=False) == "ok"
-
-
-def _free_port():
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    assert run_system(scenario, workers=[f"127.0.0.1:{free_port()}"], wait_ready=False) == "ok"
 
 
 def test_no_worker_at_all_is_unavailable_after_a_bounded_wait():
     async def scenario(system):
         return await error_of(system.ask(GenerateRequest(text="a")))
 
-    error = run_system(scenario, workers=[f"127.0.0.1:{_free_port()}"], wait_ready=False, worker_wait=0.1)
+    error = run_system(scenario, workers=[f"127.0.0.1:{free_port()}"], wait_ready=False, worker_wait=0.1)
     assert (error.code, error.message) == (grpc.StatusCode.UNAVAILABLE, "no worker has come within 0.1 s")
 
 
@@ -266,23 +258,6 @@ def test_shutdown_ends_what_does_not_finish_in_time():
     )
 
 
-def test_a_dns_name_is_all_workers_behind_it():
-    worker = FakeWorker(says("ok"))
-
-    async def scenario(system):
-        router = system.router
-        name = f"dns:///localhost:{worker.port}"
-        router.workers._targets = (name,)
-        router.workers.links.clear()
-        router.workers.start()
-        await until(lambda: router.workers.is_ready)
-        return sorted(router.workers.links), worker.port, (await system.ask(GenerateRequest(text="a"))).text
-
-    addresses, port, text = run_system(scenario, worker)
-    assert f"127.0.0.1:{port}" in addresses
-    assert text == "ok"
-
-
 def test_a_damaged_tokenizer_file_is_refused():
     async def scenario(_):
         worker = FakeWorker(says("x"))
@@ -310,15 +285,17 @@ class _NoContext:
         pass
 
 
-def test_many_requests_leave_every_map_at_its_size():
-    """production-stack#707."""
-    workers = [FakeWorker(counts(2), step_seconds=0.0005) for _ in range(2)]
+def test_refused_requests_are_counted():
+    worker = FakeWorker(counts(1000), step_seconds=0.01)
 
     async def scenario(system):
-        for _ in range(20):
-            await asyncio.gather(*(system.ask(GenerateRequest(text="a")) for _ in range(25)))
+        call = system.stub.Generate(GenerateRequest(text="a", request_id="same"))
+        await call.read()
+        for request_id in ("same", "other"):
+            await error_of(system.ask(GenerateRequest(text="a", request_id=request_id)))
+        counted = dict(system.router.metrics.finished)
+        call.cancel()
         await system.quiet()
-        return len(system.router.open_requests), dict(system.router.metrics.finished)
+        return counted
 
-    assert run_system(scenario, *workers) == (0, {"length": 500})
-    assert sum(len(w.received) for w in workers) == 500
+    assert run_system(scenario, worker, max_open_requests=1) == {"already_exists": 1, "resource_exhausted": 1}
