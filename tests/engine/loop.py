@@ -1,6 +1,7 @@
 """Scheduler and model runner in this process: the engine loop, for tests of what they do together."""
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from worker.core.config import CacheConfig, SchedulerConfig
@@ -20,7 +21,10 @@ def make_sequence(id: int, prompt: list[int], max_tokens: int, sampling: Samplin
 
 @dataclass
 class Loop:
-    """Runs sequences to their ends; checks integrity after each step and that nothing is left over."""
+    """Runs sequences to their ends; checks integrity after each step and that nothing is left over.
+
+    Counters are those of all runs; `tokens` and `ended` may be emptied in between.
+    """
 
     runner: ModelRunner
     scheduler_config: SchedulerConfig
@@ -29,20 +33,28 @@ class Loop:
     tokens: dict[int, list[int]] = field(default_factory=dict)
     ended: dict[int, SequenceOutput] = field(default_factory=dict)
     num_scheduled_tokens: int = 0
+    num_copied_blocks: int = 0
 
     def __post_init__(self) -> None:
         self.scheduler = Scheduler(self.scheduler_config, self.cache_config)
 
-    def run(self, *sequences: Sequence, each_step: int = 0) -> dict[int, list[int]]:
-        """Tokens by id. With `each_step`, so many new sequences arrive before each step, in place of all at once."""
-        arriving = deque(sequences)
+    def run(
+        self, *arriving: Sequence | list[Sequence], each_step: int = 0, before_step: Callable[[], None] = lambda: None
+    ) -> dict[int, list[int]]:
+        """Tokens by id. A list is a group. With `each_step`, so many arrive before each step, in place of all at once.
+
+        `before_step` may change anything, as what comes between two steps may.
+        """
+        queue = deque(arriving)
         pending: deque = deque()
-        while arriving or pending or self.scheduler.has_unfinished():
-            for _ in range(min(each_step or len(arriving), len(arriving))):
-                self._add(arriving.popleft())
+        while queue or pending or self.scheduler.has_unfinished():
+            for _ in range(min(each_step or len(queue), len(queue))):
+                self._add(queue.popleft())
+            before_step()
             batch = self.scheduler.schedule()
             if batch is not None:
                 self.num_scheduled_tokens += batch.num_tokens
+                self.num_copied_blocks += len(batch.blocks_to_copy)
                 pending.append((batch, self.runner.submit(batch)))
             if pending and (batch is None or len(pending) > self.scheduler_config.async_depth):
                 oldest, step = pending.popleft()
@@ -53,13 +65,17 @@ class Loop:
         assert (load.num_blocks_free, load.num_host_blocks_used) == (load.num_blocks, 0)
         return self.tokens
 
-    def _add(self, sequence: Sequence) -> None:
-        self.tokens[sequence.id] = []
-        self.scheduler.add(sequence)
+    def _add(self, arrived: Sequence | list[Sequence]) -> None:
+        if isinstance(arrived, list):
+            self.tokens |= {member.id: [] for member in arrived}
+            self.scheduler.add_group(arrived)
+        else:
+            self.tokens[arrived.id] = []
+            self.scheduler.add(arrived)
 
     def _take(self) -> None:
         for output in self.scheduler.take_outputs():
-            got = self.tokens.setdefault(output.sequence_id, [])
+            got = self.tokens[output.sequence_id]
             assert output.sequence_id not in self.ended, "nothing comes after the end"
             if output.hypotheses is None:
                 assert output.token_offset == len(got), "no gap, no repeat"
