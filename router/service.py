@@ -1,20 +1,14 @@
-"""GenerationService: translate, validate, delegate."""
+"""GenerationService on gRPC: hands calls to the `GenerationApi`."""
 
-import logging
-import uuid
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any
 
-from google.protobuf.message import Message
-
-from common.errors import FissileError, InvalidArgumentError
 from fissile.v1 import (
     ChatRequest,
     ChatResponse,
     DetokenizeRequest,
     DetokenizeResponse,
-    FinishReason,
     GenerateRequest,
     GenerateResponse,
     GenerationServiceServicer,
@@ -27,162 +21,40 @@ from fissile.v1 import (
     TokenizeRequest,
     TokenizeResponse,
 )
-from router import responses
-from router.chat import ChatTemplate, render
-from router.config import RouterSettings
-from router.dispatch import Dispatcher
-from router.latency import WINDOW_SECONDS, Stopwatch
-from router.metrics import RouterMetrics
-from router.open_requests import OpenRequests
-from router.pacing import Pacer
-from router.request import OpenRequest, Update
-from router.resolve import resolve
-from router.timers import deadline_timer
-from router.tokenizer import Tokenizer
-from router.validation import RULES, Limits, check_length, refuse_unsupported, validate
-from router.workers import ServedModel, WorkerSet
-
-logger = logging.getLogger(__name__)
+from router.api import GenerationApi
 
 Context = Any  # grpc.aio.ServicerContext, which has no types
 
 
 class GenerationService(GenerationServiceServicer):
-    """All state is in the parts; see `router.server`."""
+    """Streams send their initial metadata at once: a quiet one must not look like a dead server."""
 
-    def __init__(
-        self,
-        settings: RouterSettings,
-        workers: WorkerSet,
-        dispatcher: Dispatcher,
-        open_requests: OpenRequests,
-        metrics: RouterMetrics,
-        pacer: Pacer,
-    ) -> None:
-        self._settings = settings
-        self._workers = workers
-        self._dispatcher = dispatcher
-        self._open = open_requests
-        self._metrics = metrics
-        self._pacer = pacer
+    def __init__(self, api: GenerationApi) -> None:
+        self._api = api
 
     async def Generate(self, request: GenerateRequest, context: Context) -> AsyncIterator[GenerateResponse]:
         await context.send_initial_metadata(())
-        async with aclosing(self._run(request, context)) as updates:
-            async for request_id, update in updates:
-                yield responses.generate_response(request_id, update)
+        async with aclosing(self._api.generate(request, context.time_remaining)) as answers:
+            async for answer in answers:
+                yield answer
 
     async def Chat(self, request: ChatRequest, context: Context) -> AsyncIterator[ChatResponse]:
         await context.send_initial_metadata(())
-        async with aclosing(self._run(request, context)) as updates:
-            async for request_id, update in updates:
-                yield responses.chat_response(request_id, update)
-
-    async def _run(
-        self, request: GenerateRequest | ChatRequest, context: Context
-    ) -> AsyncGenerator[tuple[str, Update], None]:
-        """The one way of a request, from arrival to its end. Whatever ends it is counted and leaves nothing behind."""
-        watch = Stopwatch()
-        request_id = request.request_id or uuid.uuid4().hex
-        opened: OpenRequest | None = None
-        end = "cancelled"
-        try:
-            with self._open.place(request_id):
-                opened = await self._prepared(request, request_id, watch)
-                self._open.add(opened)
-                with deadline_timer(opened, context.time_remaining()):
-                    async for update in self._dispatcher.updates(opened, context.time_remaining):
-                        if update.usage:
-                            end = _end_of(opened)
-                        yield request_id, update
-        except FissileError as error:
-            end = error.code.name.lower()
-            raise
-        except Exception:
-            end = "internal"
-            raise
-        finally:
-            if opened is not None:
-                opened.leave()
-            self._count(request_id, opened, end, watch)
-
-    async def _prepared(self, request: GenerateRequest | ChatRequest, request_id: str, watch: Stopwatch) -> OpenRequest:
-        """Validated, tokenised, with every default filled in."""
-        model = await self._model(request.model)
-        self._validate(request, model)
-        prompt = await self._prompt(request, model)
-        spec = resolve(request.options, model=model, prompt=prompt, request_id=request_id)
-        return OpenRequest(spec, model.tokenizer, watch, self._metrics, self._pacer)
-
-    def _count(self, request_id: str, opened: OpenRequest | None, end: str, watch: Stopwatch) -> None:
-        num_prompt = len(opened.spec.prompt) if opened else 0
-        num_completion = opened.num_completion_tokens if opened else 0
-        self._metrics.ended(end, num_prompt, num_completion)
-        logger.debug(
-            "request %s: %s, %d prompt and %d completion tokens, %.3f s",
-            request_id, end, num_prompt, num_completion, watch.elapsed,
-        )  # fmt: skip
-
-    async def _model(self, name: str) -> ServedModel:
-        return await self._workers.model(name, self._settings.worker_wait)
-
-    def _validate(self, request: Message, model: ServedModel) -> None:
-        validate(request, RULES[type(request)], self._limits(model))
-        refuse_unsupported(request)
-
-    def _limits(self, model: ServedModel) -> Limits:
-        return Limits(model.info.vocab_size, model.info.max_model_len, self._settings.max_prompt_bytes)
-
-    async def _prompt(self, request: GenerateRequest | ChatRequest, model: ServedModel) -> list[int]:
-        if isinstance(request, ChatRequest):
-            field = "messages"
-            text = await self._render(request, model.tokenizer)
-            tokens = await model.tokenizer.encode(text, add_special_tokens=False)
-        elif request.WhichOneof("prompt") == "text":
-            field = "text"
-            special = request.add_special_tokens if request.HasField("add_special_tokens") else True
-            tokens = await model.tokenizer.encode(request.text, add_special_tokens=special)
-        else:
-            field = "tokens"
-            tokens = list(request.tokens.token_ids)
-        check_length(field, len(tokens), self._limits(model))
-        return tokens
-
-    async def _render(self, request: ChatRequest, tokenizer: Tokenizer) -> str:
-        if request.chat_template and not self._settings.allow_chat_template:
-            raise InvalidArgumentError.of("chat_template", "this router does not allow one (allow-chat-template)")
-        if tokenizer.template is None and not request.chat_template:
-            raise InvalidArgumentError.of("model", "has no chat template; use Generate")
-        template = tokenizer.template or ChatTemplate(request.chat_template)
-        return await tokenizer.in_thread(render, template, request)
+        async with aclosing(self._api.chat(request, context.time_remaining)) as answers:
+            async for answer in answers:
+                yield answer
 
     async def Tokenize(self, request: TokenizeRequest, context: Context) -> TokenizeResponse:
-        model = await self._model(request.model)
-        self._validate(request, model)
-        special = request.add_special_tokens if request.HasField("add_special_tokens") else True
-        ids = await model.tokenizer.encode(request.text, add_special_tokens=special)
-        return TokenizeResponse(token_ids=ids, tokens=model.tokenizer.token_bytes(ids))
+        return await self._api.tokenize(request)
 
     async def Detokenize(self, request: DetokenizeRequest, context: Context) -> DetokenizeResponse:
-        model = await self._model(request.model)
-        self._validate(request, model)
-        skip = request.skip_special_tokens if request.HasField("skip_special_tokens") else True
-        return DetokenizeResponse(text=model.tokenizer.decode(request.token_ids, skip_special_tokens=skip))
+        return await self._api.detokenize(request)
 
     async def GetModel(self, request: GetModelRequest, context: Context) -> GetModelResponse:
-        return GetModelResponse(model=responses.model_message(await self._model(request.model)))
+        return await self._api.get_model(request)
 
     async def ListModels(self, request: ListModelsRequest, context: Context) -> ListModelsResponse:
-        models = self._workers.models()
-        return ListModelsResponse(models=[responses.model_message(models[name]) for name in sorted(models)])
+        return await self._api.list_models(request)
 
     async def GetStats(self, request: GetStatsRequest, context: Context) -> GetStatsResponse:
-        window = min(request.window_seconds or WINDOW_SECONDS, WINDOW_SECONDS)
-        return responses.stats(self._metrics, self._workers.links.values(), len(self._open), window)
-
-
-def _end_of(request: OpenRequest) -> str:
-    """How the first completion ended, as metrics name it."""
-    finish = request.completions[0].finish
-    reason = finish.reason if finish else FinishReason.FINISH_REASON_UNSPECIFIED
-    return FinishReason.Name(reason).removeprefix("FINISH_REASON_").lower()
+        return await self._api.get_stats(request)
