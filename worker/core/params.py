@@ -1,6 +1,28 @@
 """What a client asks of one sequence: how to sample and when to stop. Immutable, shared by engine and runner."""
 
+import enum
 from dataclasses import dataclass
+
+
+class GrammarKind(enum.Enum):
+    """What language a grammar's text is written in."""
+
+    JSON_SCHEMA = "json_schema"
+    JSON_OBJECT = "json_object"
+    """Any JSON object; the text is empty."""
+    REGEX = "regex"
+    EBNF = "grammar"
+    """Lark syntax."""
+    CHOICE = "choice"
+    """The text is a JSON array of strings."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What the whole output must match."""
+
+    kind: GrammarKind
+    text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +41,7 @@ class SamplingParams:
     min_p: float = 0.0
     seed: int = 0
     """Unsigned 64 bit."""
+    grammar: Grammar | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
