@@ -3,8 +3,10 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from fissile.v1 import BeamHypothesis, Finish, FinishReason, RequestOutput
+from common.errors import InternalError
+from fissile.v1 import BeamHypothesis, Finish, FinishReason, RequestOutput, TokenLogprobs
 from router.detokenizer import Detokenizer
+from router.logprobs import TokenBytes, with_text
 from router.stop_strings import StopMatcher
 
 _ENDING_TOKEN = {FinishReason.FINISH_REASON_EOS, FinishReason.FINISH_REASON_STOP_TOKEN}
@@ -17,9 +19,11 @@ class TokenGapError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextRules:
-    """How tokens become text and when text ends a completion."""
+    """What of a completion is sent, how tokens become text and when text ends it."""
 
     send_text: bool = True
+    send_token_ids: bool = False
+    send_logprobs: bool = False
     stops: tuple[str, ...] = ()
     special_stops: Mapping[int, str] = field(default_factory=dict)
     """Stop strings that are special tokens: the worker ends there, as they may have no text."""
@@ -35,37 +39,36 @@ class Delta:
     index: int
     text: str
     token_ids: list[int]
+    logprobs: list[TokenLogprobs]
     finish: Finish | None
 
 
 class Completion:
     """Fed by the worker link, emptied by the request's handler; both on the event loop."""
 
-    def __init__(self, index: int, rules: TextRules, detokenizer: Detokenizer) -> None:
+    def __init__(self, index: int, rules: TextRules, detokenizer: Detokenizer, token_bytes: TokenBytes) -> None:
         self.index = index
         self.token_ids: list[int] = []
         """Up to and including the one that ended it."""
         self.finish: Finish | None = None
+        self.has_news = False
+        """There is something to send that was not sent yet."""
         self._rules = rules
         self._detokenizer = detokenizer
+        self._token_bytes = token_bytes
         self._matcher = StopMatcher(rules.stops, include_stop=rules.include_stop)
         self._pending_text: list[str] = []
         self._pending_ids: list[int] = []
-        self._finish_taken = False
-
-    @property
-    def has_news(self) -> bool:
-        return bool(self._pending_text or self._pending_ids or (self.finish and not self._finish_taken))
+        self._pending_logprobs: list[TokenLogprobs] = []
 
     def take(self, *, cumulative: bool) -> Delta:
-        """What is new, or with `cumulative` everything so far."""
-        delta = Delta(self.index, "".join(self._pending_text), self._pending_ids, self.finish)
-        self._finish_taken = self.finish is not None
-        if cumulative:
-            self._pending_text = [delta.text] if delta.text else []
-            delta.token_ids = self._pending_ids.copy()
-        else:
-            self._pending_text, self._pending_ids = [], []
+        """What is new, or with `cumulative` everything so far. Call it when there is news: it has `finish` once."""
+        self.has_news = False
+        text = "".join(self._pending_text)
+        delta = Delta(self.index, text, self._pending_ids, self._pending_logprobs, self.finish)
+        self._pending_text = [text] if cumulative else []
+        self._pending_ids = self._pending_ids.copy() if cumulative else []
+        self._pending_logprobs = self._pending_logprobs.copy() if cumulative else []
         return delta
 
     def accept(self, output: RequestOutput) -> None:
@@ -73,46 +76,54 @@ class Completion:
         if self.finish:
             return
         new: Sequence[int] = output.token_ids
+        logprobs = self._logprobs_of(output)
         repeated = len(self.token_ids) - output.token_offset
         if new and repeated < 0:
             raise TokenGapError(f"expected token {len(self.token_ids)}, got {output.token_offset}")
         if repeated > 0:
-            new = new[repeated:]
+            new, logprobs = new[repeated:], logprobs[repeated:]
         num_text = len(new)
         if output.finish_reason in _ENDING_TOKEN and not self._rules.include_stop:
             num_text = max(0, num_text - 1)
-        if self._add(new, num_text) or not output.finish_reason:
+        if self._add(new, num_text, logprobs) or not output.finish_reason:
             return
         self._end(output)
+
+    def _logprobs_of(self, output: RequestOutput) -> Sequence[TokenLogprobs]:
+        if not self._rules.send_logprobs:
+            return ()
+        if len(output.logprobs) != len(output.token_ids):
+            raise InternalError(f"the worker sent {len(output.logprobs)} logprobs for {len(output.token_ids)} tokens")
+        return output.logprobs
 
     def accept_hypothesis(self, hypothesis: BeamHypothesis) -> None:
         """The whole completion at once, from beam search."""
         tokens = hypothesis.token_ids
         hides_last = hypothesis.finish_reason in _ENDING_TOKEN and not self._rules.include_stop
-        self._add(tokens, len(tokens) - hides_last)
+        self._add(tokens, len(tokens) - hides_last, ())
         self._show(self._detokenizer.flush())
-        self.finish = Finish(reason=hypothesis.finish_reason, score=hypothesis.score)
+        self._finish(Finish(reason=hypothesis.finish_reason, score=hypothesis.score))
 
-    def _add(self, token_ids: Sequence[int], num_text: int) -> bool:
+    def _add(self, token_ids: Sequence[int], num_text: int, logprobs: Sequence[TokenLogprobs]) -> bool:
         """Append tokens; the first `num_text` have text. True when a stop string ended the completion."""
         rules = self._rules
         if rules.stops:
-            return self._add_until_stop(token_ids, num_text)
-        self._keep(token_ids)
+            return self._add_until_stop(token_ids, num_text, logprobs)
+        self._keep(token_ids, logprobs)
         if rules.send_text:
             self._show(self._detokenizer.feed(token_ids[:num_text]))
         return False
 
-    def _add_until_stop(self, token_ids: Sequence[int], num_text: int) -> bool:
+    def _add_until_stop(self, token_ids: Sequence[int], num_text: int, logprobs: Sequence[TokenLogprobs]) -> bool:
         for position, token_id in enumerate(token_ids):
-            self._keep((token_id,))
+            self._keep((token_id,), logprobs[position : position + 1])
             if position >= num_text:
                 break
             armed = len(self.token_ids) >= self._rules.min_tokens
             released = self._matcher.feed(self._detokenizer.feed((token_id,)), armed=armed)
             self._show(released.text)
             if released.stop is not None:
-                self.finish = Finish(reason=FinishReason.FINISH_REASON_STOP_STRING, stop=released.stop)
+                self._finish(Finish(reason=FinishReason.FINISH_REASON_STOP_STRING, stop=released.stop))
                 return True
         return False
 
@@ -121,18 +132,29 @@ class Completion:
         self._show(rest + self._matcher.flush())
         special = self._rules.special_stops.get(output.stop_token_id) if output.HasField("stop_token_id") else None
         if special is not None:
-            self.finish = Finish(reason=FinishReason.FINISH_REASON_STOP_STRING, stop=special)
+            self._finish(Finish(reason=FinishReason.FINISH_REASON_STOP_STRING, stop=special))
             if self._rules.include_stop:
                 self._show(special)
             return
-        self.finish = Finish(reason=output.finish_reason, detail=output.detail)
+        finish = Finish(reason=output.finish_reason, detail=output.detail)
         if output.HasField("stop_token_id"):
-            self.finish.stop_token_id = output.stop_token_id
+            finish.stop_token_id = output.stop_token_id
+        self._finish(finish)
 
-    def _keep(self, token_ids: Sequence[int]) -> None:
+    def _finish(self, finish: Finish) -> None:
+        self.finish = finish
+        self.has_news = True
+
+    def _keep(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> None:
         self.token_ids.extend(token_ids)
-        self._pending_ids.extend(token_ids)
+        if self._rules.send_token_ids and token_ids:
+            self._pending_ids.extend(token_ids)
+            self.has_news = True
+        if logprobs:
+            self._pending_logprobs += with_text(logprobs, self._token_bytes)
+            self.has_news = True
 
     def _show(self, text: str) -> None:
         if text and self._rules.send_text:
             self._pending_text.append(text)
+            self.has_news = True

@@ -19,11 +19,13 @@ from common.errors import (
     UnavailableError,
     UnimplementedError,
 )
-from fissile.v1 import FinishReason, RequestOutput, RequestTimings, SamplingParams, Sequence, TokenSequence, Usage
-from router.completion import Completion, Delta, TextRules, TokenGapError
+from fissile.v1 import FinishReason, RequestOutput, RequestTimings, Sequence, TokenLogprobs, Usage
+from router.completion import Completion, Delta, TokenGapError
 from router.latency import LatencyWindows, Stopwatch
+from router.logprobs import with_text
 from router.metrics import RouterMetrics
 from router.pacing import Pacer
+from router.spec import RequestSpec
 from router.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -38,38 +40,6 @@ _ERROR = FinishReason.FINISH_REASON_ERROR
 _ABORTED = FinishReason.FINISH_REASON_ABORTED
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestSpec:
-    """What was asked, with every default filled in."""
-
-    request_id: str
-    model: str
-    tokenizer_fingerprint: str
-    """Of the tokenizer that made the prompt: only workers that have the same will do."""
-    prompt: List[int]
-    n: int
-    sampling: SamplingParams
-    max_tokens: int
-    text: TextRules
-    stop_token_ids: List[int] = ()
-    stop_token_sequences: List[TokenSequence] = ()
-    ignore_eos: bool = False
-    skip_special_tokens: bool = True
-    priority: int = 0
-    cache_salt: bytes = b""
-    dp_rank: int | None = None
-    send_token_ids: bool = False
-    send_prompt: bool = False
-    cumulative: bool = False
-    final_only: bool = False
-    heartbeat: float | None = None
-    """Seconds."""
-
-    @property
-    def is_beam_search(self) -> bool:
-        return self.sampling.HasField("beam_search")
-
-
 @dataclass(slots=True)
 class Update:
     """One message to the client."""
@@ -79,6 +49,7 @@ class Update:
     """Set in the last one."""
     timings: RequestTimings | None = None
     prompt_token_ids: List[int] = ()
+    prompt_logprobs: List[TokenLogprobs] = ()
 
 
 class Hop(Protocol):
@@ -106,9 +77,17 @@ class OpenRequest:
         """A worker would not take it; another one may."""
         self.error: FissileError | None = None
         self.completions = [
-            Completion(i, spec.text, tokenizer.detokenizer(skip_special_tokens=spec.skip_special_tokens))
+            Completion(
+                i,
+                spec.text,
+                tokenizer.detokenizer(skip_special_tokens=spec.skip_special_tokens),
+                tokenizer.token_bytes,
+            )
             for i in range(spec.n)
         ]
+        self._token_bytes = tokenizer.token_bytes
+        self._awaits_prompt_logprobs = spec.wants_prompt_logprobs
+        self._prompt_logprobs: list[TokenLogprobs] = []
         self._metrics = metrics
         self._pacer = pacer
         self._has_sent = False
@@ -134,33 +113,20 @@ class OpenRequest:
         unfinished = [c for c in self.completions if not c.finish]
         if self.spec.is_beam_search:
             unfinished = unfinished[:1]
-        ids = hop.start([self._sequence(c, len(unfinished), deadline) for c in unfinished], self)
+        ids = hop.start([self._sequence(c, unfinished, deadline) for c in unfinished], self)
         self._on_worker = dict(zip(ids, unfinished, strict=True))
         timed_out = f"no token within {first_token_timeout:g} s"
         self._hop_timer = asyncio.get_running_loop().call_later(first_token_timeout, self.on_lost, timed_out)
 
-    def _sequence(self, completion: Completion, num_unfinished: int, deadline: float | None) -> Sequence:
-        spec = self.spec
-        sampling = SamplingParams()
-        sampling.CopyFrom(spec.sampling)
-        sampling.seed = (spec.sampling.seed + completion.index) % 2**64
+    def _sequence(self, completion: Completion, unfinished: List[Completion], deadline: float | None) -> Sequence:
         # Completions share the prompt alone: once one has tokens of its own there is no group any more.
-        is_group = num_unfinished == spec.n > 1 and not self.num_completion_tokens
-        return Sequence(
-            request_id=spec.request_id,
-            token_ids=[*spec.prompt, *completion.token_ids],
-            num_prompt_tokens=len(spec.prompt),
-            sampling=sampling,
-            stop_token_ids=spec.stop_token_ids,
-            stop_token_sequences=spec.stop_token_sequences,
-            max_tokens=spec.max_tokens,
-            min_tokens=spec.text.min_tokens,
-            ignore_eos=spec.ignore_eos,
-            deadline_ms=None if deadline is None else max(0, int(deadline * 1000)),
-            priority=spec.priority,
-            cache_salt=spec.cache_salt,
-            index=completion.index,
-            group_size=spec.n if is_group else 1,
+        is_group = len(unfinished) == self.spec.n > 1 and not self.num_completion_tokens
+        return self.spec.sequence(
+            completion.index,
+            completion.token_ids,
+            group_size=self.spec.n if is_group else 1,
+            asks_prompt_logprobs=self._awaits_prompt_logprobs and completion is unfinished[0],
+            deadline=deadline,
         )
 
     def on_output(self, output: RequestOutput, now: float) -> None:
@@ -187,6 +153,8 @@ class OpenRequest:
         if output.index == 0 and not self._num_cached_tokens:
             # Later completions share the first one's prompt, and a resumed one finds what it had computed itself.
             self._num_cached_tokens = output.num_cached_tokens
+        if self._awaits_prompt_logprobs and completion is next(iter(self._on_worker.values())):
+            self._accept_prompt_logprobs(output)
         if output.hypotheses:
             self._accept_hypotheses(output)
         else:
@@ -218,6 +186,14 @@ class OpenRequest:
             raise InternalError(f"{len(output.hypotheses)} hypotheses for n = {self.spec.n}")
         for completion, hypothesis in zip(self.completions, output.hypotheses, strict=False):
             completion.accept_hypothesis(hypothesis)
+
+    def _accept_prompt_logprobs(self, output: RequestOutput) -> None:
+        """From the first output of the sequence that was asked for them."""
+        num_expected = len(self.spec.prompt) - 1
+        if len(output.prompt_logprobs) != num_expected:
+            raise InternalError(f"the worker sent {len(output.prompt_logprobs)} prompt logprobs, not {num_expected}")
+        self._prompt_logprobs = with_text(output.prompt_logprobs, self._token_bytes)
+        self._awaits_prompt_logprobs = False
 
     def _tokens_came(self, now: float) -> None:
         is_first = self.watch.first_token is None
@@ -270,17 +246,15 @@ class OpenRequest:
         """What is new for the client; None when nothing is. Has `usage` when it is the last."""
         finished = self.is_finished
         self.news.clear()
-        if self.spec.final_only and not finished:
+        if not finished and (self.spec.final_only or self._awaits_prompt_logprobs):
             return None
-        fresh = [c for c in self.completions if c.has_news]
-        deltas = [c.take(cumulative=self.spec.cumulative) for c in fresh]
-        if not self.spec.send_token_ids:
-            deltas = [d for d in deltas if d.text or d.finish]
+        deltas = [c.take(cumulative=self.spec.cumulative) for c in self.completions if c.has_news]
         if not deltas and not finished:
             return None
         update = Update(deltas)
-        if self.spec.send_prompt and not self._has_sent:
-            update.prompt_token_ids = self.spec.prompt
+        if not self._has_sent:
+            update.prompt_token_ids = self.spec.prompt if self.spec.send_prompt else ()
+            update.prompt_logprobs, self._prompt_logprobs = self._prompt_logprobs, []
         self._has_sent = True
         if finished:
             update.usage, update.timings = self._usage(), self._final_timings()

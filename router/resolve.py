@@ -5,7 +5,7 @@ import secrets
 from common.errors import InvalidArgumentError, UnimplementedError
 from fissile.v1 import GenerationOptions, SamplingParams
 from router.completion import TextRules
-from router.request import RequestSpec
+from router.spec import RequestSpec
 from router.tokenizer import Tokenizer
 from router.workers import ServedModel
 
@@ -44,6 +44,8 @@ def resolve(options: GenerationOptions, *, model: ServedModel, prompt: list[int]
         max_tokens=options.max_tokens if options.HasField("max_tokens") else room,
         text=TextRules(
             send_text=output.text if output.HasField("text") else True,
+            send_token_ids=output.token_ids,
+            send_logprobs=options.sampling.HasField("num_logprobs"),
             stops=tuple(options.stop),
             special_stops=special_stops,
             include_stop=options.include_stop,
@@ -56,7 +58,6 @@ def resolve(options: GenerationOptions, *, model: ServedModel, prompt: list[int]
         priority=options.priority,
         cache_salt=options.cache_salt,
         dp_rank=_dp_rank(options, model),
-        send_token_ids=output.token_ids,
         send_prompt=output.prompt_token_ids,
         cumulative=output.cumulative,
         final_only=output.final_only,
@@ -70,6 +71,9 @@ def _sampling(options: GenerationOptions, model: ServedModel) -> SamplingParams:
     sampling = default_sampling(model.tokenizer)
     sampling.MergeFrom(options.sampling)
     sampling.top_k = max(0, sampling.top_k)
+    for name in ("num_logprobs", "num_prompt_logprobs"):
+        if sampling.HasField(name):
+            setattr(sampling, name, min(getattr(sampling, name), model.info.vocab_size))
     if not sampling.HasField("seed"):
         sampling.seed = secrets.randbits(64)
     return sampling

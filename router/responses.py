@@ -21,7 +21,8 @@ from router.workers import ServedModel
 
 def generate_response(request_id: str, update: Update) -> GenerateResponse:
     deltas = [
-        CompletionDelta(index=d.index, text=d.text, token_ids=d.token_ids, finish=d.finish) for d in update.deltas
+        CompletionDelta(index=d.index, text=d.text, token_ids=d.token_ids, logprobs=d.logprobs, finish=d.finish)
+        for d in update.deltas
     ]
     return GenerateResponse(
         request_id=request_id,
@@ -29,11 +30,15 @@ def generate_response(request_id: str, update: Update) -> GenerateResponse:
         usage=update.usage,
         timings=update.timings,
         prompt_token_ids=update.prompt_token_ids,
+        prompt_logprobs=update.prompt_logprobs,
     )
 
 
 def chat_response(request_id: str, update: Update) -> ChatResponse:
-    deltas = [ChatDelta(index=d.index, content=d.text, token_ids=d.token_ids, finish=d.finish) for d in update.deltas]
+    deltas = [
+        ChatDelta(index=d.index, content=d.text, token_ids=d.token_ids, logprobs=d.logprobs, finish=d.finish)
+        for d in update.deltas
+    ]
     return ChatResponse(
         request_id=request_id,
         completions=deltas,

@@ -17,6 +17,7 @@ from fissile.v1 import ChatRequest, ChatRole, DetokenizeRequest, GenerateRequest
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 1024
 MAX_COMPLETIONS = 128
+MAX_LOGPROBS = 64
 MIN_BEAMS = 2
 MAX_BEAMS = 16
 MAX_KEY_BYTES = 256
@@ -129,6 +130,8 @@ OPTION_RULES: dict[str, Check] = {
     "options.sampling.top_k": at_least(-1),
     "options.sampling.top_p": between(0, 1, above_low=True),
     "options.sampling.min_p": between(0, 1),
+    "options.sampling.num_logprobs": between(0, MAX_LOGPROBS),
+    "options.sampling.num_prompt_logprobs": between(0, MAX_LOGPROBS),
     "options.sampling.beam_search.width": between(MIN_BEAMS, MAX_BEAMS),
     "options.sampling.beam_search.length_penalty": finite,
     "options.max_tokens": at_least(1),
@@ -162,8 +165,6 @@ UNSUPPORTED = (
     "options.sampling.allowed_token_ids",
     "options.sampling.banned_token_ids",
     "options.sampling.bad_token_sequences",
-    "options.sampling.num_logprobs",
-    "options.sampling.num_prompt_logprobs",
     "options.sampling.structured_output",
     "options.bad_words",
     "options.routing_key",
@@ -256,6 +257,11 @@ def _broken_together(request: Message) -> Iterator[FieldViolation]:
             yield FieldViolation("options.n", f"must not exceed the beam width {width}, is {n}")
         if options.stop:
             yield FieldViolation("options.stop", "beam search has no stop strings; use stop_token_ids")
+        for name in ("num_logprobs", "num_prompt_logprobs"):
+            if options.sampling.HasField(name):
+                yield FieldViolation(f"options.sampling.{name}", "beam search has none; its hypotheses have scores")
+    if isinstance(request, ChatRequest) and options.sampling.HasField("num_prompt_logprobs"):
+        yield FieldViolation("options.sampling.num_prompt_logprobs", "Chat has none; use Generate")
     if options.HasField("min_tokens") and options.HasField("max_tokens") and options.min_tokens > options.max_tokens:
         yield FieldViolation(
             "options.min_tokens", f"must not exceed max_tokens {options.max_tokens}, is {options.min_tokens}"

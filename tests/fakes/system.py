@@ -35,6 +35,7 @@ class Answer:
 
     texts: dict[int, str] = field(default_factory=dict)
     tokens: dict[int, list[int]] = field(default_factory=dict)
+    logprobs: dict[int, list] = field(default_factory=dict)
     finishes: dict[int, Finish] = field(default_factory=dict)
     messages: list = field(default_factory=list)
     usage: Usage | None = None
@@ -51,6 +52,7 @@ class Answer:
             text = getattr(delta, "text", "") or getattr(delta, "content", "")
             self.texts[delta.index] = self.texts.get(delta.index, "") + text
             self.tokens.setdefault(delta.index, []).extend(delta.token_ids)
+            self.logprobs.setdefault(delta.index, []).extend(delta.logprobs)
             if delta.HasField("finish"):
                 assert delta.index not in self.finishes, "a second finish"
                 self.finishes[delta.index] = delta.finish

@@ -18,6 +18,8 @@ from fissile.v1 import (
     GetWorkerResponse,
     RequestOutput,
     Sequence,
+    TokenLogprob,
+    TokenLogprobs,
     WorkerLoad,
     WorkerServiceServicer,
     add_WorkerServiceServicer_to_server,
@@ -45,6 +47,7 @@ class FakeWorker(WorkerServiceServicer):
     script: Script
     model: str = "toy"
     max_model_len: int = 1024
+    vocab_size: int = 400
     step_seconds: float = 0.002
     tokens_per_step: int = 1
     mute_after: int | None = None
@@ -101,7 +104,7 @@ class FakeWorker(WorkerServiceServicer):
             architectures=["ToyForCausalLM"],
             tokenizer_fingerprint=toys.fingerprint(self.files),
             max_model_len=self.max_model_len,
-            vocab_size=400,
+            vocab_size=self.vocab_size,
             epoch=self.epoch,
             eos_token_ids=[EOS],
             capabilities=self.capabilities,
@@ -177,6 +180,12 @@ class FakeWorker(WorkerServiceServicer):
             RequestOutput(index=sequence.index, token_offset=i, token_ids=tokens[i : i + self.tokens_per_step])
             for i in range(done, len(tokens), self.tokens_per_step)
         ] or [RequestOutput(index=sequence.index, token_offset=done)]
+        if sequence.sampling.HasField("num_logprobs"):
+            for output in outputs:
+                output.logprobs.extend(logprobs_of(output.token_ids, sequence.sampling.num_logprobs))
+        if sequence.sampling.HasField("num_prompt_logprobs"):
+            prompt = sequence.token_ids[1 : sequence.num_prompt_tokens]
+            outputs[0].prompt_logprobs.extend(logprobs_of(prompt, sequence.sampling.num_prompt_logprobs))
         outputs[0].num_cached_tokens = 4
         outputs[-1].finish_reason = reason
         outputs[-1].num_cached_tokens = 4
@@ -222,3 +231,9 @@ def counts(length: int) -> Script:
         3 + (sequence.num_prompt_tokens * 7 + sequence.sampling.seed % 97 + position * 13) % 300
         for position in range(length)
     ]
+
+
+def logprobs_of(token_ids: list[int], num_likely: int) -> list[TokenLogprobs]:
+    """What a fake worker says of tokens: each is the third in rank, behind tokens 100, 101 …"""
+    likely = [TokenLogprob(token_id=100 + i, logprob=-0.5 - i, rank=1 + i) for i in range(num_likely)]
+    return [TokenLogprobs(logprobs=[TokenLogprob(token_id=i, logprob=-2.5, rank=3), *likely]) for i in token_ids]

@@ -214,3 +214,19 @@ def test_a_character_cut_off_by_the_limit_ends_as_one_replacement_character():
     ids = toys.byte_level().encode("a😀", add_special_tokens=False).ids
     answer = generate(FakeWorker(says("a😀", eos=False)), max_tokens=len(ids) - 1)
     assert answer.text == "a\ufffd"
+
+
+def test_token_ids_come_only_when_asked_for():
+    assert generate(FakeWorker(says("a😀b"))).tokens[0] == []
+
+
+def test_a_completion_that_ended_is_not_sent_again_with_the_others():
+    """Cumulative: its end comes once, however long the others go on."""
+
+    def script(sequence):
+        return counts(3 if sequence.index == 0 else 30)(sequence)
+
+    answer = generate(FakeWorker(script, step_seconds=0.01), n=2, output=OutputOptions(cumulative=True, token_ids=True))
+    with_first = [m for m in answer.messages if any(d.index == 0 for d in m.completions)]
+    assert len(with_first) <= 3
+    assert len(answer.messages) > 5

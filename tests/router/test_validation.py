@@ -147,8 +147,6 @@ def test_borders_are_allowed(request_):
         (sampled(allowed_token_ids=[1]), "options.sampling.allowed_token_ids"),
         (sampled(banned_token_ids=[1]), "options.sampling.banned_token_ids"),
         (sampled(bad_token_sequences=[TokenSequence(token_ids=[1])]), "options.sampling.bad_token_sequences"),
-        (sampled(num_logprobs=0), "options.sampling.num_logprobs"),
-        (sampled(num_prompt_logprobs=1), "options.sampling.num_prompt_logprobs"),
         (sampled(structured_output=StructuredOutput(regex="a")), "options.sampling.structured_output"),
         (ask(bad_words=["x"]), "options.bad_words"),
         (ask(routing_key="x"), "options.routing_key"),

@@ -1,0 +1,74 @@
+"""What was asked, with every default filled in, and the sequences that workers get for it."""
+
+from collections.abc import Sequence as List
+from dataclasses import dataclass
+
+from fissile.v1 import SamplingParams, Sequence, TokenSequence
+from router.completion import TextRules
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestSpec:
+    """One prompt and everything about its completions."""
+
+    request_id: str
+    model: str
+    tokenizer_fingerprint: str
+    """Of the tokenizer that made the prompt: only workers that have the same will do."""
+    prompt: List[int]
+    n: int
+    sampling: SamplingParams
+    max_tokens: int
+    text: TextRules
+    stop_token_ids: List[int] = ()
+    stop_token_sequences: List[TokenSequence] = ()
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    priority: int = 0
+    cache_salt: bytes = b""
+    dp_rank: int | None = None
+    send_prompt: bool = False
+    cumulative: bool = False
+    final_only: bool = False
+    heartbeat: float | None = None
+    """Seconds."""
+
+    @property
+    def is_beam_search(self) -> bool:
+        return self.sampling.HasField("beam_search")
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        return self.sampling.HasField("num_prompt_logprobs")
+
+    def sequence(
+        self,
+        index: int,
+        generated: List[int],
+        *,
+        group_size: int,
+        asks_prompt_logprobs: bool,
+        deadline: float | None,
+    ) -> Sequence:
+        """For the completion `index`, which goes on behind `generated`. `deadline`: seconds left."""
+        sampling = SamplingParams()
+        sampling.CopyFrom(self.sampling)
+        sampling.seed = (self.sampling.seed + index) % 2**64
+        if not asks_prompt_logprobs:
+            sampling.ClearField("num_prompt_logprobs")
+        return Sequence(
+            request_id=self.request_id,
+            token_ids=[*self.prompt, *generated],
+            num_prompt_tokens=len(self.prompt),
+            sampling=sampling,
+            stop_token_ids=self.stop_token_ids,
+            stop_token_sequences=self.stop_token_sequences,
+            max_tokens=self.max_tokens,
+            min_tokens=self.text.min_tokens,
+            ignore_eos=self.ignore_eos,
+            deadline_ms=None if deadline is None else max(0, int(deadline * 1000)),
+            priority=self.priority,
+            cache_salt=self.cache_salt,
+            index=index,
+            group_size=group_size,
+        )

@@ -1,0 +1,209 @@
+"""Log probabilities end to end: one entry for each new token, with the bytes of the tokens, in every kind of stream."""
+
+import asyncio
+
+import pytest
+
+from fissile.v1 import (
+    ChatMessage,
+    ChatRequest,
+    FinishReason,
+    GenerateRequest,
+    GenerationOptions,
+    OutputOptions,
+    SamplingParams,
+)
+from router.logprobs import with_text
+from tests.fakes import tokenizer as toys
+from tests.fakes.system import collect, error_of, run_system, until
+from tests.fakes.worker import EOS, FakeWorker, counts, logprobs_of, says
+
+
+def ask(text="hello", *, num=1, num_prompt=None, output=None, seed=5, **options):
+    sampling = SamplingParams(num_logprobs=num, num_prompt_logprobs=num_prompt, seed=seed)
+    return GenerateRequest(text=text, options=GenerationOptions(sampling=sampling, output=output, **options))
+
+
+def answer_to(request, worker, **settings):
+    async def scenario(system):
+        call = system.stub.Chat if isinstance(request, ChatRequest) else system.stub.Generate
+        answer = await collect(call(request, timeout=20))
+        await system.quiet()
+        return answer
+
+    return run_system(scenario, worker, **settings)
+
+
+def chosen(logprobs):
+    return [position.logprobs[0].token_id for position in logprobs]
+
+
+def bytes_of(token_ids):
+    tokenizer = toys.byte_level()
+    return b"".join(tokenizer.decode([i], skip_special_tokens=False).encode() for i in token_ids)
+
+
+def test_the_chosen_token_comes_first_then_the_likely_ones_all_with_their_bytes():
+    answer = answer_to(ask(num=2), FakeWorker(says("A")))
+    first, last = answer.logprobs[0]
+    assert [(e.token_id, e.logprob, e.rank) for e in first.logprobs] == [
+        (toys.byte_level().token_to_id("A"), -2.5, 3),
+        (100, -0.5, 1),
+        (101, -1.5, 2),
+    ]
+    assert first.logprobs[0].text == b"A"
+    assert last.logprobs[0].text == b"<|im_end|>"
+    assert all(e.text for e in first.logprobs)
+
+
+def test_a_token_that_is_part_of_a_character_has_bytes():
+    answer = answer_to(ask(num=0), FakeWorker(says("😀", eos=False)))
+    assert b"".join(p.logprobs[0].text for p in answer.logprobs[0]) == "😀".encode()
+
+
+def test_without_token_ids_there_is_still_one_for_each_token():
+    """Text of a character comes with its last token; the logprobs of the others are not lost."""
+    answer = answer_to(ask(), FakeWorker(says("a😀b")))
+    assert not any(d.token_ids for m in answer.messages for d in m.completions)
+    assert len(answer.logprobs[0]) == answer.usage.num_completion_tokens
+    assert answer.text == "a😀b"
+
+
+@pytest.mark.parametrize("tokens_per_step", [1, 3, 100])
+def test_deltas_carry_logprobs_for_exactly_their_tokens(tokens_per_step):
+    worker = FakeWorker(counts(20), tokens_per_step=tokens_per_step)
+    answer = answer_to(ask(output=OutputOptions(token_ids=True)), worker)
+    for message in answer.messages:
+        for delta in message.completions:
+            assert chosen(delta.logprobs) == list(delta.token_ids)
+    assert chosen(answer.logprobs[0]) == counts(20)(worker.received[0])
+
+
+@pytest.mark.parametrize("tokens_per_step", [1, 3, 100])
+def test_a_stop_string_ends_ids_logprobs_text_and_usage_together(tokens_per_step):
+    """Case 50."""
+    worker = FakeWorker(says("ABCDEFGHIJ", eos=False), tokens_per_step=tokens_per_step)
+    answer = answer_to(ask(stop=["DE"], output=OutputOptions(token_ids=True)), worker)
+    assert (answer.text, answer.finishes[0].reason) == ("ABC", FinishReason.FINISH_REASON_STOP_STRING)
+    assert bytes_of(answer.tokens[0]) == b"ABCDE"
+    assert chosen(answer.logprobs[0]) == answer.tokens[0]
+    assert answer.usage.num_completion_tokens == 5
+
+
+def test_text_held_back_for_a_stop_string_keeps_its_logprobs_with_its_ids():
+    answer = answer_to(
+        ask(stop=["BCDE"], output=OutputOptions(token_ids=True)), FakeWorker(says("ABCX"), step_seconds=0.01)
+    )
+    for message in answer.messages:
+        for delta in message.completions:
+            assert chosen(delta.logprobs) == list(delta.token_ids)
+    assert (answer.text, len(answer.logprobs[0])) == ("ABCX", 5)
+
+
+def test_cumulative_messages_carry_all_logprobs_so_far():
+    worker = FakeWorker(counts(6), step_seconds=0.01)
+    answer = answer_to(ask(output=OutputOptions(cumulative=True, token_ids=True)), worker)
+    deltas = [m.completions[0] for m in answer.messages]
+    assert all(chosen(d.logprobs) == list(d.token_ids) for d in deltas)
+    assert chosen(deltas[-1].logprobs) == counts(6)(worker.received[0])
+
+
+def test_final_only_has_all_logprobs_in_its_one_message():
+    worker = FakeWorker(counts(6))
+    answer = answer_to(ask(num_prompt=0, output=OutputOptions(final_only=True)), worker)
+    assert len(answer.messages) == 1
+    assert chosen(answer.logprobs[0]) == counts(6)(worker.received[0])
+    assert chosen(answer.messages[0].prompt_logprobs) == list(worker.received[0].token_ids)[1:]
+
+
+def test_messages_that_merge_keep_all_logprobs_in_order():
+    worker = FakeWorker(counts(300), step_seconds=0)
+    answer = answer_to(ask(), worker, max_message_rate=20.0)
+    assert len(answer.messages) < 100
+    assert chosen(answer.logprobs[0]) == counts(300)(worker.received[0])
+
+
+def test_each_of_n_completions_has_its_own():
+    worker = FakeWorker(counts(5))
+    answer = answer_to(ask(n=3), worker)
+    assert {i: chosen(p) for i, p in answer.logprobs.items()} == {s.index: counts(5)(s) for s in worker.received}
+
+
+def test_chat_has_logprobs_too():
+    sampling = SamplingParams(num_logprobs=0)
+    request = ChatRequest(messages=[ChatMessage(role=2, content="a")], options=GenerationOptions(sampling=sampling))
+    assert chosen(answer_to(request, FakeWorker(says("A"))).logprobs[0])[-1] == EOS
+
+
+def test_prompt_logprobs_come_once_in_the_first_message():
+    worker = FakeWorker(counts(5), step_seconds=0.01)
+    answer = answer_to(ask(num=None, num_prompt=2), worker)
+    prompt = list(worker.received[0].token_ids)
+    assert chosen(answer.messages[0].prompt_logprobs) == prompt[1:]
+    assert answer.messages[0].prompt_logprobs[0].logprobs[0].text == bytes_of(prompt[1:2])
+    assert not any(m.prompt_logprobs for m in answer.messages[1:])
+    assert not answer.logprobs[0]
+
+
+def test_a_prompt_of_one_token_has_no_prompt_logprobs():
+    request = ask(num_prompt=1)
+    request.tokens.token_ids.append(5)
+    answer = answer_to(request, FakeWorker(counts(2)))
+    assert not answer.messages[0].prompt_logprobs
+    assert len(answer.logprobs[0]) == 2
+
+
+def test_only_the_first_of_n_is_asked_for_the_prompt():
+    worker = FakeWorker(counts(5))
+    answer = answer_to(ask(num_prompt=1, n=3), worker)
+    assert [s.sampling.HasField("num_prompt_logprobs") for s in worker.received] == [True, False, False]
+    assert chosen(answer.messages[0].prompt_logprobs) == list(worker.received[0].token_ids)[1:]
+
+
+def test_a_resumed_completion_has_each_logprob_once_and_asks_for_the_prompt_no_more():
+    a, b = (FakeWorker(counts(40), step_seconds=0.01) for _ in range(2))
+
+    async def scenario(system):
+        task = asyncio.create_task(system.ask(ask(num_prompt=1, output=OutputOptions(token_ids=True))))
+        await until(lambda: max(a.num_emitted, b.num_emitted) >= 5)
+        first, second = (a, b) if a.received else (b, a)
+        await first.kill()
+        return await task, second
+
+    answer, second = run_system(scenario, a, b)
+    assert chosen(answer.logprobs[0]) == answer.tokens[0] == counts(40)(second.received[0])
+    assert not second.received[0].sampling.HasField("num_prompt_logprobs")
+    assert second.received[0].sampling.num_logprobs == 1
+    assert sum(bool(m.prompt_logprobs) for m in answer.messages) == 1
+
+
+def test_more_logprobs_than_the_vocabulary_are_the_vocabulary():
+    """Case 38."""
+    worker = FakeWorker(says("x"), vocab_size=20)
+    answer_to(GenerateRequest(tokens={"token_ids": [5]}, options=ask(num=21, num_prompt=64).options), worker)
+    sampling = worker.received[0].sampling
+    assert (sampling.num_logprobs, sampling.num_prompt_logprobs) == (20, 20)
+
+
+class ForgetsLogprobs(FakeWorker):
+    def _outputs(self, sequence):
+        outputs = super()._outputs(sequence)
+        del outputs[1].logprobs[:]
+        return outputs
+
+
+def test_a_worker_that_sends_too_few_is_an_error_and_nothing_stays_open():
+    async def scenario(system):
+        error = await error_of(system.ask(ask()))
+        await system.quiet()
+        return error
+
+    assert run_system(scenario, ForgetsLogprobs(counts(5))).reason == "INTERNAL"
+
+
+def test_what_waits_for_a_client_holds_copies():
+    """The worker's message also has the outputs of others."""
+    (given,) = logprobs_of([7], 1)
+    (kept,) = with_text([given], lambda ids: [b"x" for _ in ids])
+    assert [e.text for e in kept.logprobs] == [b"x", b"x"]
+    assert [e.text for e in given.logprobs] == [b"", b""]
