@@ -4,31 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.runner.sampling_rig import chi_squared, fits, many_draws, noise, sample, sequence
 from worker.core.params import SamplingParams
-from worker.kernels.torch.backend import TorchBackend
 from worker.kernels.torch.random import random_uniform
-from worker.runner.sampler import FAILED, Sampler, SamplingRows
-
-SAMPLER = Sampler(TorchBackend(torch.device("cpu"), torch.float32))
-
-
-def rows_of(params: list[SamplingParams], positions: list[int]) -> SamplingRows:
-    seeds = [p.seed - (1 << 64) if p.seed >> 63 else p.seed for p in params]
-    return SamplingRows(
-        params,
-        torch.tensor([[p.top_k, seed] for p, seed in zip(params, seeds, strict=True)]),
-        torch.tensor([[p.temperature, p.top_p, p.min_p] for p in params], dtype=torch.float64),
-        torch.tensor(positions),
-    )
-
-
-def sample(logits: Tensor, params: list[SamplingParams], positions: list[int] | None = None) -> list[int]:
-    return SAMPLER.sample(logits, rows_of(params, positions or [7] * len(params))).tolist()
-
-
-def noise(rows: int, vocab_size: int, seed: int = 0) -> Tensor:
-    return torch.randn(rows, vocab_size, generator=torch.Generator().manual_seed(seed)) * 3
-
+from worker.runner.sampler import FAILED
 
 GREEDY = SamplingParams(temperature=0.0)
 MANY = [
@@ -117,13 +96,6 @@ def test_top_p_below_the_best_tokens_share_keeps_the_best() -> None:
         assert drawn == {int(logits.argmax())}
 
 
-def chi_squared(counts: Tensor, probabilities: Tensor) -> float:
-    expected = probabilities * counts.sum()
-    kept = expected > 0
-    assert counts[~kept].sum() == 0, "a token outside the distribution was drawn"
-    return float(((counts - expected)[kept] ** 2 / expected[kept]).sum())
-
-
 CASES = {
     "plain": SamplingParams(),
     "temperature": SamplingParams(temperature=0.6),
@@ -158,20 +130,14 @@ def test_draws_follow_the_distribution(case: str, vocab_size: int) -> None:
     places = torch.linspace(0, vocab_size - 1, 16).long()
     logits[0, places] = noise(1, 16, seed=3)[0] / 2
     p = truncated_softmax(logits[0], params)
-    one = rows_of([params], [0])
-    rows = SamplingRows([params] * num, one.integers.expand(num, 2), one.floats.expand(num, 3), torch.arange(num))
-    tokens = SAMPLER.sample(logits.expand(num, -1), rows)
-    freedom = int((p > 0).sum()) - 1
-    assert chi_squared(tokens.bincount(minlength=vocab_size).double(), p) < freedom + 5 * (2 * freedom) ** 0.5
+    assert fits(many_draws(logits, sequence(0, params), num), p)
 
 
 def test_large_vocabulary_draws_follow_the_distribution() -> None:
     """Both levels of the race matter: 40 chunks of different mass."""
     logits = noise(1, 10_000, seed=9)
     num, params = 4000, SamplingParams()
-    one = rows_of([params], [0])
-    rows = SamplingRows([params] * num, one.integers.expand(num, 2), one.floats.expand(num, 3), torch.arange(num))
-    tokens = SAMPLER.sample(logits.expand(num, -1), rows)
+    tokens = many_draws(logits, sequence(0, params), num)
     p = torch.softmax(logits[0].double(), -1)
     every = torch.arange(10_000)
     for group_of in (every % 16, every // 640):

@@ -15,6 +15,13 @@ DEFERRED_TOKEN = -1
 """In `ScheduledBatch.input_ids`: "the token that this slot sampled in an earlier step", still only on the device."""
 
 
+TokenLogprobs = list[tuple[int, float, int]]
+"""Of one position: (token id, log probability, rank), the chosen token first, then the most likely ones in order.
+
+Log probabilities are the model's own, before any sampling parameter; rank 1 is the most likely token.
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class NewSequence:
     """Everything the runner must know about a slot, sent when a sequence is bound to it.
@@ -32,6 +39,10 @@ class NewSequence:
     """The block table so far, including the blocks for this step. Later blocks come as `new_block_ids`."""
     group_id: int = -1
     """Per-request state group (kv-cache: pools for other state), −1 if the model has none."""
+    min_length: int = 0
+    """No ending token is sampled for a position before this (prompt and min_tokens together)."""
+    ending_token_ids: tuple[int, ...] = ()
+    """Needed where `min_length` is not reached yet, else empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +92,11 @@ class BatchOutput:
     """New tokens of each row, in order: one for a sampling row (under speculation the accepted drafts plus one), else
     none."""
     errors: dict[int, str] = field(default_factory=dict)
-    """Row → why it could not be sampled (its logits were not finite). Such a row has no tokens."""
+    """Row → why it could not be sampled (logits that are not finite, nothing allowed). Such a row has no tokens."""
+    logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
+    """Row → one entry for each of its new tokens; rows that ask for them only."""
+    prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
+    """Row → one entry for each prompt token that follows a token of this step, in order; where asked for."""
     candidates: dict[int, list[tuple[int, float]]] = field(default_factory=dict)
     """Row → `num_candidates` (token id, log probability), best first; beam rows only."""
     run_seconds: float = 0.0

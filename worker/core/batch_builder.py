@@ -1,6 +1,9 @@
 """Collects one step while it is scheduled."""
 
+from dataclasses import replace
+
 from worker.core.batch import DEFERRED_TOKEN, NewSequence, ScheduledBatch
+from worker.core.params import SamplingParams
 from worker.core.sequence import Sequence
 
 
@@ -79,14 +82,17 @@ class BatchBuilder:
 
     def bind(self, seq: Sequence) -> None:
         """Tells the runner all about `seq`; its slot, table and group are set, blocks of this step included."""
+        min_length = seq.num_prompt_tokens + seq.stop.min_tokens if seq.stop.min_tokens else 0
         self.new_sequences.append(
             NewSequence(
                 slot=seq.slot,
                 token_ids=tuple(seq.token_ids),
                 num_prompt_tokens=seq.num_prompt_tokens,
-                sampling=seq.sampling,
+                sampling=seq.sampling if seq.needs_whole_prompt else _without_prompt_logprobs(seq.sampling),
                 block_ids=tuple(seq.block_table),
                 group_id=seq.group_id,
+                min_length=min_length,
+                ending_token_ids=tuple(seq.ending_token_ids) if min_length > seq.num_tokens else (),
             )
         )
 
@@ -108,3 +114,8 @@ class BatchBuilder:
             num_candidates=self.num_candidates,
             beam_rows=self.beam_rows,
         )
+
+
+def _without_prompt_logprobs(sampling: SamplingParams) -> SamplingParams:
+    """They were reported before a preemption, or are another member's of the group."""
+    return sampling if sampling.num_prompt_logprobs is None else replace(sampling, num_prompt_logprobs=None)

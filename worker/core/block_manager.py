@@ -62,7 +62,7 @@ class BlockManager:
 
         Only what earlier steps computed can be found: two equal prompts in one step compute twice, and one is stored.
         """
-        if self.index is None:
+        if self.index is None or seq.needs_whole_prompt:
             return [], None
         if seq.chain is None:
             seq.chain = BlockChain(self.block_size, seq.cache_salt, self._hasher)

@@ -1,6 +1,6 @@
 """Takes in what a step brought: commits tokens, ends sequences, publishes blocks."""
 
-from worker.core.batch import BatchOutput
+from worker.core.batch import BatchOutput, TokenLogprobs
 from worker.core.beam_steps import BeamSteps
 from worker.core.outputs import SequenceOutput
 from worker.core.sequence import FinishReason, Sequence, SequenceStatus
@@ -46,12 +46,15 @@ class Committer:
                 continue
             if status is running and computed + scheduled >= seq.publish_at:
                 self._blocks.publish(seq, computed + scheduled)
+            if output.prompt_logprobs and row in output.prompt_logprobs:
+                _keep_prompt_logprobs(seq, computed, output.prompt_logprobs[row])
             if not tokens:
                 continue
             token_ids = seq.token_ids
             seq.num_in_flight_tokens -= 1
             if seq.time_first_token is None:
                 seq.time_first_token = now
+            logprobs = output.logprobs.get(row) if output.logprobs else None
             # One token that is no ending, below every limit, with no sequence to match: find_stop would go on.
             if (
                 len(tokens) > 1
@@ -59,11 +62,16 @@ class Committer:
                 or len(token_ids) + 1 >= seq.max_length
                 or seq.stop.stop_token_sequences
             ):
-                num_sampled += self._commit_with_stops(seq, tokens)
+                num_sampled += self._commit_with_stops(seq, tokens, logprobs)
                 continue
             num_sampled += 1
             token_ids.append(tokens[0])
-            emit(SequenceOutput(seq.id, seq.index, len(token_ids) - 1 - seq.num_prompt_tokens, tokens))
+            news = SequenceOutput(seq.id, seq.index, len(token_ids) - 1 - seq.num_prompt_tokens, tokens)
+            if logprobs is not None:
+                news.logprobs = logprobs
+            if seq.prompt_logprobs:
+                news.prompt_logprobs = seq.take_prompt_logprobs()
+            emit(news)
         for row in step.batch.beam_rows:
             # A search that ended meanwhile has dropped its beams.
             if row in output.candidates and step.rows[row].status not in over:
@@ -80,7 +88,7 @@ class Committer:
         self._blocks.pool.forget(seq.block_table[root.num_cached_tokens // self._blocks.block_size :])
         self._state.end(root, FinishReason.ERROR, detail, [])
 
-    def _commit_with_stops(self, seq: Sequence, tokens: list[int]) -> int:
+    def _commit_with_stops(self, seq: Sequence, tokens: list[int], logprobs: list[TokenLogprobs] | None) -> int:
         """Returns how many are kept: what comes after a stop is neither emitted nor counted."""
         kept, reason = find_stop(seq.token_ids, tokens, seq.num_prompt_tokens, seq.stop, self._config.max_model_len)
         tokens = tokens[:kept]
@@ -90,9 +98,19 @@ class Committer:
         else:
             offset = seq.num_output_tokens - len(tokens)
             self._state.outputs.append(SequenceOutput(seq.id, seq.index, offset, tokens))
+        news = self._state.outputs[-1]
+        news.logprobs = logprobs[:kept] if logprobs is not None else None
+        news.prompt_logprobs = seq.take_prompt_logprobs()
         return kept
 
     def _unpark(self, rows: list[Sequence]) -> None:
         for seq in rows:
             if seq.num_computed_tokens >= seq.num_prompt_tokens and seq.id in self._state.parked:
                 self._state.unpark(seq)
+
+
+def _keep_prompt_logprobs(seq: Sequence, num_computed_tokens: int, entries: list[TokenLogprobs]) -> None:
+    """`entries` belong to the tokens after `num_computed_tokens`, from the second of the prompt on. After a preemption
+    the same come again."""
+    if seq.needs_whole_prompt:
+        seq.prompt_logprobs += entries[max(len(seq.prompt_logprobs) - num_computed_tokens, 0) :]

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from worker.core.batch import TokenLogprobs
 from worker.core.sequence import FinishReason
 
 
@@ -43,6 +44,10 @@ class SequenceOutput:
     """Set on the terminal output, as is `timings`."""
     timings: SequenceTimings | None = None
     hypotheses: list[Hypothesis] | None = None
+    logprobs: list[TokenLogprobs] | None = None
+    """One for each of `token_ids`, if asked for."""
+    prompt_logprobs: list[TokenLogprobs] | None = None
+    """One for each prompt token but the first, with the first output that has tokens, if asked for."""
 
 
 @dataclass(frozen=True, slots=True)

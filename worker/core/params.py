@@ -41,7 +41,30 @@ class SamplingParams:
     min_p: float = 0.0
     seed: int = 0
     """Unsigned 64 bit."""
+
+    presence_penalty: float = 0.0
+    """Subtracted once from the logit of every token generated so far."""
+    frequency_penalty: float = 0.0
+    """Subtracted from the logit of a token as many times as it was generated."""
+    repetition_penalty: float = 1.0
+    """Divides (where positive) or multiplies the logits of the tokens of prompt and output."""
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """(token id, what is added to its logit), each token once."""
+    allowed_token_ids: tuple[int, ...] = ()
+    """When not empty, nothing else is generated."""
+    banned_token_ids: tuple[int, ...] = ()
+    bad_token_sequences: tuple[tuple[int, ...], ...] = ()
+    """Each non-empty. Never completed, be it begun in the prompt."""
     grammar: Grammar | None = None
+
+    num_logprobs: int | None = None
+    """Log probabilities of the chosen token and of this many most likely ones; None: none at all."""
+    num_prompt_logprobs: int | None = None
+    """The same for each prompt token but the first."""
+
+    @property
+    def has_penalties(self) -> bool:
+        return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

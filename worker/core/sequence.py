@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from worker.core.params import BeamParams, SamplingParams, StopConditions
 
 if TYPE_CHECKING:
+    from worker.core.batch import TokenLogprobs
     from worker.core.beam import BeamGroup
     from worker.core.block_chain import BlockChain
     from worker.core.prefix_index import Anchor
@@ -83,6 +84,7 @@ class Sequence:
         "order",
         "parent_id",
         "priority",
+        "prompt_logprobs",
         "publish_at",
         "sampling",
         "slot",
@@ -162,6 +164,18 @@ class Sequence:
         """Computed tokens at which its next block can be published."""
 
         self.beam_group: BeamGroup | None = None
+        self.prompt_logprobs: list[TokenLogprobs] = []
+        """What came so far, for the tokens from the second on; empty again once reported."""
+
+    @property
+    def needs_whole_prompt(self) -> bool:
+        """Every prompt token has to be computed, in a cache or not: their log probabilities are asked for."""
+        return self.sampling.num_prompt_logprobs is not None and self.time_first_token is None
+
+    def take_prompt_logprobs(self) -> "list[TokenLogprobs] | None":
+        """All of them, once; None where there are not as many as there should be, or none are asked for."""
+        taken, self.prompt_logprobs = self.prompt_logprobs, []
+        return taken if taken and len(taken) == self.num_prompt_tokens - 1 else None
 
     @property
     def num_tokens(self) -> int:

@@ -61,7 +61,7 @@ def build_runner(config: RunnerConfig, parallel: TensorParallel) -> tuple[ModelR
     builder = GQABuilder(kernels, model.attention_layers(), config.block_size)
     bytes_per_block = builder.pool_specs()[0].bytes_per_entry
     blocks_per_seq = -(-max_model_len // config.block_size)
-    slots = SlotState(config.max_num_seqs, blocks_per_seq, device)
+    slots = SlotState(config.max_num_seqs, blocks_per_seq, max_model_len, device)
 
     def assemble(num_blocks: int, num_host_blocks: int) -> ModelRunner:
         cache, host_cache = builder.allocate(num_blocks), builder.allocate_host(num_host_blocks)

@@ -28,6 +28,24 @@ class StepInputs:
     """int64 [R]"""
     sampled_positions: Tensor
     """int64 [R]: position, in its sequence, of the token to be sampled."""
+    longest_sampled: int
+    """The largest of these; 0 if there is none."""
+    prompt: "PromptInputs | None"
+    """None: nobody asks for log probabilities of prompt tokens of this step."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptInputs:
+    """Tokens of this step that another prompt token follows, in rows that ask for log probabilities of those."""
+
+    rows: list[tuple[int, int, int]]
+    """(batch row, how many, most likely tokens that it asks for), in the order of the tensors below."""
+    step_tokens: Tensor
+    """int64 [P]: which token of the step."""
+    slots: Tensor
+    """int64 [P]"""
+    next_positions: Tensor
+    """int64 [P]: position, in its sequence, of the token that follows."""
 
 
 class InputBuilder:
@@ -55,7 +73,9 @@ class InputBuilder:
             "sampled_slots": np.array([batch.slots[order[i]] for i in sampled], np.int64),
             "sampled_positions": np.array([context_lens[i] for i in sampled], np.int64),
         }
-        staged = self._staging.to_device(arrays | self._slots.stage(batch))
+        news = self._slots.stage(batch)
+        prompt_rows = self._prompt_rows(batch, order)
+        staged = self._staging.to_device(arrays | news | _prompt_arrays(batch, prompt_rows, ends - lens))
         self._slots.apply(staged)
 
         slot_of_token = staged["slots"].index_select(0, staged["row_of_token"])
@@ -79,7 +99,26 @@ class InputBuilder:
             staged["logit_tokens"],
             staged["sampled_slots"],
             staged["sampled_positions"],
-        )
+            max((context_lens[i] for i in sampled), default=0),
+            PromptInputs(
+                [(row, num, most) for _, row, num, most in prompt_rows],
+                staged["prompt_tokens"], staged["prompt_slots"], staged["prompt_positions"],
+            ) if prompt_rows else None,
+        )  # fmt: skip
+
+    def _prompt_rows(self, batch: ScheduledBatch, order: list[int]) -> list[tuple[int, int, int, int]]:
+        """(place in the runner's order, batch row, how many of its tokens another prompt token follows, most likely
+        tokens that it asks for)."""
+        found = []
+        asking = self._slots.prompt_logprob_slots
+        for place, row in enumerate(order if asking else ()):
+            slot = batch.slots[row]
+            if slot in asking:
+                binding, computed = self._slots.bindings[slot], batch.num_computed_tokens[row]
+                num = min(batch.num_scheduled_tokens[row], binding.num_prompt_tokens - 1 - computed)
+                if num > 0:
+                    found.append((place, row, num, binding.sampling.num_prompt_logprobs or 0))
+        return found
 
 
 def _decode_first(num_scheduled: list[int]) -> tuple[list[int], int]:
@@ -95,3 +134,18 @@ def _ordered_ids(batch: ScheduledBatch, order: list[int]) -> np.ndarray:
         return ids
     ends = np.cumsum(batch.num_scheduled_tokens)
     return np.concatenate([ids[ends[row] - batch.num_scheduled_tokens[row] : ends[row]] for row in order])
+
+
+def _prompt_arrays(
+    batch: ScheduledBatch, rows: list[tuple[int, int, int, int]], starts: np.ndarray
+) -> dict[str, np.ndarray]:
+    """`starts`: index of each row's first token in the step, in the runner's order."""
+    if not rows:
+        return {}
+    return {
+        "prompt_tokens": np.concatenate([starts[place] + np.arange(num) for place, _, num, _ in rows]),
+        "prompt_slots": np.concatenate([np.full(num, batch.slots[row]) for _, row, num, _ in rows]),
+        "prompt_positions": np.concatenate(
+            [batch.num_computed_tokens[row] + 1 + np.arange(num) for _, row, num, _ in rows]
+        ),
+    }

@@ -12,12 +12,17 @@ from worker.kernels.transfer import to_device
 from worker.layers.parallel import TensorParallel
 from worker.models.base import CausalLM
 from worker.runner.forward_context import forward_context
-from worker.runner.inputs import InputBuilder, StepInputs
-from worker.runner.sampler import FAILED, Sampler, SamplingRows
+from worker.runner.inputs import InputBuilder, PromptInputs, StepInputs
+from worker.runner.logit_edits import History
+from worker.runner.logprobs import LogprobTensors, token_logprobs
+from worker.runner.pending import PendingStep
+from worker.runner.row_plan import PlanCache
+from worker.runner.sampler import Sampler, SamplingRows
 from worker.runner.slots import SlotState
 from worker.runner.timer import StepTimer, Timing
 
-NOT_FINITE = "the model's logits are not finite"
+PROMPT_LOGITS = 256
+"""Prompt tokens whose logits exist at a time: they are as wide as the vocabulary."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,38 +40,6 @@ class RunnerParts:
     block_size: int
 
 
-@dataclass(frozen=True, slots=True)
-class PendingStep:
-    """A step that the device may still be running. Results are on their way to the host."""
-
-    batch: ScheduledBatch
-    sampled_rows: list[int]
-    token_ids: Tensor
-    """int64 [R] on the host, valid when `timing` is done; FAILED marks a row without a token."""
-    candidates: tuple[Tensor, Tensor] | None
-    """(ids, log probabilities) of the beam rows, [beam rows, num_candidates] on the host."""
-    timing: Timing
-
-    def result(self) -> BatchOutput:
-        """Wait for the device, then translate."""
-        seconds = self.timing.wait()
-        tokens: list[list[int]] = [[] for _ in self.batch.slots]
-        errors: dict[int, str] = {}
-        for row, token in zip(self.sampled_rows, self.token_ids.tolist(), strict=True):
-            if token == FAILED:
-                errors[row] = NOT_FINITE
-            else:
-                tokens[row] = [token]
-        candidates: dict[int, list[tuple[int, float]]] = {}
-        if self.candidates is not None:
-            ids, scores = (tensor.tolist() for tensor in self.candidates)
-            for row, row_ids, row_scores in zip(self.batch.beam_rows, ids, scores, strict=True):
-                tokens[row] = []
-                if row not in errors:
-                    candidates[row] = list(zip(row_ids, row_scores, strict=True))
-        return BatchOutput(self.batch.step, tokens, errors, candidates, seconds)
-
-
 class ModelRunner:
     """Runs steps in the order of `submit`. Not thread-safe: one thread owns it."""
 
@@ -74,6 +47,7 @@ class ModelRunner:
         self._parts = parts
         self._kernels, self._model, self._slots = parts.kernels, parts.model, parts.slots
         self._inputs = InputBuilder(parts.slots, parts.builder, parts.block_size, parts.kernels.device)
+        self._plans = PlanCache(parts.slots, parts.kernels.device)
         self._sampler = Sampler(parts.kernels)
         self._timer = StepTimer(parts.kernels.device)
 
@@ -108,24 +82,51 @@ class ModelRunner:
                 self._kernels.swap_in(cache, host, self._indices(blocks), list(host_blocks))
 
     def _postprocess(self, batch: ScheduledBatch, inputs: StepInputs, hidden: Tensor, timing: Timing) -> PendingStep:
-        rows, candidates = inputs.sampled_rows, None
-        token_ids = torch.empty(0, dtype=torch.int64)
+        rows = inputs.sampled_rows
+        pending = PendingStep(batch, rows, timing)
+        if inputs.prompt is not None:
+            pending.prompt_rows = inputs.prompt.rows
+            pending.prompt_logprobs = self._logprobs_to_host(self._prompt_logprobs(inputs.prompt, hidden))
         if rows:
-            logits = self._model.logits(hidden.index_select(0, inputs.logit_tokens)).float()
-            token_ids = self._parts.parallel.broadcast(self._sampler.sample(logits, self._sampling_rows(batch, inputs)))
-            self._slots.last_tokens.index_copy_(0, inputs.sampled_slots, token_ids.clamp(min=0))
+            logits = self._model.logits(hidden.index_select(0, inputs.logit_tokens)).float().contiguous()
             if batch.beam_rows:
-                candidates = self._candidates(batch, rows, logits)
-            token_ids = self._to_host(token_ids)
+                pending.candidates = self._candidates(batch, rows, logits)
+            sampling = self._sampling_rows(batch, inputs, logits.shape[1])
+            sampled = self._sampler.sample(logits, sampling)
+            token_ids = self._parts.parallel.broadcast(sampled.token_ids)
+            self._slots.remember(inputs.sampled_slots, inputs.sampled_positions, token_ids.clamp(min=0))
+            pending.token_ids = self._to_host(token_ids)
+            if sampled.logprobs is not None:
+                pending.logprob_rows = sampling.plan.logprobs
+                pending.logprobs = self._logprobs_to_host(sampled.logprobs)
         timing.stop()
-        return PendingStep(batch, rows, token_ids, candidates, timing)
+        return pending
 
-    def _sampling_rows(self, batch: ScheduledBatch, inputs: StepInputs) -> SamplingRows:
+    def _sampling_rows(self, batch: ScheduledBatch, inputs: StepInputs, vocab_size: int) -> SamplingRows:
+        slots = inputs.sampled_slots
+        integers = self._slots.integers.index_select(0, slots)
         return SamplingRows(
-            [self._slots.sampling[batch.slots[row]] for row in inputs.sampled_rows],
-            self._slots.integers.index_select(0, inputs.sampled_slots),
-            self._slots.floats.index_select(0, inputs.sampled_slots),
-            inputs.sampled_positions,
+            plan=self._plans.plan([batch.slots[row] for row in inputs.sampled_rows], vocab_size),
+            integers=integers,
+            floats=self._slots.floats.index_select(0, slots),
+            history=History(
+                self._slots.tokens, slots, inputs.sampled_positions, integers[:, 2], inputs.longest_sampled
+            ),
+        )
+
+    def _prompt_logprobs(self, prompt: PromptInputs, hidden: Tensor) -> LogprobTensors:
+        targets = self._slots.tokens[prompt.slots, prompt.next_positions].long()
+        most = max(most for *_, most in prompt.rows)
+        parts = []
+        for step_tokens, token_ids in zip(
+            prompt.step_tokens.split(PROMPT_LOGITS), targets.split(PROMPT_LOGITS), strict=True
+        ):
+            logits = self._model.logits(hidden.index_select(0, step_tokens)).float()
+            parts.append(token_logprobs(logits, token_ids, min(most, logits.shape[1])))
+        return LogprobTensors(
+            torch.cat([part.token_ids for part in parts]),
+            torch.cat([part.logprobs for part in parts]),
+            torch.cat([part.ranks for part in parts]),
         )
 
     def _candidates(self, batch: ScheduledBatch, rows: list[int], logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -137,6 +138,11 @@ class ModelRunner:
 
     def _indices(self, values: list[int] | tuple[int, ...]) -> Tensor:
         return to_device(torch.tensor(values, dtype=torch.int64), self._kernels.device)
+
+    def _logprobs_to_host(self, tensors: LogprobTensors) -> LogprobTensors:
+        return LogprobTensors(
+            self._to_host(tensors.token_ids), self._to_host(tensors.logprobs), self._to_host(tensors.ranks)
+        )
 
     def _to_host(self, tensor: Tensor) -> Tensor:
         """Start the copy; it is there once the step's timing is done."""

@@ -26,7 +26,8 @@ from worker.loader.errors import ModelError
 from worker.runner.build import build_runner, resolve_device
 from worker.runner.memory import CacheMemoryError, physical_cores
 from worker.runner.messages import Failed, Ready, Setup, StepDone, Stop, receive, send
-from worker.runner.model_runner import ModelRunner, PendingStep
+from worker.runner.model_runner import ModelRunner
+from worker.runner.pending import PendingStep
 
 PR_SET_PDEATHSIG = 1
 EXIT_FAILED, EXIT_ORPHANED = 1, 3

@@ -9,83 +9,133 @@ twice, first over the sums of chunks of the vocabulary, then over the chosen chu
 distribution at 1 / 100 of the random numbers.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from worker.core.params import SamplingParams
 from worker.kernels.interface import KernelBackend
-from worker.kernels.transfer import to_device
-from worker.runner.slots import GREEDY_TEMPERATURE
+from worker.runner.logit_edits import History, edit_logits
+from worker.runner.logprobs import LogprobTensors, token_logprobs
+from worker.runner.row_plan import RowPlan
 
 CHUNK = 256
 CPU_CANDIDATES = (256, 4096)
 """How many of the best tokens are looked at, in turn, before all of the vocabulary is sorted."""
 FAILED = -1
 """In place of a token id: the row's logits were not finite."""
+NOTHING_ALLOWED = -2
+"""In place of a token id: the request's own rules leave no token."""
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingRows:
-    """Parameters of the sampled rows; the tensors are on the device, aligned with the logits' rows."""
+    """The rows to sample; tensors are on the device, aligned with the logits' rows."""
 
-    params: Sequence[SamplingParams]
-    """The same on the host: it decides what is computed at all."""
+    plan: RowPlan
     integers: Tensor
-    """int64 [R, 2]: top_k (0 for all), seed."""
+    """int64 [R, 3]: top_k (0 for all), seed, number of prompt tokens."""
     floats: Tensor
-    """float64 [R, 3]: temperature, top_p, min_p."""
+    """float64 [R, 6]: temperature, top_p, min_p, presence, frequency and repetition penalty."""
+    history: History
+    grammar_mask: Tensor | None = None
+    """int32 [R, V / 32 rounded up]: a bit for each token that the row's grammar allows; None: no row has one."""
+
+    def drawn(self) -> "DrawnRows":
+        positions = self.history.positions
+        if self.plan.drawn is None:
+            return DrawnRows(self.plan, self.integers, self.floats, positions)
+        index = self.plan.drawn
+        return DrawnRows(
+            self.plan, self.integers.index_select(0, index), self.floats.index_select(0, index),
+            positions.index_select(0, index),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnRows:
+    """Of these rows, those that are drawn."""
+
+    plan: RowPlan
+    integers: Tensor
+    floats: Tensor
     positions: Tensor
-    """int64 [R]: position of the token to be sampled."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    token_ids: Tensor
+    """int64 [R]; FAILED or NOTHING_ALLOWED where there is no token."""
+    logprobs: LogprobTensors | None
+    """Of the rows of `plan.logprobs`."""
 
 
 class Sampler:
     def __init__(self, kernels: KernelBackend) -> None:
         self._kernels = kernels
 
-    def sample(self, logits: Tensor, rows: SamplingRows) -> Tensor:
-        """Token ids, int64 [R]; FAILED where a row holds a NaN, +inf or nothing but −inf. logits: float32 [R, V]."""
+    def sample(self, logits: Tensor, rows: SamplingRows) -> Sampled:
+        """Chooses a token for each row. logits: float32 [R, V], contiguous; may be overwritten."""
+        plan = rows.plan
+        asking = plan.logprobs
         best, ids = logits.max(-1)
-        drawn_rows = [i for i, p in enumerate(rows.params) if p.temperature >= GREEDY_TEMPERATURE]
-        if len(drawn_rows) == len(rows.params) > 0:
-            ids = self._draw(logits, best, rows)
-        elif drawn_rows:
-            index = to_device(torch.tensor(drawn_rows), logits.device)
-            subset = SamplingRows(
-                [rows.params[i] for i in drawn_rows],
-                rows.integers[index], rows.floats[index], rows.positions[index],
-            )  # fmt: skip
-            ids = ids.index_copy(0, index, self._draw(logits[index], best[index], subset))
-        return torch.where(best.isfinite(), ids, FAILED)
+        is_finite = best.isfinite()
+        edits = plan.edits is not None or rows.grammar_mask is not None
+        raw = logits
+        if asking is not None and (edits or asking.rows is not None):
+            raw = logits.clone() if asking.rows is None else logits.index_select(0, asking.rows)
+        if edits:
+            self._edit(logits, rows)
+            best, ids = logits.max(-1)
+        if plan.num_drawn:
+            ids = self._draw_into(ids, logits, best, rows)
+        ids = torch.where(best.isfinite(), ids, NOTHING_ALLOWED) if edits else ids
+        ids = torch.where(is_finite, ids, FAILED)
+        if asking is None:
+            return Sampled(ids, None)
+        chosen = ids if asking.rows is None else ids.index_select(0, asking.rows)
+        return Sampled(ids, token_logprobs(raw, chosen, asking.most))
 
-    def _draw(self, logits: Tensor, best: Tensor, rows: SamplingRows) -> Tensor:
+    def _edit(self, logits: Tensor, rows: SamplingRows) -> None:
+        if rows.plan.edits is not None:
+            edit_logits(logits, rows.plan.edits, rows.history, rows.floats[:, 3:].float())
+        if rows.grammar_mask is not None:
+            apply_mask(logits, rows.grammar_mask)
+
+    def _draw_into(self, ids: Tensor, logits: Tensor, best: Tensor, rows: SamplingRows) -> Tensor:
+        index = rows.plan.drawn
+        if index is None:
+            return self._draw(logits, best, rows.drawn())
+        drawn = self._draw(logits.index_select(0, index), best.index_select(0, index), rows.drawn())
+        return ids.index_copy(0, index, drawn)
+
+    def _draw(self, logits: Tensor, best: Tensor, rows: DrawnRows) -> Tensor:
         temperature = rows.floats[:, :1].float()
-        scaled = (logits - best[:, None]) / temperature
+        scaled = (logits - best[:, None]).div_(temperature)
         weights = scaled.exp()
         threshold = self._threshold(scaled, weights, rows)
         if threshold is not None:
             weights = weights.masked_fill_(scaled < threshold, 0)
         return self._race(weights, rows)
 
-    def _threshold(self, scaled: Tensor, weights: Tensor, rows: SamplingRows) -> Tensor | None:
+    def _threshold(self, scaled: Tensor, weights: Tensor, rows: DrawnRows) -> Tensor | None:
         """[R, 1]: the least scaled logit that stays, −inf where all do; None when no row truncates."""
         found: Tensor | None = None
-        if most := max(p.top_k if p.top_k < scaled.shape[1] else 0 for p in rows.params):
-            found = _top_k_threshold(scaled, rows, most)
-        if any(p.top_p < 1 for p in rows.params):
+        if rows.plan.most_top_k:
+            found = _top_k_threshold(scaled, rows, rows.plan.most_top_k)
+        if rows.plan.has_top_p:
             if found is not None:
                 weights = weights.masked_fill(scaled < found, 0)
             top_p = _top_p_threshold(scaled, weights, rows)
             found = top_p if found is None else torch.maximum(found, top_p)
-        if any(p.min_p for p in rows.params):
-            min_p = rows.floats[:, 2:].log().float()
+        if rows.plan.has_min_p:
+            min_p = rows.floats[:, 2:3].log().float()
             found = min_p if found is None else torch.maximum(found, min_p)
         return found
 
-    def _race(self, weights: Tensor, rows: SamplingRows) -> Tensor:
+    def _race(self, weights: Tensor, rows: DrawnRows) -> Tensor:
         num_rows, vocab_size = weights.shape
         if vocab_size % CHUNK:
             weights = functional.pad(weights, (0, CHUNK - vocab_size % CHUNK))
@@ -95,19 +145,19 @@ class Sampler:
         members = chunks.gather(1, chunk[:, None, None].expand(-1, 1, CHUNK))[:, 0]
         return chunk * CHUNK + self._winner(members, rows, stream=1)
 
-    def _winner(self, weights: Tensor, rows: SamplingRows, stream: int) -> Tensor:
+    def _winner(self, weights: Tensor, rows: DrawnRows, stream: int) -> Tensor:
         uniform = self._kernels.random_uniform(rows.integers[:, 1], rows.positions, stream, weights.shape[1])
         return (weights.double() / -uniform.log()).argmax(-1)
 
 
-def _top_k_threshold(scaled: Tensor, rows: SamplingRows, most: int) -> Tensor:
+def _top_k_threshold(scaled: Tensor, rows: DrawnRows, most: int) -> Tensor:
     """The top_k-th largest logit. A top_k of the vocabulary's size or more restricts nothing, as 0 does."""
     top_k = rows.integers[:, :1]
     kth = scaled.topk(most).values.gather(1, (top_k - 1).clamp_(0, most - 1))
     return kth.masked_fill_((top_k == 0) | (top_k >= scaled.shape[1]), -torch.inf)
 
 
-def _top_p_threshold(scaled: Tensor, weights: Tensor, rows: SamplingRows) -> Tensor:
+def _top_p_threshold(scaled: Tensor, weights: Tensor, rows: DrawnRows) -> Tensor:
     """The least logit of the smallest set of most likely tokens that holds a share top_p of `weights`."""
     top_p = rows.floats[:, 1:2]
     goal = top_p * weights.sum(-1, keepdim=True, dtype=torch.float64)
@@ -134,3 +184,17 @@ def _sorted_mass(scaled: Tensor, weights: Tensor, goal: Tensor, top_p: Tensor) -
     values, ids = scaled.sort(descending=True)
     mass = weights.gather(1, ids).double()
     return values, mass.cumsum(-1) - mass
+
+
+def apply_mask(logits: Tensor, mask: Tensor) -> None:
+    """−inf in place, in float32 [R, V], for each token whose bit in `mask` int32 [R, V / 32 rounded up] is not set."""
+    table = _penalty_of_byte(logits.device)
+    penalty = table.index_select(0, mask.view(torch.uint8).view(-1).int()).view(len(logits), -1)
+    logits.add_(penalty[:, : logits.shape[1]])
+
+
+@cache
+def _penalty_of_byte(device: torch.device) -> Tensor:
+    """float32 [256, 8]: 0 for each set bit of a byte, lowest first, −inf for the others."""
+    bits = (torch.arange(256, device=device)[:, None] >> torch.arange(8, device=device)) & 1
+    return torch.where(bits == 1, 0.0, -torch.inf)

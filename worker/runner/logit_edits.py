@@ -1,0 +1,93 @@
+"""Changes of the logits before a token is chosen: bias, penalties, and what must not come.
+
+In this order, as in `transformers`: bias; repetition penalty over prompt and output, then presence and frequency
+penalty over the output; then −inf for all but the allowed tokens, for banned ones, for endings that come too early and
+for tokens that would complete a bad sequence. Everything is done in place by a few operations over all rows together;
+tokens so far are read on the device, so a token that the host has not seen counts, too.
+"""
+
+import torch
+from torch import Tensor
+
+from worker.runner.row_plan import NO_TOKEN, BadTokens, LogitEdits
+
+MAX_HISTORY_ELEMENTS = 1 << 21
+"""Tokens so far that are looked at together; more rows than that take turns, which bounds memory."""
+
+
+class History:
+    """The tokens so far of the sampled rows."""
+
+    __slots__ = ("longest", "num_prompt_tokens", "positions", "slots", "tokens")
+
+    def __init__(
+        self, tokens: Tensor, slots: Tensor, positions: Tensor, num_prompt_tokens: Tensor, longest: int
+    ) -> None:
+        """`tokens` int32 [slots, most]; the others int64 [R]. `longest` is the largest of `positions`, on the host."""
+        self.tokens, self.slots, self.positions = tokens, slots, positions
+        self.num_prompt_tokens = num_prompt_tokens
+        self.longest = longest
+
+
+def edit_logits(logits: Tensor, edits: LogitEdits, history: History, penalties: Tensor) -> None:
+    """Changes `logits` float32 [R, V], contiguous, in place. `penalties` float32 [R, 3]: presence, frequency,
+    repetition."""
+    flat = logits.view(-1)
+    if edits.bias is not None:
+        places, values = edits.bias
+        flat.index_add_(0, places.flat, values)
+    if edits.penalised is not None:
+        for rows in edits.penalised.split(max(1, MAX_HISTORY_ELEMENTS // history.longest)):
+            _penalise(logits, rows, edits, history, penalties.index_select(0, rows))
+    if edits.allowed is not None:
+        restricted, places = edits.allowed
+        kept = flat.index_select(0, places.flat)
+        logits.index_fill_(0, restricted, -torch.inf)
+        flat.index_copy_(0, places.flat, kept)
+    if edits.banned is not None:
+        flat.index_fill_(0, edits.banned.flat, -torch.inf)
+    if edits.early is not None:
+        places, first_position = edits.early
+        _forbid(flat, places.flat, history.positions.index_select(0, places.rows) < first_position)
+    if edits.bad is not None:
+        _forbid(flat, edits.bad.places.flat, _about_to_be_completed(edits.bad, history))
+
+
+def _forbid(flat: Tensor, places: Tensor, condition: Tensor) -> None:
+    """−inf where the condition holds; a place may be named several times."""
+    flat.index_add_(0, places, torch.where(condition, -torch.inf, 0.0).to(flat.dtype))
+
+
+def _penalise(logits: Tensor, rows: Tensor, edits: LogitEdits, history: History, penalties: Tensor) -> None:
+    """Works on the places of tokens that occurred. A place that is written twice gets the same value both times: where
+    nothing is to be done, another occurrence in the same row is done again."""
+    flat = logits.view(-1)
+    slots, length = history.slots.index_select(0, rows), history.positions.index_select(0, rows)[:, None]
+    tokens = history.tokens[:, : history.longest].index_select(0, slots).long()
+    presence, frequency, repetition = penalties.split(1, -1)
+    position = torch.arange(history.longest, device=logits.device)
+    start = rows[:, None] * logits.shape[1]
+    is_known = position < length
+    if edits.has_repetition:
+        places = (start + torch.where(is_known, tokens, tokens[:, :1])).view(-1)
+        values = flat.index_select(0, places).view_as(tokens)
+        values = torch.where(values > 0, values / repetition, values * repetition)
+        flat.index_copy_(0, places, values.view(-1))
+    if edits.has_output_penalties:
+        num_prompt = history.num_prompt_tokens.index_select(0, rows)[:, None]
+        is_output = is_known & (position >= num_prompt)
+        places = (start + torch.where(is_output, tokens, tokens.gather(1, length - 1))).view(-1)
+        values = flat.index_select(0, places).view_as(tokens) - torch.where(length > num_prompt, presence, 0.0)
+        flat.index_copy_(0, places, values.view(-1))
+        flat.index_add_(0, places, torch.where(is_output, -frequency, 0.0).view(-1))
+
+
+def _about_to_be_completed(bad: BadTokens, history: History) -> Tensor:
+    """bool [B]: the row's last tokens are the beginning of the bad sequence."""
+    num = bad.beginnings.shape[1]
+    positions = history.positions.index_select(0, bad.places.rows)
+    at = (positions[:, None] - num + torch.arange(num, device=positions.device)).clamp_(min=0)
+    slots = history.slots.index_select(0, bad.places.rows)
+    recent = history.tokens[slots[:, None], at]
+    matches = (recent == bad.beginnings) | (bad.beginnings == NO_TOKEN)
+    return matches.all(-1) & (positions >= bad.lengths - 1)

@@ -1,0 +1,80 @@
+"""A step that was submitted, and what the host makes of it once the device is done."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from worker.core.batch import BatchOutput, ScheduledBatch, TokenLogprobs
+from worker.runner.logprobs import LogprobTensors
+from worker.runner.row_plan import LogprobRows
+from worker.runner.sampler import FAILED, NOTHING_ALLOWED
+from worker.runner.timer import Timing
+
+ERRORS = {
+    FAILED: "the model's logits are not finite",
+    NOTHING_ALLOWED: "the request's own rules (allowed and banned tokens, grammar) leave no token to generate",
+}
+
+
+@dataclass(slots=True)
+class PendingStep:
+    """The device may still be running it. All tensors are on the host, valid when `timing` is done."""
+
+    batch: ScheduledBatch
+    sampled_rows: list[int]
+    """Batch rows that get a token, in the order of `token_ids`."""
+    timing: Timing
+    token_ids: Tensor | None = None
+    """int64 [R], or one of `ERRORS`; None when no row is sampled."""
+    candidates: tuple[Tensor, Tensor] | None = None
+    """(ids, log probabilities) of the beam rows, [beam rows, num_candidates]."""
+    logprob_rows: LogprobRows | None = None
+    logprobs: LogprobTensors | None = None
+    """Of the sampled rows that `logprob_rows` names."""
+    prompt_rows: list[tuple[int, int, int]] | None = None
+    """(batch row, number of tokens, most likely tokens it asks for)."""
+    prompt_logprobs: LogprobTensors | None = None
+
+    def result(self) -> BatchOutput:
+        """Wait for the device, then translate."""
+        seconds = self.timing.wait()
+        tokens: list[list[int]] = [[] for _ in self.batch.slots]
+        errors: dict[int, str] = {}
+        for row, token in zip(self.sampled_rows, self._sampled_tokens(), strict=True):
+            if token in ERRORS:
+                errors[row] = ERRORS[token]
+            else:
+                tokens[row] = [token]
+        for row in self.batch.beam_rows:
+            tokens[row] = []
+        return BatchOutput(
+            step=self.batch.step,
+            token_ids=tokens,
+            errors=errors,
+            logprobs=self._logprobs(),
+            prompt_logprobs=self._prompt_logprobs(),
+            candidates=self._candidates(errors),
+            run_seconds=seconds,
+        )
+
+    def _sampled_tokens(self) -> list[int]:
+        return [] if self.token_ids is None else self.token_ids.tolist()
+
+    def _logprobs(self) -> dict[int, list[TokenLogprobs]]:
+        if self.logprobs is None or self.logprob_rows is None:
+            return {}
+        asked = zip(self.logprob_rows.indices, self.logprob_rows.numbers, self.logprobs.to_host(), strict=True)
+        return {self.sampled_rows[index]: [entries[: 1 + num]] for index, num, entries in asked}
+
+    def _prompt_logprobs(self) -> dict[int, list[TokenLogprobs]]:
+        if self.prompt_logprobs is None or self.prompt_rows is None:
+            return {}
+        entries = iter(self.prompt_logprobs.to_host())
+        return {row: [next(entries)[: 1 + most] for _ in range(num)] for row, num, most in self.prompt_rows}
+
+    def _candidates(self, errors: dict[int, str]) -> dict[int, list[tuple[int, float]]]:
+        if self.candidates is None:
+            return {}
+        ids, scores = (tensor.tolist() for tensor in self.candidates)
+        rows = zip(self.batch.beam_rows, ids, scores, strict=True)
+        return {row: list(zip(*found, strict=True)) for row, *found in rows if row not in errors}
