@@ -40,7 +40,8 @@ from router.request import OpenRequest, Update
 from router.resolve import resolve
 from router.timers import deadline_timer
 from router.tokenizer import Tokenizer
-from router.validation import RULES, Limits, check_length, refuse_unsupported, validate
+from router.validation import check_length, validate
+from router.validation_checks import Limits
 from router.workers import ServedModel, WorkerSet
 
 logger = logging.getLogger(__name__)
@@ -133,11 +134,12 @@ class GenerationApi:
         return await self._workers.model(name, self._settings.worker_wait)
 
     def _validate(self, request: Message, model: ServedModel) -> None:
-        validate(request, RULES[type(request)], self._limits(model))
-        refuse_unsupported(request)
+        validate(request, self._limits(model))
 
     def _limits(self, model: ServedModel) -> Limits:
-        return Limits(model.info.vocab_size, model.info.max_model_len, self._settings.max_prompt_bytes)
+        return Limits(
+            model.info.vocab_size, model.info.max_model_len, self._settings.max_prompt_bytes, model.info.dp_size
+        )
 
     async def _prompt(self, request: GenerateRequest | ChatRequest, model: ServedModel) -> list[int]:
         if isinstance(request, ChatRequest):

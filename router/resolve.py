@@ -57,7 +57,7 @@ def resolve(options: GenerationOptions, *, model: ServedModel, prompt: list[int]
         skip_special_tokens=options.skip_special_tokens if options.HasField("skip_special_tokens") else True,
         priority=options.priority,
         cache_salt=options.cache_salt,
-        dp_rank=_dp_rank(options, model),
+        dp_rank=options.dp_rank if options.HasField("dp_rank") else None,
         send_prompt=output.prompt_token_ids,
         cumulative=output.cumulative,
         final_only=output.final_only,
@@ -77,13 +77,3 @@ def _sampling(options: GenerationOptions, model: ServedModel) -> SamplingParams:
     if not sampling.HasField("seed"):
         sampling.seed = secrets.randbits(64)
     return sampling
-
-
-def _dp_rank(options: GenerationOptions, model: ServedModel) -> int | None:
-    if not options.HasField("dp_rank"):
-        return None
-    if options.dp_rank >= max(1, model.info.dp_size):
-        raise InvalidArgumentError.of(
-            "options.dp_rank", f"must be below {max(1, model.info.dp_size)}, is {options.dp_rank}"
-        )
-    return options.dp_rank

@@ -1,13 +1,17 @@
-"""Each rule on each field: exact words, and all violations at once."""
+"""Each rule on each field: what is refused, in exact words, and what is just allowed; all violations at once."""
+
+import json
 
 import pytest
 from google.protobuf.duration_pb2 import Duration
+from google.protobuf.struct_pb2 import Struct
 
 from common.errors import InvalidArgumentError, UnimplementedError
 from fissile.v1 import (
     BeamSearch,
     ChatMessage,
     ChatRequest,
+    Choice,
     DetokenizeRequest,
     GenerateRequest,
     GenerationOptions,
@@ -18,18 +22,25 @@ from fissile.v1 import (
     StructuredOutput,
     TokenizeRequest,
     TokenSequence,
+    Tool,
+    ToolCall,
 )
-from router.validation import RULES, Limits, check_length, refuse_unsupported, validate
+from router.validation import MAX_VIOLATIONS, check_length, validate
+from router.validation_checks import Limits
 
-LIMITS = Limits(vocab_size=100, max_model_len=16, max_prompt_bytes=20)
-NAN = float("nan")
+LIMITS = Limits(vocab_size=100, max_model_len=16, max_prompt_bytes=60, dp_size=2)
+NAN, INF = float("nan"), float("inf")
+MIB = 1024 * 1024
+USER = 2
 
 
 def faults(request):
     try:
-        validate(request, RULES[type(request)], LIMITS)
+        validate(request, LIMITS)
     except InvalidArgumentError as error:
         return {v.field: v.description for v in error.violations}
+    except UnimplementedError:
+        return {}
     return {}
 
 
@@ -41,123 +52,382 @@ def sampled(**values):
     return ask(sampling=SamplingParams(**values))
 
 
+def biased(*entries):
+    return sampled(logit_bias=[LogitBias(token_id=i, bias=value) for i, value in entries])
+
+
+def sequences(*token_ids):
+    return [TokenSequence(token_ids=ids) for ids in token_ids]
+
+
+def structured(**options):
+    def build(**constraint):
+        return ask(sampling=SamplingParams(structured_output=StructuredOutput(**constraint)), **options)
+
+    return build
+
+
+def choices(*texts):
+    return structured()(choice=Choice(choices=texts))
+
+
+def heartbeat(milliseconds):
+    duration = Duration()
+    duration.FromMilliseconds(milliseconds)
+    return ask(output=OutputOptions(heartbeat=duration))
+
+
+def chat(*messages, **fields):
+    return ChatRequest(messages=messages or [ChatMessage(role=USER, content="a")], **fields)
+
+
+def tools(*names):
+    return chat(tools=[Tool(name=name) for name in names])
+
+
+def called(arguments):
+    return chat(ChatMessage(role=3, tool_calls=[ToolCall(name="f", arguments=arguments)]))
+
+
+def variables(value):
+    struct = Struct()
+    struct.update({"a": {"b": [0, value]}})
+    return chat(template_arguments=struct)
+
+
+def between(low, high, *values, sign="≤"):
+    """(value, words) of values outside of [low, high]."""
+    return [(value, f"must be {low} {sign} value ≤ {high}, is {value:g}") for value in values]
+
+
+SAMPLING = "options.sampling"
+BEYOND = "must be below the vocabulary size 100, is 100"
+
+BAD_NUMBERS = {
+    "temperature": between(0, 100, -0.5, 101, NAN, INF, -INF),
+    "top_k": [(-2, "must be at least -1, is -2")],
+    "top_p": between(0, 1, 0, 1.5, -1, NAN, INF, sign="<"),
+    "min_p": between(0, 1, -0.5, 1.5, NAN, INF),
+    "presence_penalty": between(-2, 2, -2.5, 2.5, NAN, INF, -INF),
+    "frequency_penalty": between(-2, 2, -2.5, 2.5, NAN, INF, -INF),
+    "repetition_penalty": between(0, 2, 0, 2.5, -1, NAN, INF, sign="<"),
+    "num_logprobs": between(0, 64, 65, 2**32 - 1),
+    "num_prompt_logprobs": between(0, 64, 65),
+}
+
+
 @pytest.mark.parametrize(
-    ("request_", "field", "text"),
-    [
-        (GenerateRequest(), "text", "a prompt is needed: text or tokens"),
-        (ask(text=""), "text", "must not be empty"),
-        (ask(text="é" * 11), "text", "must have at most 20 bytes, has 22"),
-        (GenerateRequest(tokens=TokenSequence()), "tokens.token_ids", "must not be empty"),
-        (
-            GenerateRequest(tokens=TokenSequence(token_ids=[99, 100])),
-            "tokens.token_ids",
-            "entry 1 must be below the vocabulary size 100, is 100",
-        ),
-        (ask(max_tokens=0), "options.max_tokens", "must be at least 1, is 0"),
-        (sampled(temperature=-0.5), "options.sampling.temperature", "must be 0 ≤ value ≤ 100, is -0.5"),
-        (sampled(temperature=NAN), "options.sampling.temperature", "must be 0 ≤ value ≤ 100, is nan"),
-        (sampled(top_p=2), "options.sampling.top_p", "must be 0 < value ≤ 1, is 2"),
-        (sampled(top_p=0), "options.sampling.top_p", "must be 0 < value ≤ 1, is 0"),
-        (sampled(top_k=-2), "options.sampling.top_k", "must be at least -1, is -2"),
-        (sampled(min_p=1.5), "options.sampling.min_p", "must be 0 ≤ value ≤ 1, is 1.5"),
-        (sampled(beam_search=BeamSearch()), "options.sampling.beam_search.width", "must be 2 ≤ value ≤ 16, is 0"),
-        (ask(n=0), "options.n", "must be 1 ≤ value ≤ 128, is 0"),
-        (ask(n=129), "options.n", "must be 1 ≤ value ≤ 128, is 129"),
-        (ask(stop=["a"] * 17), "options.stop", "must have at most 16 entries, has 17"),
-        (ask(stop=["a", ""]), "options.stop", "entry 1 must have 1 to 1024 characters, has 0"),
-        (
-            ask(stop_token_ids=[100]),
-            "options.stop_token_ids",
-            "entry 0 must be below the vocabulary size 100, is 100",
-        ),
-        (
-            ask(stop_token_sequences=[TokenSequence(token_ids=[1]), TokenSequence()]),
-            "options.stop_token_sequences",
-            "sequence 1: must not be empty",
-        ),
-        (ask(cache_salt=b"x" * 257), "options.cache_salt", "must have at most 256 bytes, has 257"),
-        (ask(min_tokens=3, max_tokens=2), "options.min_tokens", "must not exceed max_tokens 2, is 3"),
-        (
-            ask(output=OutputOptions(heartbeat=Duration())),
-            "options.output.heartbeat",
-            "must be at least 0.01 s, is 0 s",
-        ),
-        (GenerateRequest(text="a", request_id="x" * 129), "request_id", "must have at most 128 characters, has 129"),
-        (GenerateRequest(text="a", request_id="a\nb"), "request_id", "must be printable ASCII"),
-        (ChatRequest(), "messages", "must not be empty"),
-        (ChatRequest(messages=[ChatMessage(content="a")]), "messages", "message 0 needs a role, has 0"),
-        (
-            ChatRequest(messages=[ChatMessage(role=2, content="a" * 21)]),
-            "messages",
-            "must have at most 20 bytes, has 21",
-        ),
-        (TokenizeRequest(text="a" * 21), "text", "must have at most 20 bytes, has 21"),
-        (DetokenizeRequest(token_ids=[100]), "token_ids", "entry 0 must be below the vocabulary size 100, is 100"),
-    ],
+    ("name", "value", "words"), [(name, value, words) for name, bad in BAD_NUMBERS.items() for value, words in bad]
 )
-def test_a_bad_field_is_named_with_value_and_limit(request_, field, text):
-    assert faults(request_) == {field: text}
+def test_a_number_out_of_its_range(name, value, words):
+    assert faults(sampled(**{name: value})) == {f"{SAMPLING}.{name}": words}
 
 
-def test_beam_search_with_too_many_completions_or_stops():
-    request = ask(sampling=SamplingParams(beam_search=BeamSearch(width=2)), n=3, stop=["a"])
-    assert faults(request) == {
+BAD = [
+    # The prompt.
+    (GenerateRequest(), "text", "a prompt is needed: text, tokens or prompts"),
+    (ask(text=""), "text", "must not be empty"),
+    (ask(text="é" * 31), "text", "must have at most 60 bytes, has 62"),
+    (GenerateRequest(tokens=TokenSequence()), "tokens.token_ids", "must not be empty"),
+    (GenerateRequest(tokens=TokenSequence(token_ids=[99, 100])), "tokens.token_ids[1]", BEYOND),
+    (GenerateRequest(prompts=[Prompt()] * 257), "prompts", "must have at most 256 entries, has 257"),
+    (
+        GenerateRequest(prompts=[Prompt(text="x" * 30)] * 2),
+        "prompts",
+        "must have at most 60 bytes encoded, has 64",
+    ),
+    (GenerateRequest(prompts=[Prompt(text="a"), Prompt()]), "prompts[1].text", "a prompt is needed: text or tokens"),
+    (GenerateRequest(prompts=[Prompt(text="")]), "prompts[0].text", "must not be empty"),
+    (GenerateRequest(prompts=[Prompt(tokens=TokenSequence())]), "prompts[0].tokens.token_ids", "must not be empty"),
+    (
+        GenerateRequest(prompts=[Prompt(tokens=TokenSequence(token_ids=[100]))]),
+        "prompts[0].tokens.token_ids[0]",
+        BEYOND,
+    ),
+    (GenerateRequest(text="a", prompts=[Prompt(text="b")]), "prompts", "must be empty when text or tokens is set"),
+    (
+        GenerateRequest(
+            prompts=[Prompt(text="b")], options=GenerationOptions(output=OutputOptions(prompt_token_ids=True))
+        ),
+        "options.output.prompt_token_ids",
+        "must be false with several prompts",
+    ),
+    (
+        GenerateRequest(
+            prompts=[Prompt(text="b")], options=GenerationOptions(sampling=SamplingParams(num_prompt_logprobs=0))
+        ),
+        "options.sampling.num_prompt_logprobs",
+        "must be unset with several prompts",
+    ),
+    (GenerateRequest(text="a", request_id="x" * 129), "request_id", "must have 0 to 128 characters, has 129"),
+    (GenerateRequest(text="a", request_id="a\nb"), "request_id", "must be printable ASCII, is 'a\\nb'"),
+    # Which tokens may come.
+    (biased((1, 0), (100, 0)), f"{SAMPLING}.logit_bias[1].token_id", BEYOND),
+    (biased((1, 101)), f"{SAMPLING}.logit_bias[0].bias", "must be -100 ≤ value ≤ 100, is 101"),
+    (biased((1, NAN)), f"{SAMPLING}.logit_bias[0].bias", "must be -100 ≤ value ≤ 100, is nan"),
+    (biased((1, -INF)), f"{SAMPLING}.logit_bias[0].bias", "must be -100 ≤ value ≤ 100, is -inf"),
+    (biased((1, 0), (2, 0), (1, 1)), f"{SAMPLING}.logit_bias[2].token_id", "must differ from entry 0, is 1 too"),
+    (biased(*[(0, 0)] * 1025), f"{SAMPLING}.logit_bias", "must have at most 1024 entries, has 1025"),
+    (sampled(allowed_token_ids=[0, 100]), f"{SAMPLING}.allowed_token_ids[1]", BEYOND),
+    (sampled(allowed_token_ids=[0] * 101), f"{SAMPLING}.allowed_token_ids", "must have at most 100 entries, has 101"),
+    (sampled(banned_token_ids=[100]), f"{SAMPLING}.banned_token_ids[0]", BEYOND),
+    (sampled(banned_token_ids=[0] * 101), f"{SAMPLING}.banned_token_ids", "must have at most 100 entries, has 101"),
+    (
+        sampled(allowed_token_ids=[1, 2, 3], banned_token_ids=[1, 2], bad_token_sequences=sequences([3])),
+        f"{SAMPLING}.allowed_token_ids",
+        "all of them are banned",
+    ),
+    (sampled(banned_token_ids=range(100)), f"{SAMPLING}.banned_token_ids", "all 100 tokens are banned"),
+    (
+        sampled(bad_token_sequences=sequences([1], [])),
+        f"{SAMPLING}.bad_token_sequences[1].token_ids",
+        "must not be empty",
+    ),
+    (sampled(bad_token_sequences=sequences([1, 100])), f"{SAMPLING}.bad_token_sequences[0].token_ids[1]", BEYOND),
+    (
+        sampled(bad_token_sequences=sequences([1] * 33)),
+        f"{SAMPLING}.bad_token_sequences[0].token_ids",
+        "must have at most 32 entries, has 33",
+    ),
+    (
+        sampled(bad_token_sequences=sequences(*[[1, 2]] * 257)),
+        f"{SAMPLING}.bad_token_sequences",
+        "must have at most 256 entries, has 257",
+    ),
+    (ask(bad_words=["a", ""]), "options.bad_words[1]", "must have 1 to 1024 characters, has 0"),
+    (ask(bad_words=["a" * 1025]), "options.bad_words[0]", "must have 1 to 1024 characters, has 1025"),
+    (ask(bad_words=["a"] * 65), "options.bad_words", "must have at most 64 entries, has 65"),
+    # Beam search and grammars.
+    (sampled(beam_search=BeamSearch()), f"{SAMPLING}.beam_search.width", "must be 2 ≤ value ≤ 16, is 0"),
+    (sampled(beam_search=BeamSearch(width=17)), f"{SAMPLING}.beam_search.width", "must be 2 ≤ value ≤ 16, is 17"),
+    (
+        sampled(beam_search=BeamSearch(width=2, length_penalty=NAN)),
+        f"{SAMPLING}.beam_search.length_penalty",
+        "must be finite, is nan",
+    ),
+    (
+        structured()(),
+        f"{SAMPLING}.structured_output",
+        "needs one of json_schema, json_object, regex, grammar, choice",
+    ),
+    (structured()(json_object=False), f"{SAMPLING}.structured_output.json_object", "must be true when set, is false"),
+    (structured()(regex=""), f"{SAMPLING}.structured_output.regex", "must not be empty"),
+    (structured()(grammar=""), f"{SAMPLING}.structured_output.grammar", "must not be empty"),
+    (
+        structured()(regex="a" * (MIB + 1)),
+        f"{SAMPLING}.structured_output.regex",
+        "must have at most 1048576 bytes, has 1048577",
+    ),
+    (choices(), f"{SAMPLING}.structured_output.choice.choices", "must not be empty"),
+    (choices("a", ""), f"{SAMPLING}.structured_output.choice.choices[1]", "must not be empty"),
+    (
+        choices(*["a"] * 1025),
+        f"{SAMPLING}.structured_output.choice.choices",
+        "must have at most 1024 entries, has 1025",
+    ),
+    (structured()(json_schema=""), f"{SAMPLING}.structured_output.json_schema", "must not be empty"),
+    (
+        structured()(json_schema="[1]"),
+        f"{SAMPLING}.structured_output.json_schema",
+        "must be a JSON object or boolean, is an array",
+    ),
+    (
+        structured()(json_schema="{"),
+        f"{SAMPLING}.structured_output.json_schema",
+        "must be a JSON object or boolean: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)",
+    ),
+    (
+        structured()(json_schema='{"maximum": NaN}'),
+        f"{SAMPLING}.structured_output.json_schema",
+        "must be a JSON object or boolean: NaN is no JSON",
+    ),
+    (
+        structured()(json_schema='{"const": "\\ud800"}'),
+        f"{SAMPLING}.structured_output.json_schema",
+        "must be a JSON object or boolean; it has half a surrogate pair",
+    ),
+    (
+        structured()(json_schema="[" * 100_000),
+        f"{SAMPLING}.structured_output.json_schema",
+        "must be a JSON object or boolean; it is nested too deeply",
+    ),
+    (structured(ignore_eos=True)(regex="a"), "options.ignore_eos", "must be false with structured_output"),
+    (structured(min_tokens=1)(regex="a"), "options.min_tokens", "must be 0 with structured_output, is 1"),
+    # Where it ends, and what is sent.
+    (ask(max_tokens=0), "options.max_tokens", "must be at least 1, is 0"),
+    (ask(min_tokens=3, max_tokens=2), "options.min_tokens", "must not exceed max_tokens 2, is 3"),
+    (ask(stop=["a"] * 17), "options.stop", "must have at most 16 entries, has 17"),
+    (ask(stop=["a", ""]), "options.stop[1]", "must have 1 to 1024 characters, has 0"),
+    (ask(stop=["a" * 1025]), "options.stop[0]", "must have 1 to 1024 characters, has 1025"),
+    (ask(stop_token_ids=[1, 100]), "options.stop_token_ids[1]", BEYOND),
+    (ask(stop_token_ids=[1] * 1025), "options.stop_token_ids", "must have at most 1024 entries, has 1025"),
+    (
+        ask(stop_token_sequences=sequences(*[[1]] * 65)),
+        "options.stop_token_sequences",
+        "must have at most 64 entries, has 65",
+    ),
+    (ask(stop_token_sequences=sequences([1], [])), "options.stop_token_sequences[1].token_ids", "must not be empty"),
+    (
+        ask(stop_token_sequences=sequences([1] * 257)),
+        "options.stop_token_sequences[0].token_ids",
+        "must have at most 256 entries, has 257",
+    ),
+    (ask(stop_token_sequences=sequences([100])), "options.stop_token_sequences[0].token_ids[0]", BEYOND),
+    (ask(n=0), "options.n", "must be 1 ≤ value ≤ 128, is 0"),
+    (ask(n=129), "options.n", "must be 1 ≤ value ≤ 128, is 129"),
+    (ask(cache_salt=b"x" * 257), "options.cache_salt", "must have at most 256 bytes, has 257"),
+    (ask(dp_rank=2), "options.dp_rank", "must be below 2, is 2"),
+    (heartbeat(0), "options.output.heartbeat", "must be at least 0.01 s, is 0 s"),
+    (heartbeat(-1000), "options.output.heartbeat", "must be at least 0.01 s, is -1 s"),
+    # Conversations.
+    (ChatRequest(), "messages", "must not be empty"),
+    (chat(ChatMessage(content="a")), "messages[0].role", "must be a known role, is 0"),
+    (chat(ChatMessage(role=USER), ChatMessage(role=9)), "messages[1].role", "must be a known role, is 9"),
+    (chat(ChatMessage(role=USER, content="a" * 57)), "messages", "must have at most 60 bytes encoded, has 61"),
+    (called("[1]"), "messages[0].tool_calls[0].arguments", "must be a JSON object, is an array"),
+    (tools(""), "tools[0].name", "must be 1 to 64 of a-z A-Z 0-9 _ . -, is ''"),
+    (tools("get weather"), "tools[0].name", "must be 1 to 64 of a-z A-Z 0-9 _ . -, is 'get weather'"),
+    (tools("a", "b", "a"), "tools[2].name", "must differ from entry 0, is 'a' too"),
+    (
+        chat(tools=[Tool(name="f", parameters="3")]),
+        "tools[0].parameters",
+        "must be a JSON object, is a number",
+    ),
+    (variables(NAN), "template_arguments.a.b[1]", "must be finite, is nan"),
+    (chat(chat_template="a" * (MIB + 1)), "chat_template", "must have at most 1048576 bytes, has 1048577"),
+    (
+        chat(options=GenerationOptions(sampling=SamplingParams(num_prompt_logprobs=0))),
+        "options.sampling.num_prompt_logprobs",
+        "Chat has none; use Generate",
+    ),
+    # The small calls.
+    (TokenizeRequest(text="a" * 61), "text", "must have at most 60 bytes, has 61"),
+    (DetokenizeRequest(token_ids=[100]), "token_ids[0]", BEYOND),
+]
+
+
+@pytest.mark.parametrize(
+    ("request_", "field", "words"), BAD, ids=[f"{i}-{field}" for i, (_, field, _) in enumerate(BAD)]
+)
+def test_a_bad_field_is_named_with_value_and_limit(request_, field, words):
+    assert faults(request_)[field] == words
+
+
+GOOD = [
+    ask(),
+    ask(text="é" * 30),
+    GenerateRequest(tokens=TokenSequence(token_ids=[0, 99])),
+    GenerateRequest(prompts=[Prompt(text="a"), Prompt(tokens=TokenSequence(token_ids=[99]))]),
+    GenerateRequest(text="a", request_id="x" * 128),
+    sampled(temperature=0, top_k=0, top_p=1, min_p=0, seed=2**64 - 1),
+    sampled(temperature=100, top_k=-1, min_p=1),
+    sampled(temperature=1e-12, top_k=10**7, top_p=1e-6),
+    sampled(presence_penalty=-2, frequency_penalty=-2, repetition_penalty=1e-3),
+    sampled(presence_penalty=2, frequency_penalty=2, repetition_penalty=2),
+    biased((0, -100), (99, 100)),
+    sampled(allowed_token_ids=range(100)),
+    sampled(allowed_token_ids=[1, 2], banned_token_ids=[2, *range(3, 100)]),
+    sampled(bad_token_sequences=sequences(*[[1] * 32] * 256)),
+    ask(bad_words=["a" * 1024] * 64),
+    sampled(num_logprobs=0, num_prompt_logprobs=64),
+    sampled(num_logprobs=64, num_prompt_logprobs=0),
+    sampled(beam_search=BeamSearch(width=2, length_penalty=-3)),
+    sampled(beam_search=BeamSearch(width=16), presence_penalty=0, frequency_penalty=0, repetition_penalty=1),
+    ask(n=16, sampling=SamplingParams(beam_search=BeamSearch(width=16)), stop_token_ids=[1]),
+    structured()(json_schema="{}"),
+    structured()(json_schema="true"),
+    structured()(json_schema=json.dumps({"const": "😀"})),
+    structured()(json_object=True),
+    structured(stop=["x"])(regex="a" * MIB),
+    structured(n=128)(grammar="start: /a/"),
+    choices(*["a"] * 1024),
+    ask(n=128, max_tokens=1, stop=["x" * 1024] * 16, stop_token_ids=[99] * 1024, min_tokens=1),
+    ask(n=1, max_tokens=2**32 - 1, stop_token_sequences=sequences(*[[99] * 256] * 64)),
+    ask(cache_salt=b"x" * 256, dp_rank=1, priority=-(2**31)),
+    heartbeat(10),
+    chat(ChatMessage(role=USER, content="a" * 56)),
+    called(""),
+    called("{}"),
+    tools("a" * 56),
+    tools("get_weather.v-2"),
+    chat(tools=[Tool(name="f", parameters='{"type": "object"}')]),
+    variables(1e308),
+    chat(chat_template="a" * MIB),
+    TokenizeRequest(),
+    DetokenizeRequest(token_ids=[99]),
+    DetokenizeRequest(),
+]
+
+
+@pytest.mark.parametrize("request_", GOOD, ids=range(len(GOOD)))
+def test_borders_are_allowed(request_):
+    assert faults(request_) == {}
+
+
+def test_the_longest_tool_name_has_64_characters():
+    roomy = Limits(vocab_size=100, max_model_len=16, max_prompt_bytes=1000)
+    validate(tools("a" * 64), roomy)
+    with pytest.raises(InvalidArgumentError, match=r"tools\[0\].name"):
+        validate(tools("a" * 65), roomy)
+
+
+def test_beam_search_names_all_that_cannot_go_with_it():
+    sampling = SamplingParams(
+        beam_search=BeamSearch(width=2),
+        presence_penalty=1,
+        frequency_penalty=1,
+        repetition_penalty=1.5,
+        logit_bias=[LogitBias()],
+        allowed_token_ids=[1],
+        banned_token_ids=[2],
+        bad_token_sequences=sequences([3]),
+        num_logprobs=0,
+        num_prompt_logprobs=0,
+        structured_output=StructuredOutput(regex="a"),
+    )
+    words = "cannot go with beam search"
+    assert faults(ask(sampling=sampling, n=3, stop=["a"], bad_words=["b"])) == {
         "options.n": "must not exceed the beam width 2, is 3",
         "options.stop": "beam search has no stop strings; use stop_token_ids",
+        "options.sampling.presence_penalty": words,
+        "options.sampling.frequency_penalty": words,
+        "options.sampling.repetition_penalty": words,
+        "options.sampling.logit_bias": words,
+        "options.sampling.allowed_token_ids": words,
+        "options.sampling.banned_token_ids": words,
+        "options.sampling.bad_token_sequences": words,
+        "options.sampling.num_logprobs": words,
+        "options.sampling.num_prompt_logprobs": words,
+        "options.sampling.structured_output": words,
+        "options.bad_words": words,
     }
 
 
 def test_all_violations_come_together():
     request = ask(text="", sampling=SamplingParams(top_p=2, temperature=-1), max_tokens=0)
     with pytest.raises(InvalidArgumentError) as caught:
-        validate(request, RULES[GenerateRequest], LIMITS)
-    assert [v.field for v in caught.value.violations] == [
+        validate(request, LIMITS)
+    assert {v.field for v in caught.value.violations} == {
         "text",
         "options.sampling.temperature",
         "options.sampling.top_p",
         "options.max_tokens",
-    ]
+    }
     assert "options.sampling.top_p: must be 0 < value ≤ 1, is 2" in caught.value.message
 
 
-@pytest.mark.parametrize(
-    "request_",
-    [
-        ask(),
-        sampled(temperature=0, top_k=0, top_p=1, min_p=0, seed=2**64 - 1),
-        sampled(top_k=-1, temperature=100),
-        sampled(top_k=10**7),
-        ask(n=128, max_tokens=1, stop=["x" * 1024], stop_token_ids=[99], min_tokens=1),
-        GenerateRequest(tokens=TokenSequence(token_ids=[0, 99])),
-        TokenizeRequest(),
-        DetokenizeRequest(),
-    ],
-)
-def test_borders_are_allowed(request_):
-    assert faults(request_) == {}
+def test_of_very_many_violations_the_first_are_named():
+    """They travel in a header."""
+    with pytest.raises(InvalidArgumentError) as caught:
+        validate(biased(*[(i + 100, 0) for i in range(1000)]), LIMITS)
+    assert len(caught.value.violations) == MAX_VIOLATIONS
+    assert caught.value.message.endswith("; and 984 more")
 
 
-@pytest.mark.parametrize(
-    ("request_", "field"),
-    [
-        (sampled(presence_penalty=0.5), "options.sampling.presence_penalty"),
-        (sampled(frequency_penalty=0.0), "options.sampling.frequency_penalty"),
-        (sampled(repetition_penalty=1.1), "options.sampling.repetition_penalty"),
-        (sampled(logit_bias=[LogitBias(token_id=1, bias=1)]), "options.sampling.logit_bias"),
-        (sampled(allowed_token_ids=[1]), "options.sampling.allowed_token_ids"),
-        (sampled(banned_token_ids=[1]), "options.sampling.banned_token_ids"),
-        (sampled(bad_token_sequences=[TokenSequence(token_ids=[1])]), "options.sampling.bad_token_sequences"),
-        (sampled(structured_output=StructuredOutput(regex="a")), "options.sampling.structured_output"),
-        (ask(bad_words=["x"]), "options.bad_words"),
-        (ask(routing_key="x"), "options.routing_key"),
-        (GenerateRequest(prompts=[Prompt(text="a")]), "prompts"),
-    ],
-)
-def test_what_is_not_served_yet_is_refused_by_name(request_, field):
+def test_what_is_not_served_yet_is_refused_by_name():
     with pytest.raises(UnimplementedError) as caught:
-        refuse_unsupported(request_)
-    assert [v.field for v in caught.value.violations] == [field]
-    assert field in caught.value.message
+        validate(ask(routing_key="x"), LIMITS)
+    assert [v.field for v in caught.value.violations] == ["options.routing_key"]
 
 
 def test_a_prompt_must_leave_room_for_a_token():
