@@ -29,6 +29,7 @@ from fissile.v1 import (
     TokenizeResponse,
 )
 from router import responses
+from router.bad_words import bad_token_sequences
 from router.chat import ChatTemplate, render
 from router.config import RouterSettings
 from router.dispatch import Dispatcher, TimeLeft
@@ -38,6 +39,7 @@ from router.open_requests import OpenRequests
 from router.pacing import Pacer
 from router.request import OpenRequest, Update
 from router.resolve import resolve
+from router.spec import Prompt
 from router.timers import deadline_timer
 from router.tokenizer import Tokenizer
 from router.validation import check_length, validate
@@ -118,11 +120,12 @@ class GenerationApi:
         model = await self._model(request.model)
         self._validate(request, model)
         prompt = await self._prompt(request, model)
-        spec = resolve(request.options, model=model, prompt=prompt, request_id=request_id)
+        bad = await bad_token_sequences(request.options.bad_words, model.tokenizer)
+        spec = resolve(request.options, model=model, request_id=request_id, prompt=prompt, bad_token_sequences=bad)
         return OpenRequest(spec, model.tokenizer, watch, self._metrics, self._pacer)
 
     def _count(self, request_id: str, opened: OpenRequest | None, end: str, watch: Stopwatch) -> None:
-        num_prompt = len(opened.spec.prompt) if opened else 0
+        num_prompt = len(opened.spec.prompt.token_ids) if opened else 0
         num_completion = opened.num_completion_tokens if opened else 0
         self._metrics.ended(end, num_prompt, num_completion)
         logger.debug(
@@ -141,7 +144,7 @@ class GenerationApi:
             model.info.vocab_size, model.info.max_model_len, self._settings.max_prompt_bytes, model.info.dp_size
         )
 
-    async def _prompt(self, request: GenerateRequest | ChatRequest, model: ServedModel) -> list[int]:
+    async def _prompt(self, request: GenerateRequest | ChatRequest, model: ServedModel) -> Prompt:
         if isinstance(request, ChatRequest):
             field = "messages"
             text = await self._render(request, model.tokenizer)
@@ -151,10 +154,10 @@ class GenerationApi:
             special = request.add_special_tokens if request.HasField("add_special_tokens") else True
             tokens = await model.tokenizer.encode(request.text, add_special_tokens=special)
         else:
-            field = "tokens"
+            field = "tokens.token_ids"
             tokens = list(request.tokens.token_ids)
         check_length(field, len(tokens), self._limits(model))
-        return tokens
+        return Prompt(field, tokens)
 
     async def _render(self, request: ChatRequest, tokenizer: Tokenizer) -> str:
         if request.chat_template and not self._settings.allow_chat_template:

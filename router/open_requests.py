@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from common.errors import AlreadyExistsError, FissileError, ResourceExhaustedError, UnavailableError
-from router.request import RETRY_AFTER_SECONDS, OpenRequest
+from router.refusals import RETRY_AFTER_SECONDS
+from router.request import OpenRequest
 
 
 class OpenRequests:

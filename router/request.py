@@ -11,30 +11,19 @@ from collections.abc import Sequence as List
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from common.errors import (
-    FissileError,
-    InternalError,
-    InvalidArgumentError,
-    ResourceExhaustedError,
-    UnavailableError,
-    UnimplementedError,
-)
+from common.errors import FissileError, InternalError
 from fissile.v1 import FinishReason, RequestOutput, RequestTimings, Sequence, TokenLogprobs, Usage
 from router.completion import Completion, Delta, TokenGapError
 from router.latency import LatencyWindows, Stopwatch
 from router.logprobs import with_text
 from router.metrics import RouterMetrics
 from router.pacing import Pacer
+from router.refusals import error_of
 from router.spec import RequestSpec
 from router.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
-_CODES: dict[int, type[FissileError]] = {
-    error.code.value[0]: error
-    for error in (InvalidArgumentError, ResourceExhaustedError, UnavailableError, UnimplementedError)
-}
-RETRY_AFTER_SECONDS = 1.0
 # Looking a value up in a protobuf enum takes as long as decoding a token.
 _ERROR = FinishReason.FINISH_REASON_ERROR
 _ABORTED = FinishReason.FINISH_REASON_ABORTED
@@ -189,7 +178,7 @@ class OpenRequest:
 
     def _accept_prompt_logprobs(self, output: RequestOutput) -> None:
         """From the first output of the sequence that was asked for them."""
-        num_expected = len(self.spec.prompt) - 1
+        num_expected = len(self.spec.prompt.token_ids) - 1
         if len(output.prompt_logprobs) != num_expected:
             raise InternalError(f"the worker sent {len(output.prompt_logprobs)} prompt logprobs, not {num_expected}")
         self._prompt_logprobs = with_text(output.prompt_logprobs, self._token_bytes)
@@ -204,14 +193,12 @@ class OpenRequest:
             self._metrics.token_gap(gap)
 
     def _refused(self, output: RequestOutput) -> None:
-        error = _CODES.get(output.error_code, InternalError)
-        if error in (ResourceExhaustedError, UnavailableError):
-            self.refusal = error(output.detail, retry_after=RETRY_AFTER_SECONDS)
-            self.on_lost(f"refused: {output.detail}")
-        elif error is InvalidArgumentError and ": " in output.detail:
-            self.fail(InvalidArgumentError.of(*output.detail.split(": ", 1)))
+        error = error_of(output, self.spec.prompt.field)
+        if error.retry_after is None:
+            self.fail(error)
         else:
-            self.fail(error(output.detail or "the worker failed on this request"))
+            self.refusal = error
+            self.on_lost(f"refused: {error.message}")
 
     def on_lost(self, detail: str) -> None:
         """The hop is over: its link broke, timed out or gave the request back."""
@@ -253,7 +240,7 @@ class OpenRequest:
             return None
         update = Update(deltas)
         if not self._has_sent:
-            update.prompt_token_ids = self.spec.prompt if self.spec.send_prompt else ()
+            update.prompt_token_ids = self.spec.prompt.token_ids if self.spec.send_prompt else ()
             update.prompt_logprobs, self._prompt_logprobs = self._prompt_logprobs, []
         self._has_sent = True
         if finished:
@@ -262,7 +249,7 @@ class OpenRequest:
 
     def _usage(self) -> Usage:
         return Usage(
-            num_prompt_tokens=len(self.spec.prompt),
+            num_prompt_tokens=len(self.spec.prompt.token_ids),
             num_completion_tokens=self.num_completion_tokens,
             num_cached_tokens=self._num_cached_tokens,
         )

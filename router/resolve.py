@@ -1,38 +1,35 @@
 """From a validated request to what is asked of workers: defaults filled in, seed drawn."""
 
 import secrets
+from collections.abc import Sequence
+from typing import Final
 
 from common.errors import InvalidArgumentError, UnimplementedError
-from fissile.v1 import GenerationOptions, SamplingParams
+from fissile.v1 import GenerationOptions, SamplingParams, TokenSequence
 from router.completion import TextRules
-from router.spec import RequestSpec
-from router.tokenizer import Tokenizer
+from router.spec import Prompt, RequestSpec
 from router.workers import ServedModel
 
 MAX_FANOUT_TOKENS = 8 * 1024 * 1024
 """Prompt tokens × n of one request: they travel in one message."""
+_PENALTIES: Final = ("presence_penalty", "frequency_penalty", "repetition_penalty")
+"""Beam search has none, whatever the model recommends."""
 
 
-def default_sampling(tokenizer: Tokenizer) -> SamplingParams:
-    """What the model's generation_config.json recommends, then our defaults. Without seed."""
-    config = tokenizer.generation_config
-    values = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
-    for name in ("temperature", "top_p", "min_p"):
-        value = config.get(name)
-        if isinstance(value, int | float):
-            setattr(values, name, value)
-    top_k = config.get("top_k")
-    if isinstance(top_k, int):
-        values.top_k = top_k
-    return values
-
-
-def resolve(options: GenerationOptions, *, model: ServedModel, prompt: list[int], request_id: str) -> RequestSpec:
+def resolve(
+    options: GenerationOptions,
+    *,
+    model: ServedModel,
+    request_id: str,
+    prompt: Prompt,
+    bad_token_sequences: Sequence[TokenSequence],
+) -> RequestSpec:
+    """`bad_token_sequences`: those of `bad_words`; they join those that the request has itself."""
     output = options.output
     n = options.n if options.HasField("n") else 1
-    if n * len(prompt) > MAX_FANOUT_TOKENS:
+    if n * len(prompt.token_ids) > MAX_FANOUT_TOKENS:
         raise InvalidArgumentError.of("options.n", f"n × prompt tokens must not exceed {MAX_FANOUT_TOKENS}")
-    room = model.info.max_model_len - len(prompt)
+    room = model.info.max_model_len - len(prompt.token_ids)
     special_stops = {i: stop for stop in options.stop if (i := model.tokenizer.special_token_id(stop)) is not None}
     return RequestSpec(
         request_id=request_id,
@@ -40,7 +37,7 @@ def resolve(options: GenerationOptions, *, model: ServedModel, prompt: list[int]
         tokenizer_fingerprint=model.tokenizer.fingerprint,
         prompt=prompt,
         n=n,
-        sampling=_sampling(options, model),
+        sampling=_sampling(options, model, bad_token_sequences),
         max_tokens=options.max_tokens if options.HasField("max_tokens") else room,
         text=TextRules(
             send_text=output.text if output.HasField("text") else True,
@@ -65,15 +62,20 @@ def resolve(options: GenerationOptions, *, model: ServedModel, prompt: list[int]
     )
 
 
-def _sampling(options: GenerationOptions, model: ServedModel) -> SamplingParams:
+def _sampling(options: GenerationOptions, model: ServedModel, bad: Sequence[TokenSequence]) -> SamplingParams:
     if options.sampling.HasField("beam_search") and "beam_search" not in model.info.capabilities:
         raise UnimplementedError(f"options.sampling.beam_search: the workers of {model.id} do not offer it")
-    sampling = default_sampling(model.tokenizer)
+    sampling = SamplingParams()
+    sampling.CopyFrom(model.tokenizer.default_sampling)
     sampling.MergeFrom(options.sampling)
+    sampling.bad_token_sequences.extend(bad)
     sampling.top_k = max(0, sampling.top_k)
     for name in ("num_logprobs", "num_prompt_logprobs"):
         if sampling.HasField(name):
             setattr(sampling, name, min(getattr(sampling, name), model.info.vocab_size))
     if not sampling.HasField("seed"):
         sampling.seed = secrets.randbits(64)
+    if sampling.HasField("beam_search"):
+        for name in _PENALTIES:
+            sampling.ClearField(name)
     return sampling

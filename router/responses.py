@@ -14,7 +14,6 @@ from fissile.v1 import (
 )
 from router.metrics import RouterMetrics
 from router.request import Update
-from router.resolve import default_sampling
 from router.worker_link import WorkerLink
 from router.workers import ServedModel
 
@@ -57,7 +56,7 @@ def model_message(model: ServedModel) -> Model:
         tokenizer_fingerprint=model.info.tokenizer_fingerprint,
         has_chat_template=model.tokenizer.template is not None,
         eos_token_ids=model.info.eos_token_ids,
-        default_sampling=default_sampling(model.tokenizer),
+        default_sampling=model.tokenizer.default_sampling,
         num_workers=model.num_workers,
     )
 

@@ -7,6 +7,15 @@ from fissile.v1 import SamplingParams, Sequence, TokenSequence
 from router.completion import TextRules
 
 
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """Tokens to continue."""
+
+    field: str
+    """Path of the field that they came from."""
+    token_ids: List[int]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestSpec:
     """One prompt and everything about its completions."""
@@ -15,7 +24,7 @@ class RequestSpec:
     model: str
     tokenizer_fingerprint: str
     """Of the tokenizer that made the prompt: only workers that have the same will do."""
-    prompt: List[int]
+    prompt: Prompt
     n: int
     sampling: SamplingParams
     max_tokens: int
@@ -58,8 +67,8 @@ class RequestSpec:
             sampling.ClearField("num_prompt_logprobs")
         return Sequence(
             request_id=self.request_id,
-            token_ids=[*self.prompt, *generated],
-            num_prompt_tokens=len(self.prompt),
+            token_ids=[*self.prompt.token_ids, *generated],
+            num_prompt_tokens=len(self.prompt.token_ids),
             sampling=sampling,
             stop_token_ids=self.stop_token_ids,
             stop_token_sequences=self.stop_token_sequences,

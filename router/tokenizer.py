@@ -13,8 +13,9 @@ from typing import ParamSpec, TypeVar
 import tokenizers
 
 from common.errors import InternalError
-from fissile.v1 import GetTokenizerResponse
+from fissile.v1 import GetTokenizerResponse, SamplingParams
 from router.chat import ChatTemplate, load_template
+from router.defaults import default_sampling
 from router.detokenizer import (
     ByteDetokenizer,
     Detokenizer,
@@ -66,7 +67,8 @@ class Tokenizer:
 
     fingerprint: str
     template: ChatTemplate | None
-    generation_config: dict[str, object]
+    default_sampling: SamplingParams
+    """Of requests that do not say otherwise."""
     _backend: tokenizers.Tokenizer
     _executor: Executor
     _byte_level: bool
@@ -94,7 +96,7 @@ class Tokenizer:
         return cls(
             fingerprint=files.fingerprint,
             template=load_template(files.contents),
-            generation_config=files.json("generation_config.json"),
+            default_sampling=default_sampling(files.json("generation_config.json")),
             _backend=backend,
             _executor=executor,
             _byte_level=byte_level,

@@ -65,7 +65,6 @@ def _refuse_unsupported(request: Message) -> None:
         return
     asked = {
         "options.routing_key": bool(request.options.routing_key),
-        "options.bad_words": bool(request.options.bad_words),
         "prompts": isinstance(request, GenerateRequest) and bool(request.prompts),
     }
     violations = [FieldViolation(path, "not implemented yet") for path, is_asked in asked.items() if is_asked]

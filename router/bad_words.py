@@ -1,0 +1,31 @@
+"""Texts that must not be generated, as the token sequences that must not be."""
+
+import asyncio
+from collections.abc import Sequence
+
+from common.errors import InvalidArgumentError
+from fissile.v1 import TokenSequence
+from router.tokenizer import Tokenizer
+
+MAX_BAD_WORD_TOKENS = 128
+
+
+async def bad_token_sequences(words: Sequence[str], tokenizer: Tokenizer) -> list[TokenSequence]:
+    """Each word as it is tokenised at the beginning of a text and after a space; equal sequences once. A word that the
+    model spells in yet another way is not found. Raises InvalidArgumentError for a word without tokens or with too
+    many."""
+    found: dict[tuple[int, ...], None] = {}
+    variants = [(i, variant) for i, word in enumerate(words) for variant in _variants(word)]
+    encoded = await asyncio.gather(*(tokenizer.encode(text, add_special_tokens=False) for _, text in variants))
+    for (i, _), token_ids in zip(variants, encoded, strict=True):
+        if not 1 <= len(token_ids) <= MAX_BAD_WORD_TOKENS:
+            raise InvalidArgumentError.of(
+                f"options.bad_words[{i}]", f"must have 1 to {MAX_BAD_WORD_TOKENS} tokens, has {len(token_ids)}"
+            )
+        found[tuple(token_ids)] = None
+    return [TokenSequence(token_ids=token_ids) for token_ids in found]
+
+
+def _variants(word: str) -> tuple[str, ...]:
+    bare = word.lstrip(" ")
+    return (bare, f" {bare}") if bare else (word,)

@@ -1,0 +1,61 @@
+"""What a worker refuses reaches the client as a fault of the client's own message."""
+
+import pytest
+
+from common.errors import (
+    FieldViolation,
+    InternalError,
+    InvalidArgumentError,
+    ResourceExhaustedError,
+    UnavailableError,
+    UnimplementedError,
+)
+from fissile.v1 import RequestOutput
+from router.refusals import error_of
+
+
+def refused(error, detail):
+    return error_of(RequestOutput(error_code=error.code.value[0], detail=detail), "prompts[2].text")
+
+
+@pytest.mark.parametrize(
+    ("path", "of_client"),
+    [
+        ("sampling.structured_output.json_schema", "options.sampling.structured_output.json_schema"),
+        ("sampling.logit_bias[3].token_id", "options.sampling.logit_bias[3].token_id"),
+        ("stop_token_ids", "options.stop_token_ids"),
+        ("stop_token_sequences[1].token_ids", "options.stop_token_sequences[1].token_ids"),
+        ("max_tokens", "options.max_tokens"),
+        ("min_tokens", "options.min_tokens"),
+        ("ignore_eos", "options.ignore_eos"),
+        ("token_ids", "prompts[2].text"),
+        ("num_prompt_tokens", "prompts[2].text"),
+        ("group_size", "group_size"),
+    ],
+)
+@pytest.mark.parametrize("kind", [InvalidArgumentError, UnimplementedError])
+def test_fields_are_named_as_the_client_wrote_them(kind, path, of_client):
+    error = refused(kind, f"{path}: is 3: too much")
+    assert type(error) is kind
+    assert error.violations == (FieldViolation(of_client, "is 3: too much"),)
+    assert error.message == f"{of_client}: is 3: too much"
+
+
+def test_words_without_a_field_stay_as_they_are():
+    error = refused(InvalidArgumentError, "No such thing: at all")
+    assert (error.message, error.violations) == ("No such thing: at all", ())
+
+
+@pytest.mark.parametrize("kind", [ResourceExhaustedError, UnavailableError])
+def test_another_worker_may_take_it(kind):
+    error = refused(kind, "the queue is full")
+    assert (type(error), error.retry_after, error.message) == (kind, 1.0, "the queue is full")
+
+
+def test_any_other_code_is_our_fault():
+    error = error_of(RequestOutput(error_code=6), "text")
+    assert (type(error), error.message) == (InternalError, "the worker failed on this request")
+
+
+def test_a_very_long_detail_is_cut():
+    assert len(refused(InvalidArgumentError, "sampling.structured_output: " + "x" * 10**6).message) < 2100
