@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from common.channel import ClientTls, ServerTls
@@ -53,6 +53,18 @@ class RouterSettings(Settings):
     tokenizer_threads: int = Field(2, ge=1, description="Threads that tokenise.")
 
     drain_timeout: float = Field(30.0, ge=0, description="Seconds that open requests have to finish at shutdown.")
+
+    http_host: str = Field("127.0.0.1", description="Address of the OpenAI-compatible HTTP front.")
+    http_port: int | None = Field(
+        None,
+        ge=0,
+        le=65535,
+        description="Its port; unset: no front. With tls-certificate it speaks HTTPS. Needs fissile[http].",
+    )
+    http_port_file: Path | None = Field(None, description="File to write its port to, once it is bound.")
+    http_api_key: SecretStr = Field(
+        SecretStr(""), description="What its clients must show as Bearer token; empty: nothing."
+    )
 
     metrics_host: str = Field("127.0.0.1", description="Address of the Prometheus endpoint.")
     metrics_port: int | None = Field(None, ge=0, le=65535, description="Its port; unset: no endpoint.")

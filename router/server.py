@@ -5,7 +5,9 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
+from common.errors import UnavailableError
 from common.metrics import new_registry, serve_metrics
 from common.server import ServiceServer, stop_event_on_signals, write_port_file
 from fissile.v1 import add_GenerationServiceServicer_to_server
@@ -21,11 +23,14 @@ from router.tokenizer import TokenizerStore
 from router.worker_link import LinkConfig
 from router.workers import Resolver, WorkerSet, resolve
 
+if TYPE_CHECKING:
+    from router.http.server import HttpServer
+
 logger = logging.getLogger(__name__)
 
 SERVICE_NAME = "fissile.v1.GenerationService"
 CLOSE_SECONDS = 1.0
-"""For calls other than requests, such as health watches, which never end by themselves."""
+"""For calls other than requests, such as health watches, which never end by themselves; and for last bytes."""
 
 
 class RouterServer:
@@ -65,6 +70,9 @@ class RouterServer:
         self._server = ServiceServer(SERVICE_NAME, settings.server_tls())
         add_GenerationServiceServicer_to_server(GenerationService(self.api), self._server.server)
         self.port = 0
+        self.http_port: int | None = None
+        self._http: HttpServer | None = None
+        self._is_stopping = False
         self._health: asyncio.Task[None] | None = None
         self._stop_metrics: Callable[[], None] | None = None
 
@@ -76,6 +84,9 @@ class RouterServer:
         if worker_tls:
             worker_tls.credentials()  # links would report the same fault again and again
         self.port = port = await self._server.start(settings.host, settings.port)
+        if settings.http_port is not None:
+            self._http = http_server(settings, self.api, lambda: self.is_ready)
+            self.http_port = await self._http.start(settings.http_host, settings.http_port, CLOSE_SECONDS)
         self.metrics.watch(self._gauges)
         if settings.metrics_port is not None:
             self._stop_metrics = serve_metrics(self._registry, settings.metrics_host, settings.metrics_port)
@@ -83,10 +94,18 @@ class RouterServer:
         self._health = asyncio.create_task(self._follow_health(port))
         if settings.port_file is not None:
             write_port_file(settings.port_file, port)
+        if settings.http_port_file is not None and self.http_port is not None:
+            write_port_file(settings.http_port_file, self.http_port)
         return port
+
+    @property
+    def is_ready(self) -> bool:
+        """A request would succeed."""
+        return self.workers.is_ready and not self._is_stopping
 
     async def stop(self) -> None:
         """Not serving, nothing new, what is open may finish, then everything ends."""
+        self._is_stopping = True
         if self._health:
             self._health.cancel()
             with suppress(asyncio.CancelledError):
@@ -94,6 +113,8 @@ class RouterServer:
         await self._server.set_serving(False)
         logger.info("draining %d open requests", len(self.open_requests))
         await self.open_requests.close(self._settings.drain_timeout)
+        if self._http:
+            await self._http.stop()
         await self._server.stop(CLOSE_SECONDS)
         await self.workers.close()
         if self._stop_metrics:
@@ -122,6 +143,22 @@ class RouterServer:
             "fissile_router_workers": ("Workers known.", len(links)),
             "fissile_router_workers_available": ("Workers that take requests.", sum(w.is_available for w in links)),
         }
+
+
+def http_server(settings: RouterSettings, api: GenerationApi, is_ready: Callable[[], bool]) -> "HttpServer":
+    """Raises UnavailableError if what it needs is not installed: a router without it needs none of that."""
+    try:
+        from router.http.app import AppConfig, build_app
+        from router.http.server import HttpServer
+    except ModuleNotFoundError as error:
+        raise UnavailableError(f"http-port needs {error.name}: pip install 'fissile[http]'") from error
+    config = AppConfig(body_limit(settings.max_prompt_bytes), settings.http_api_key.get_secret_value())
+    return HttpServer(build_app(api, is_ready, config), settings.server_tls())
+
+
+def body_limit(max_prompt_bytes: int) -> int:
+    """Bytes of an HTTP body. Escaped in JSON, a character may take three times its UTF-8, and a schema comes on top."""
+    return 3 * max_prompt_bytes + 2 * 1024 * 1024
 
 
 async def serve(settings: RouterSettings) -> None:

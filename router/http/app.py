@@ -1,0 +1,98 @@
+"""The routes, and what stands around them."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from common.errors import FissileError, InternalError, NotFoundError
+from fissile.v1 import ListModelsRequest, Model
+from router.api import GenerationApi
+from router.http.answers import Json
+from router.http.endpoints import KEEP_ALIVE_SECONDS, Chat, Completions
+from router.http.errors import error_object, headers_of, plain_error, status_of
+from router.http.middleware import ApiKey, WholeBody
+
+
+@dataclass(frozen=True, slots=True)
+class AppConfig:
+    max_body_bytes: int
+    api_key: str = ""
+    """Empty: every request is served."""
+    keep_alive: float = KEEP_ALIVE_SECONDS
+
+
+def build_app(api: GenerationApi, is_ready: Callable[[], bool], config: AppConfig) -> ASGIApp:
+    """`is_ready`: whether a request would succeed."""
+    models = _Models(api)
+
+    async def health(_request: Request) -> Response:
+        ready = is_ready()
+        return JSONResponse({"status": "ok" if ready else "not ready"}, 200 if ready else 503)
+
+    middleware = [Middleware(WholeBody, limit=config.max_body_bytes)]
+    if config.api_key:
+        middleware.insert(0, Middleware(ApiKey, key=config.api_key))
+    return Starlette(
+        routes=[
+            Route("/v1/completions", Completions(api, config.keep_alive), methods=["POST"]),
+            Route("/v1/chat/completions", Chat(api, config.keep_alive), methods=["POST"]),
+            Route("/v1/models", models.all, methods=["GET"]),
+            # A path: the names of hub models have a slash.
+            Route("/v1/models/{model:path}", models.one, methods=["GET"]),
+            Route("/health", health, methods=["GET"]),
+        ],
+        middleware=middleware,
+        exception_handlers={FissileError: _fissile_error, HTTPException: _http_error, Exception: _fault},
+    )
+
+
+class _Models:
+    def __init__(self, api: GenerationApi) -> None:
+        self._api = api
+        self._started = int(time.time())
+        """Stands for the day the model was made, which nobody knows."""
+
+    async def all(self, _request: Request) -> Response:
+        models = (await self._api.list_models(ListModelsRequest())).models
+        return JSONResponse({"object": "list", "data": [self._json(model) for model in models]})
+
+    async def one(self, request: Request) -> Response:
+        name = request.path_params["model"]
+        for model in (await self._api.list_models(ListModelsRequest())).models:
+            if model.id == name:
+                return JSONResponse(self._json(model))
+        raise NotFoundError(f"model {name!r} is not served here")
+
+    def _json(self, model: Model) -> Json:
+        return {
+            "id": model.id,
+            "object": "model",
+            "created": self._started,
+            "owned_by": "fissile",
+            "max_model_len": model.max_model_len,
+        }
+
+
+async def _fissile_error(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, FissileError)
+    return JSONResponse(error_object(error), status_of(error), headers_of(error))
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    """Of the routes: no such path, or not with this method."""
+    assert isinstance(error, HTTPException)
+    message = f"{request.method} {request.url.path}: {error.detail}"
+    return JSONResponse(plain_error(message), error.status_code, error.headers)
+
+
+async def _fault(_request: Request, _error: Exception) -> Response:
+    """Ours. It is raised again after this, and logged by the server."""
+    return JSONResponse(error_object(InternalError("internal error; the server's log has the details")), 500)

@@ -1,0 +1,123 @@
+"""The two endpoints that generate, as ASGI applications. They raise FissileError as long as nothing has been sent."""
+
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.types import Receive, Scope, Send
+
+from common.errors import FissileError
+from fissile.v1 import DetokenizeRequest, GetModelRequest, TokenizeRequest
+from router.api import GenerationApi
+from router.http.answers import Envelope, Writer
+from router.http.bodies import ChatBody, CompletionBody, GenerationBody, Prompt
+from router.http.chat import ChatWriter
+from router.http.completions import CompletionWriter, Echo
+from router.http.events import events, send_events
+from router.http.field_names import FieldNames
+from router.http.json_body import parse_body
+from router.http.requests import chat_names, chat_request, completion_names, completion_request
+
+M = TypeVar("M")
+
+KEEP_ALIVE_SECONDS = 10.0
+"""A stream that is silent for so long sends a comment: proxies cut what seems dead, often after a minute."""
+
+
+class Completions:
+    """POST /v1/completions."""
+
+    def __init__(self, api: GenerationApi, keep_alive: float = KEEP_ALIVE_SECONDS) -> None:
+        self._api = api
+        self._keep_alive = keep_alive
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body = parse_body(await Request(scope, receive).body(), CompletionBody)
+        names = completion_names(body)
+        try:
+            envelope = await _envelope(self._api, body, "cmpl")
+            echo = await self._echo(body) if body.echo else None
+            writer = CompletionWriter(envelope, 1 if body.n is None else body.n, body.logprobs, echo)
+            answers = self._api.generate(completion_request(body, envelope.id, self._keep_alive))
+            await _Exchange(answers, writer, names, envelope.id, bool(body.stream)).respond(scope, receive, send)
+        except FissileError as error:
+            raise names.translate(error) from error
+
+    async def _echo(self, body: CompletionBody) -> Echo:
+        texts = [await self._text(body, prompt) for prompt in body.prompt]
+        first = await self._first_token(body, body.prompt[0]) if body.logprobs is not None else b""
+        return Echo(texts, first)
+
+    async def _text(self, body: CompletionBody, prompt: Prompt) -> str:
+        if isinstance(prompt, str):
+            return prompt
+        request = DetokenizeRequest(
+            model=body.model, token_ids=prompt, skip_special_tokens=body.skip_special_tokens is not False
+        )
+        return (await self._api.detokenize(request)).text
+
+    async def _first_token(self, body: CompletionBody, prompt: Prompt) -> bytes:
+        if isinstance(prompt, str):
+            request = TokenizeRequest(
+                model=body.model, text=prompt, add_special_tokens=body.add_special_tokens is not False
+            )
+            return b"".join((await self._api.tokenize(request)).tokens[:1])
+        visible = DetokenizeRequest(model=body.model, token_ids=prompt[:1], skip_special_tokens=False)
+        return (await self._api.detokenize(visible)).text.encode()
+
+
+class Chat:
+    """POST /v1/chat/completions."""
+
+    def __init__(self, api: GenerationApi, keep_alive: float = KEEP_ALIVE_SECONDS) -> None:
+        self._api = api
+        self._keep_alive = keep_alive
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body = parse_body(await Request(scope, receive).body(), ChatBody)
+        names = chat_names(body)
+        try:
+            envelope = await _envelope(self._api, body, "chatcmpl")
+            writer = ChatWriter(envelope, (body.top_logprobs or 0) if body.logprobs else None)
+            answers = self._api.chat(chat_request(body, envelope.id, self._keep_alive))
+            await _Exchange(answers, writer, names, envelope.id, bool(body.stream)).respond(scope, receive, send)
+        except FissileError as error:
+            raise names.translate(error) from error
+
+
+async def _envelope(api: GenerationApi, body: GenerationBody, prefix: str) -> Envelope:
+    model = body.model or (await api.get_model(GetModelRequest())).model.id
+    return Envelope(f"{prefix}-{uuid.uuid4().hex}", model, body.includes_usage)
+
+
+@dataclass(frozen=True, slots=True)
+class _Exchange(Generic[M]):
+    """One request and its response."""
+
+    answers: AsyncGenerator[M]
+    writer: Writer[M]
+    names: FieldNames
+    request_id: str
+    is_stream: bool
+
+    async def respond(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The first message comes before the response begins: until then an error has a status of its own."""
+        headers = {"x-request-id": self.request_id}
+        async with aclosing(self.answers):
+            first = await anext(self.answers)
+            if self.is_stream:
+                async with aclosing(events(_chain(first, self.answers), self.writer, self.names)) as stream:
+                    await send_events(send, stream, headers)
+                return
+            whole = self.writer.whole(first)
+        await JSONResponse(whole, headers=headers)(scope, receive, send)
+
+
+async def _chain(first: M, rest: AsyncIterator[M]) -> AsyncIterator[M]:
+    yield first
+    async for item in rest:
+        yield item

@@ -1,0 +1,109 @@
+"""From the bytes of a request to a typed body, with an error that names every field at fault."""
+
+import json
+from collections.abc import Iterator
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from common.errors import FieldViolation, InvalidArgumentError
+from router.http.bodies import GenerationBody
+
+B = TypeVar("B", bound=GenerationBody)
+
+IGNORED = frozenset(
+    {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"}
+)
+"""Fields of OpenAI's that say nothing about the answer: accepted, not acted on. Any other unknown field is refused."""
+
+
+def parse_body(raw: bytes, cls: type[B]) -> B:
+    """Raises InvalidArgumentError: no JSON object, text that is no Unicode, unknown fields, wrong types, conflicts."""
+    values = _json_object(raw)
+    try:
+        body = cls.model_validate({name: value for name, value in values.items() if name not in IGNORED})
+    except ValidationError as error:
+        raise invalid([_violation(values, fault) for fault in error.errors()]) from error
+    if conflicts := list(body.conflicts()):
+        raise invalid(conflicts)
+    return body
+
+
+def _json_object(raw: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(raw.decode(), parse_constant=_refuse_constant)
+    except UnicodeDecodeError as error:
+        raise InvalidArgumentError(f"the body is no valid UTF-8 at byte {error.start}") from error
+    except (ValueError, RecursionError) as error:
+        raise InvalidArgumentError(f"the body is no valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise InvalidArgumentError("the body must be a JSON object")
+    # Only an escape can bring half a surrogate pair into decoded text.
+    if b"\\u" in raw:
+        halves = [FieldViolation(path, "has half a surrogate pair, which is no text") for path in _no_text(value, "")]
+        if halves:
+            raise invalid(halves)
+    return value
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def _no_text(value: Any, path: str) -> Iterator[str]:
+    """Paths of the strings that have no UTF-8."""
+    if isinstance(value, str):
+        if not _is_text(value):
+            yield path
+    elif isinstance(value, list):
+        for i, item in enumerate(value):
+            yield from _no_text(item, f"{path}[{i}]")
+    elif isinstance(value, dict):
+        for name, item in value.items():
+            if _is_text(name):
+                yield from _no_text(item, _join(path, name))
+            else:
+                yield path or "a field's name"
+
+
+def _is_text(value: str) -> bool:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _join(path: str, part: str | int) -> str:
+    if isinstance(part, int):
+        return f"{path}[{part}]"
+    return f"{path}.{part}" if path else part
+
+
+def _violation(values: dict[str, Any], fault: ErrorDetails) -> FieldViolation:
+    text = fault["msg"].removeprefix("Value error, ")
+    if fault["type"] == "extra_forbidden":
+        text = "is no field of this request"
+    return FieldViolation(_path(values, fault), text[:1].lower() + text[1:])
+
+
+def _path(values: Any, fault: ErrorDetails) -> str:
+    """Where in the body: pydantic's location without the names of union members, which no client has written."""
+    path = ""
+    for position, part in enumerate(fault["loc"]):
+        is_missing = fault["type"] == "missing" and position == len(fault["loc"]) - 1
+        if isinstance(values, dict) and (part in values or is_missing):
+            values = values.get(part)
+        elif isinstance(values, list) and isinstance(part, int):
+            values = values[part]
+        else:
+            continue
+        path = _join(path, part)
+    return path
+
+
+def invalid(violations: list[FieldViolation]) -> InvalidArgumentError:
+    """One error for all of them."""
+    text = "; ".join(f"{v.field}: {v.description}" for v in violations)
+    return InvalidArgumentError(text, violations=violations)

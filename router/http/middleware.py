@@ -1,0 +1,71 @@
+"""What happens to every HTTP request before its endpoint."""
+
+import asyncio
+import hmac
+
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from router.http.errors import plain_error
+
+OPEN_PATHS = frozenset({"/health"})
+"""Asked by load balancers, which have no key."""
+
+
+class ApiKey:
+    """Wants `Authorization: Bearer <key>`."""
+
+    def __init__(self, app: ASGIApp, key: str) -> None:
+        self._app = app
+        self._expected = f"Bearer {key}".encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        given = dict(scope["headers"]).get(b"authorization", b"")
+        if scope["path"] in OPEN_PATHS or hmac.compare_digest(given, self._expected):
+            await self._app(scope, receive, send)
+            return
+        error = plain_error("Authorization: a valid API key is needed", code="invalid_api_key")
+        await JSONResponse(error, 401, {"www-authenticate": "Bearer"})(scope, receive, send)
+
+
+class WholeBody:
+    """Reads the body, of at most `limit` bytes, before the app runs, and cancels the app when the client has gone."""
+
+    def __init__(self, app: ASGIApp, limit: int) -> None:
+        self._app = app
+        self._limit = limit
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body = bytearray()
+        more = True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return
+            body += message.get("body", b"")
+            more = message.get("more_body", False)
+            if len(body) > self._limit:
+                error = plain_error(f"the body is longer than {self._limit} bytes", code="body_too_long")
+                await JSONResponse(error, 413)(scope, receive, send)
+                return
+        await self._run(scope, bytes(body), receive, send)
+
+    async def _run(self, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
+        async def whole() -> Message:
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        app = asyncio.ensure_future(self._app(scope, whole, send))
+        gone = asyncio.ensure_future(_gone(receive))
+        try:
+            await asyncio.wait((app, gone), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            gone.cancel()
+            app.cancel()
+            await asyncio.wait((app,))
+        if not app.cancelled():
+            app.result()
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

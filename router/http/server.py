@@ -1,0 +1,82 @@
+"""The HTTP front as a part of the router's process, on its event loop."""
+
+import asyncio
+import logging
+import socket
+import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from common.channel import ServerTls
+
+logger = logging.getLogger(__name__)
+
+IDLE_SECONDS = 65
+"""A connection is kept so long without a request: longer than clients keep it, or one would be closed in their face."""
+
+
+class _Uvicorn(uvicorn.Server):
+    """The router decides when to stop: signals are its own."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class HttpServer:
+    """`start`, then `stop` once."""
+
+    def __init__(self, app: ASGIApp, tls: ServerTls | None = None) -> None:
+        self._app = app
+        self._tls = tls
+        self._server: _Uvicorn | None = None
+        self._serving: asyncio.Task[None] | None = None
+
+    async def start(self, host: str, port: int, close_seconds: float) -> int:
+        """Listen; returns the port. Raises OSError when it is taken or the TLS files cannot be used. `close_seconds`:
+        what responses have, once it stops, to be sent."""
+        tls = self._tls
+        config = uvicorn.Config(
+            self._app,
+            lifespan="off",
+            ws="none",
+            log_config=None,
+            log_level=logging.WARNING,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            timeout_keep_alive=IDLE_SECONDS,
+            timeout_graceful_shutdown=max(1, round(close_seconds)),
+            ssl_certfile=tls.certificate if tls else None,
+            ssl_keyfile=tls.key if tls else None,
+            ssl_ca_certs=str(tls.client_ca) if tls and tls.client_ca else None,
+            ssl_cert_reqs=ssl.CERT_REQUIRED if tls and tls.client_ca else ssl.CERT_NONE,
+        )
+        config.load()
+        listener = _listen(host, port)
+        self._server = _Uvicorn(config)
+        self._serving = asyncio.create_task(self._server.serve([listener]))
+        bound: int = listener.getsockname()[1]
+        logger.info("HTTP on %s://%s:%d", "https" if tls else "http", host, bound)
+        return bound
+
+    async def stop(self) -> None:
+        """No new connections; responses that are being sent have a short time."""
+        if self._server is not None and self._serving is not None:
+            self._server.should_exit = True
+            await self._serving
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError as error:
+        listener.close()
+        raise OSError(f"cannot listen on {host}:{port} for HTTP: {error.strerror}") from error
+    return listener

@@ -1,0 +1,198 @@
+"""JSON to typed bodies: what is refused, and which field is named."""
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from common.errors import InvalidArgumentError
+from router.http.bodies import ChatBody, CompletionBody
+from router.http.json_body import IGNORED, parse_body
+from router.http.requests import chat_request, completion_request
+
+COMPLETION = {"prompt": "x"}
+CHAT = {"messages": [{"role": "user", "content": "x"}]}
+
+
+def completion(**fields):
+    return parse_body(json.dumps({**COMPLETION, **fields}).encode(), CompletionBody)
+
+
+def chat(**fields):
+    return parse_body(json.dumps({**CHAT, **fields}).encode(), ChatBody)
+
+
+def violations(parse, **fields):
+    with pytest.raises(InvalidArgumentError) as raised:
+        parse(**fields)
+    return {v.field: v.description for v in raised.value.violations}
+
+
+@pytest.mark.parametrize(
+    ("prompt", "prompts"),
+    [
+        ("x", ["x"]),
+        (["x"], ["x"]),
+        (["x", "y"], ["x", "y"]),
+        ([1, 2], [[1, 2]]),
+        ([[1], [2, 3]], [[1], [2, 3]]),
+        ("", [""]),
+        ([[]], [[]]),
+    ],
+)
+def test_prompts(prompt, prompts):
+    assert completion(prompt=prompt).prompt == prompts
+
+
+@pytest.mark.parametrize("prompt", [None, 1, [], {}, ["x", 1], [1, "x"], [1.0], [True], [-1], [2**32], [[1], "x"]])
+def test_no_prompts(prompt):
+    assert set(violations(completion, prompt=prompt)) == {"prompt"}
+
+
+def test_null_is_absent():
+    names = ("max_tokens", "temperature", "n", "stop", "logit_bias", "stream", "response_format", "seed", "logprobs")
+    assert completion(**dict.fromkeys(names)) == completion()
+
+
+@pytest.mark.parametrize("name", sorted(IGNORED))
+def test_fields_that_say_nothing_about_the_answer(name):
+    assert chat(**{name: "x"}) == chat()
+    assert completion(**{name: {"x": 1}}) == completion()
+
+
+@pytest.mark.parametrize(
+    ("parse", "fields", "field"),
+    [
+        (completion, {"nonsense": 1}, "nonsense"),
+        (completion, {"messages": []}, "messages"),
+        (completion, {"temperature": "0.5"}, "temperature"),
+        (completion, {"temperature": True}, "temperature"),
+        (completion, {"max_tokens": 1.5}, "max_tokens"),
+        (completion, {"max_tokens": -1}, "max_tokens"),
+        (completion, {"n": 2**32}, "n"),
+        (completion, {"top_k": 2**31}, "top_k"),
+        (completion, {"seed": 2**64}, "seed"),
+        (completion, {"stop": [1]}, "stop[0]"),
+        (completion, {"stop": 1}, "stop"),
+        (completion, {"logprobs": True}, "logprobs"),
+        (completion, {"suffix": "end"}, "suffix"),
+        (completion, {"best_of": 2}, "best_of"),
+        (completion, {"stream_options": {"include_usage": True}}, "stream_options"),
+        (completion, {"stream": True, "stream_options": {"x": 1}}, "stream_options.x"),
+        (completion, {"logit_bias": {"a": 1}}, "logit_bias"),
+        (completion, {"logit_bias": {"-1": 1}}, "logit_bias"),
+        (completion, {"logit_bias": {"1": "a"}}, "logit_bias"),
+        (completion, {"logit_bias": {str(2**32): 1}}, "logit_bias"),
+        (completion, {"logit_bias": [1]}, "logit_bias"),
+        (completion, {"structured_outputs": {}}, "structured_outputs"),
+        (completion, {"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs"),
+        (chat, {"messages": "x"}, "messages"),
+        (chat, {"messages": [{"role": "user", "content": "x"}, {"content": "x"}]}, "messages[1].role"),
+        (chat, {"messages": [{"role": "function", "content": "x"}]}, "messages[0].role"),
+        (chat, {"messages": [{"role": "user", "content": 1}]}, "messages[0].content"),
+        (
+            chat,
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+            "messages[0].content[0].type",
+        ),
+        (chat, {"top_logprobs": 1}, "top_logprobs"),
+        (chat, {"logprobs": 1}, "logprobs"),
+        (chat, {"max_tokens": 1, "max_completion_tokens": 2}, "max_tokens"),
+        (chat, {"tool_choice": "required"}, "tool_choice"),
+        (chat, {"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
+        (chat, {"parallel_tool_calls": False}, "parallel_tool_calls"),
+        (chat, {"tools": [{"type": "function"}]}, "tools[0].function"),
+        (chat, {"tools": [{"type": "custom", "function": {"name": "f"}}]}, "tools[0].type"),
+        (chat, {"tools": [{"type": "function", "function": {"parameters": {}}}]}, "tools[0].function.name"),
+        (chat, {"response_format": {"type": "xml"}}, "response_format.type"),
+        (chat, {"response_format": {"type": "json_schema"}}, "response_format"),
+        (
+            chat,
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}},
+            "response_format.json_schema.schema",
+        ),
+        (
+            chat,
+            {"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}},
+            "structured_outputs",
+        ),
+    ],
+)
+def test_the_field_at_fault_is_named(parse, fields, field):
+    assert field in violations(parse, **fields)
+
+
+def test_all_faults_are_named_at_once():
+    assert set(violations(chat, temperature="hot", n=-1, nonsense=0)) == {"temperature", "n", "nonsense"}
+
+
+def test_faults_are_for_people():
+    assert violations(completion, nonsense=1)["nonsense"] == "is no field of this request"
+    assert violations(chat, tool_choice="required")["tool_choice"] == "must be none or auto: a call cannot be forced"
+
+
+@pytest.mark.parametrize(
+    ("raw", "said"),
+    [
+        (b"", "no valid JSON"),
+        (b"{", "no valid JSON"),
+        (b"[]", "must be a JSON object"),
+        (b'{"prompt": "\xff"}', "no valid UTF-8 at byte 12"),
+        (b'{"prompt": "x", "temperature": NaN}', "NaN is no JSON number"),
+        (b'{"prompt": "x", "temperature": -Infinity}', "-Infinity is no JSON number"),
+        (b"[" * 100_000, "no valid JSON"),
+        (b'{"prompt": "x", "n": ' + b"9" * 10_000 + b"}", "no valid JSON"),
+    ],
+)
+def test_bodies_that_are_none(raw, said):
+    with pytest.raises(InvalidArgumentError, match=said):
+        parse_body(raw, CompletionBody)
+
+
+@pytest.mark.parametrize(
+    ("raw", "field"),
+    [
+        (rb'{"prompt": "a\ud800"}', "prompt"),
+        (rb'{"prompt": "x", "stop": ["a", "\udc00"]}', "stop[1]"),
+        (rb'{"prompt": "x", "structured_outputs": {"json": {"a": {"b": "\ud83d"}}}}', "structured_outputs.json.a.b"),
+        (rb'{"prompt": "x", "metadata": {"\ud800": 1}}', "metadata"),
+    ],
+)
+def test_half_a_surrogate_pair_names_its_field(raw, field):
+    with pytest.raises(InvalidArgumentError) as raised:
+        parse_body(raw, CompletionBody)
+    assert [v.field for v in raised.value.violations] == [field]
+
+
+def test_whole_surrogate_pairs_are_text():
+    assert parse_body(rb'{"prompt": "\ud83d\ude00"}', CompletionBody).prompt == ["😀"]
+
+
+def test_json_nested_too_deeply():
+    schema: dict = {}
+    for _ in range(101):
+        schema = {"a": schema}
+    fault = violations(completion, structured_outputs={"json": schema})
+    assert "nested deeper than 100" in " ".join(fault.values())
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda children: st.lists(children, max_size=3) | st.dictionaries(st.text(max_size=5), children, max_size=3),
+    max_leaves=5,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_whatever_json_comes_it_is_a_request_or_a_typed_error(data):
+    """Nothing reaches protobuf that protobuf refuses."""
+    for cls, base, translate in ((CompletionBody, COMPLETION, completion_request), (ChatBody, CHAT, chat_request)):
+        names = st.sampled_from(sorted(cls.model_fields) + ["structured_outputs", "response_format"])
+        fields = data.draw(st.dictionaries(names, json_values, max_size=4))
+        raw = json.dumps({**base, **fields}).encode()
+        try:
+            translate(parse_body(raw, cls), "id", 1.0)
+        except InvalidArgumentError:
+            pass
