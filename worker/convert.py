@@ -1,19 +1,19 @@
 """Protobuf ↔ core, in this one place. What comes in is checked here: a worker does not trust routers."""
 
 import math
-import secrets
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from google.protobuf import duration_pb2
 from google.rpc import code_pb2
 
-from common.errors import FissileError, InvalidArgumentError, ResourceExhaustedError, UnimplementedError
+from common.errors import FissileError, InvalidArgumentError, ResourceExhaustedError
 from fissile import v1
+from worker.convert_sampling import check_together, check_token_ids, require, sampling_from_pb
+from worker.core.batch import TokenLogprobs
 from worker.core.errors import AdmissionError, QueueFullError
 from worker.core.outputs import LoadSnapshot, SequenceOutput
-from worker.core.params import BeamParams, SamplingParams, StopConditions
+from worker.core.params import BeamParams, StopConditions
 from worker.core.sequence import FinishReason, Sequence
 
 _FINISH_REASONS: dict[FinishReason, v1.FinishReason] = {
@@ -49,21 +49,22 @@ class ModelLimits:
 
 
 def sequence_from_pb(message: v1.Sequence, engine_id: int, parent_id: int | None, limits: ModelLimits) -> Sequence:
-    """A core sequence that arrives now. Raises InvalidArgumentError or UnimplementedError naming the field."""
-    _require(message.id > 0, "id", message.id, "1 or more")
-    _check_token_ids("token_ids", message.token_ids, limits.vocab_size)
+    """A core sequence that arrives now. Raises InvalidArgumentError naming the field."""
+    require(message.id > 0, "id", message.id, "1 or more")
+    check_token_ids("token_ids", message.token_ids, limits.vocab_size)
     num_tokens, num_prompt_tokens = len(message.token_ids), message.num_prompt_tokens
-    _require(num_tokens > 0, "token_ids", "[]", "at least 1 token")
-    _require(1 <= num_prompt_tokens <= num_tokens, "num_prompt_tokens", num_prompt_tokens, f"1 to {num_tokens}")
+    require(num_tokens > 0, "token_ids", "[]", "at least 1 token")
+    require(1 <= num_prompt_tokens <= num_tokens, "num_prompt_tokens", num_prompt_tokens, f"1 to {num_tokens}")
     now = time.monotonic()
-    sampling = message.sampling
-    beam = _beam_from_pb(sampling.beam_search) if sampling.HasField("beam_search") else None
+    beam = _beam_from_pb(message.sampling.beam_search) if message.sampling.HasField("beam_search") else None
+    sampling = sampling_from_pb(message.sampling, limits.vocab_size)
+    check_together(message, sampling)
     return Sequence(
         id=engine_id,
         token_ids=message.token_ids,
         num_prompt_tokens=num_prompt_tokens,
         stop=_stop_from_pb(message, beam.width if beam else 1, limits),
-        sampling=sampling_from_pb(sampling),
+        sampling=sampling,
         priority=message.priority,
         deadline=now + message.deadline_ms / 1000 if message.HasField("deadline_ms") else None,
         cache_salt=message.cache_salt,
@@ -74,47 +75,11 @@ def sequence_from_pb(message: v1.Sequence, engine_id: int, parent_id: int | None
     )
 
 
-def sampling_from_pb(message: v1.SamplingParams) -> SamplingParams:
-    """Raises InvalidArgumentError or UnimplementedError. An unset seed becomes a fresh one."""
-    _refuse_unsupported(message)
-    defaults = SamplingParams()
-    temperature = message.temperature if message.HasField("temperature") else defaults.temperature
-    top_k = message.top_k if message.HasField("top_k") else defaults.top_k
-    top_p = message.top_p if message.HasField("top_p") else defaults.top_p
-    min_p = message.min_p if message.HasField("min_p") else defaults.min_p
-    # Written so that NaN fails each of them.
-    _require(0 <= temperature <= 100, "sampling.temperature", temperature, "0 to 100")
-    _require(top_k >= -1, "sampling.top_k", top_k, "−1 or more")
-    _require(0 < top_p <= 1, "sampling.top_p", top_p, "above 0, at most 1")
-    _require(0 <= min_p <= 1, "sampling.min_p", min_p, "0 to 1")
-    seed = message.seed if message.HasField("seed") else secrets.randbits(64)
-    return SamplingParams(temperature=temperature, top_k=max(top_k, 0), top_p=top_p, min_p=min_p, seed=seed)
-
-
-def _refuse_unsupported(message: v1.SamplingParams) -> None:
-    """Fields of the contract that this engine does not act on yet. Their neutral values are welcome."""
-    asked = {
-        "presence_penalty": message.presence_penalty != 0,
-        "frequency_penalty": message.frequency_penalty != 0,
-        "repetition_penalty": message.HasField("repetition_penalty") and message.repetition_penalty != 1,
-        "logit_bias": bool(message.logit_bias),
-        "allowed_token_ids": bool(message.allowed_token_ids),
-        "banned_token_ids": bool(message.banned_token_ids),
-        "bad_token_sequences": bool(message.bad_token_sequences),
-        "num_logprobs": message.HasField("num_logprobs"),
-        "num_prompt_logprobs": message.HasField("num_prompt_logprobs"),
-        "structured_output": message.HasField("structured_output"),
-    }
-    for field, is_asked in asked.items():
-        if is_asked:
-            raise UnimplementedError(f"sampling.{field}: this worker does not support it yet")
-
-
 def _beam_from_pb(message: v1.BeamSearch) -> BeamParams:
     field = "sampling.beam_search"
-    _require(2 <= message.width <= MAX_BEAM_WIDTH, f"{field}.width", message.width, f"2 to {MAX_BEAM_WIDTH}")
+    require(2 <= message.width <= MAX_BEAM_WIDTH, f"{field}.width", message.width, f"2 to {MAX_BEAM_WIDTH}")
     length_penalty = message.length_penalty if message.HasField("length_penalty") else 1.0
-    _require(math.isfinite(length_penalty), f"{field}.length_penalty", length_penalty, "a finite number")
+    require(math.isfinite(length_penalty), f"{field}.length_penalty", length_penalty, "a finite number")
     return BeamParams(width=message.width, length_penalty=length_penalty, early_stopping=message.early_stopping)
 
 
@@ -123,12 +88,12 @@ def _stop_from_pb(message: v1.Sequence, beam_width: int, limits: ModelLimits) ->
     num_left = limits.max_tokens_left(message.num_prompt_tokens, beam_width)
     max_tokens = message.max_tokens if message.HasField("max_tokens") else max(num_left, 1)
     wanted = f"at least {num_generated + 1}" + (f": {num_generated} are generated already" if num_generated else "")
-    _require(max_tokens > num_generated, "max_tokens", max_tokens, wanted)
-    _require(message.min_tokens <= max_tokens, "min_tokens", message.min_tokens, f"at most max_tokens ({max_tokens})")
-    _check_token_ids("stop_token_ids", message.stop_token_ids, limits.vocab_size)
+    require(max_tokens > num_generated, "max_tokens", max_tokens, wanted)
+    require(message.min_tokens <= max_tokens, "min_tokens", message.min_tokens, f"at most max_tokens ({max_tokens})")
+    check_token_ids("stop_token_ids", message.stop_token_ids, limits.vocab_size)
     for i, stop in enumerate(message.stop_token_sequences):
-        _require(len(stop.token_ids) > 0, f"stop_token_sequences[{i}]", "[]", "at least 1 token")
-        _check_token_ids(f"stop_token_sequences[{i}].token_ids", stop.token_ids, limits.vocab_size)
+        require(len(stop.token_ids) > 0, f"stop_token_sequences[{i}]", "[]", "at least 1 token")
+        check_token_ids(f"stop_token_sequences[{i}].token_ids", stop.token_ids, limits.vocab_size)
     return StopConditions(
         max_tokens=max_tokens,
         min_tokens=message.min_tokens,
@@ -142,30 +107,19 @@ def check_group(members: list[v1.Sequence]) -> None:
     """`members` are the sequence with index 0 and those that name it as parent. Raises InvalidArgumentError."""
     size = max(members[0].group_size, 1)
     parent_id = members[0].parent_id
-    _require(parent_id in (0, members[0].id), "parent_id", parent_id, "the id of a sequence of the same message")
-    _require(len(members) == size, "group_size", size, f"{len(members)}, as many as the message holds")
+    require(parent_id in (0, members[0].id), "parent_id", parent_id, "the id of a sequence of the same message")
+    require(len(members) == size, "group_size", size, f"{len(members)}, as many as the message holds")
     indices = sorted(member.index for member in members)
-    _require(indices == list(range(size)), "index", indices, f"0 to {size - 1}, each once")
-    _require(len({member.id for member in members}) == size, "id", members[0].id, "an id of its own for each member")
+    require(indices == list(range(size)), "index", indices, f"0 to {size - 1}, each once")
+    require(len({member.id for member in members}) == size, "id", members[0].id, "an id of its own for each member")
     for member in members[1:]:
-        _require(member.group_size == size, "group_size", member.group_size, f"{size}, as in the first of the group")
-        _require(
+        require(member.group_size == size, "group_size", member.group_size, f"{size}, as in the first of the group")
+        require(
             member.token_ids[: member.num_prompt_tokens] == members[0].token_ids[: members[0].num_prompt_tokens],
             "token_ids",
             f"of index {member.index}",
             "the prompt of the first of the group",
         )
-
-
-def _check_token_ids(field: str, token_ids: Iterable[int], vocab_size: int) -> None:
-    largest = max(token_ids, default=0)
-    if largest >= vocab_size:
-        raise InvalidArgumentError.of(field, f"token id {largest} is not below the vocabulary size {vocab_size}")
-
-
-def _require(condition: bool, field: str, value: object, wanted: str) -> None:
-    if not condition:
-        raise InvalidArgumentError.of(field, f"is {value}; {wanted} is needed")
 
 
 def output_to_pb(output: SequenceOutput, sequence_id: int) -> v1.RequestOutput:
@@ -176,9 +130,19 @@ def output_to_pb(output: SequenceOutput, sequence_id: int) -> v1.RequestOutput:
         token_ids=output.token_ids,
         num_cached_tokens=output.num_cached_tokens,
     )
+    if output.logprobs is not None:
+        message.logprobs.extend([logprobs_to_pb(entries) for entries in output.logprobs])
+    if output.prompt_logprobs is not None:
+        message.prompt_logprobs.extend([logprobs_to_pb(entries) for entries in output.prompt_logprobs])
     if output.finish_reason is not None:
         _add_ending(message, output, output.finish_reason)
     return message
+
+
+def logprobs_to_pb(entries: TokenLogprobs) -> v1.TokenLogprobs:
+    return v1.TokenLogprobs(
+        logprobs=[v1.TokenLogprob(token_id=token, logprob=value, rank=rank) for token, value, rank in entries]
+    )
 
 
 def _add_ending(message: v1.RequestOutput, output: SequenceOutput, reason: FinishReason) -> None:

@@ -3,6 +3,15 @@
 import pytest
 import torch
 from torch import Tensor
+from transformers import (
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
 from tests.runner.sampling_rig import chi_squared, fits, many_draws, noise, sample, sequence
 from worker.core.params import SamplingParams
@@ -106,19 +115,16 @@ CASES = {
 }
 
 
-def truncated_softmax(logits: Tensor, params: SamplingParams) -> Tensor:
-    """The textbook form, by sorting, in float64."""
-    p = torch.softmax(logits.double() / params.temperature, -1)
-    order = p.argsort(descending=True)
-    keep = torch.zeros_like(p, dtype=torch.bool)
-    keep[order[: params.top_k or len(p)]] = True
-    p = torch.where(keep, p, 0)
-    p /= p.sum()
-    before = p[order].cumsum(0) - p[order]
-    keep[order[before >= params.top_p]] = False
-    p = torch.where(keep, p, 0)
-    p = torch.where(p >= params.min_p * p.max(), p, 0)
-    return p / p.sum()
+def warped_softmax(logits: Tensor, params: SamplingParams) -> Tensor:
+    """What `transformers` would draw from; logits [V], in float64."""
+    warpers = LogitsProcessorList([TemperatureLogitsWarper(params.temperature)])
+    if params.top_k:
+        warpers.append(TopKLogitsWarper(params.top_k))
+    if params.top_p < 1:
+        warpers.append(TopPLogitsWarper(params.top_p))
+    if params.min_p:
+        warpers.append(MinPLogitsWarper(params.min_p))
+    return torch.softmax(warpers(torch.empty(1, 0, dtype=torch.int64), logits[None].double())[0], -1)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -129,8 +135,25 @@ def test_draws_follow_the_distribution(case: str, vocab_size: int) -> None:
     logits = torch.full((1, vocab_size), -torch.inf)
     places = torch.linspace(0, vocab_size - 1, 16).long()
     logits[0, places] = noise(1, 16, seed=3)[0] / 2
-    p = truncated_softmax(logits[0], params)
+    p = warped_softmax(logits[0], params)
     assert fits(many_draws(logits, sequence(0, params), num), p)
+
+
+def test_draws_after_penalties_and_bias_follow_the_distribution() -> None:
+    """Everything at once, against `transformers`: repetition penalty, bias, then the warpers."""
+    vocab_size, num, prompt = 600, 20_000, [3, 77, 3, 400]
+    params = SamplingParams(
+        repetition_penalty=1.5, logit_bias=((400, 1.0), (5, 2.0)), temperature=0.8, top_k=30, top_p=0.9, min_p=0.02
+    )
+    logits = noise(1, vocab_size, seed=8) / 2
+    processors = LogitsProcessorList(
+        [
+            SequenceBiasLogitsProcessor({(token,): bias for token, bias in params.logit_bias}),
+            RepetitionPenaltyLogitsProcessor(params.repetition_penalty),
+        ]
+    )
+    p = warped_softmax(processors(torch.tensor([prompt]), logits.clone())[0], params)
+    assert fits(many_draws(logits, sequence(0, params, prompt), num), p)
 
 
 def test_large_vocabulary_draws_follow_the_distribution() -> None:

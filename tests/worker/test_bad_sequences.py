@@ -40,6 +40,37 @@ BAD_SAMPLING = [
     ({"top_p": 2}, "sampling.top_p: is 2.0; above 0, at most 1 is needed"),
     ({"top_p": math.nan}, "sampling.top_p: is nan; above 0, at most 1 is needed"),
     ({"min_p": 1.5}, "sampling.min_p: is 1.5; 0 to 1 is needed"),
+    ({"presence_penalty": 2.5}, "sampling.presence_penalty: is 2.5; −2.0 to 2.0 is needed"),
+    ({"frequency_penalty": -2.5}, "sampling.frequency_penalty: is -2.5; −2.0 to 2.0 is needed"),
+    ({"presence_penalty": math.nan}, "sampling.presence_penalty: is nan; −2.0 to 2.0 is needed"),
+    ({"repetition_penalty": 0}, "sampling.repetition_penalty: is 0.0; above 0, at most 2.0 is needed"),
+    (
+        {"logit_bias": [LogitBias(token_id=100)]},
+        "sampling.logit_bias[0].token_id: token id 100 is not below the vocabulary size 100",
+    ),
+    (
+        {"logit_bias": [LogitBias(token_id=1, bias=math.inf)]},
+        "sampling.logit_bias[0].bias: is inf; −100 to 100 is needed",
+    ),
+    (
+        {"logit_bias": [LogitBias(token_id=1), LogitBias(token_id=1)]},
+        "sampling.logit_bias[1].token_id: is 1; each token once is needed",
+    ),
+    ({"allowed_token_ids": [3, 100]}, "sampling.allowed_token_ids: token id 100 is not below the vocabulary size 100"),
+    ({"banned_token_ids": [100]}, "sampling.banned_token_ids: token id 100 is not below the vocabulary size 100"),
+    (
+        {"bad_token_sequences": [TokenSequence()]},
+        "sampling.bad_token_sequences[0]: is 0 long; 1 to 128 tokens is needed",
+    ),
+    ({"structured_output": StructuredOutput()}, "sampling.structured_output: one constraint is needed"),
+    (
+        {"structured_output": StructuredOutput(regex="")},
+        "sampling.structured_output.regex: is empty; some text is needed",
+    ),
+    (
+        {"structured_output": StructuredOutput(json_object=False)},
+        "sampling.structured_output.json_object: is False; true, where it is set is needed",
+    ),
     ({"beam_search": BeamSearch(width=1)}, "sampling.beam_search.width: is 1; 2 to 16 is needed"),
     ({"beam_search": BeamSearch(width=17)}, "sampling.beam_search.width: is 17; 2 to 16 is needed"),
     (
@@ -47,7 +78,7 @@ BAD_SAMPLING = [
         "sampling.beam_search.length_penalty: is inf; a finite number is needed",
     ),
 ]
-UNSUPPORTED = [
+NOT_WITH_BEAMS = [
     {"presence_penalty": 0.5},
     {"frequency_penalty": -0.5},
     {"repetition_penalty": 1.5},
@@ -93,23 +124,26 @@ def test_each_bad_field_is_named():
     assert {end.error_code for end in ends.values()} == {code_pb2.INVALID_ARGUMENT}
 
 
-def test_what_is_not_supported_yet_is_named():
-    bad = [sequence(id, sampling=SamplingParams(**fields)) for id, fields in enumerate(UNSUPPORTED, start=1)]
+def test_what_does_not_go_with_beams_is_named():
+    beams = BeamSearch(width=2)
+    bad = [
+        sequence(id, sampling=SamplingParams(beam_search=beams, **fields))
+        for id, fields in enumerate(NOT_WITH_BEAMS, start=1)
+    ]
     router = run_with_a_good_one(*bad)
-    for id, fields in enumerate(UNSUPPORTED, start=1):
+    for id, fields in enumerate(NOT_WITH_BEAMS, start=1):
         (field,) = fields
-        assert router.ended[id].error_code == code_pb2.UNIMPLEMENTED
-        assert router.ended[id].detail == f"sampling.{field}: this worker does not support it yet"
+        assert router.ended[id].error_code == code_pb2.INVALID_ARGUMENT
+        assert router.ended[id].detail == f"sampling.{field}: is set; none with beam_search is needed"
 
 
-def test_neutral_values_of_what_is_not_supported_are_welcome():
-    message = sequence(1)
-    message.sampling.MergeFrom(SamplingParams(presence_penalty=0, frequency_penalty=0, repetition_penalty=1, top_k=-1))
-
-    async def scenario(system):
-        return await run_all(system, message)
-
-    assert run_worker(scenario).tokens[1] == expected(message, 4)
+def test_a_grammar_ends_by_eos_alone():
+    grammar = SamplingParams(structured_output=StructuredOutput(regex="a"))
+    router = run_with_a_good_one(
+        sequence(1, sampling=grammar, ignore_eos=True), sequence(2, sampling=grammar, ignore_eos=False, min_tokens=1)
+    )
+    assert router.ended[1].detail == "ignore_eos: is True; false with structured_output is needed"
+    assert router.ended[2].detail == "min_tokens: is 1; 0 with structured_output is needed"
 
 
 def test_id_0_is_no_id():

@@ -1,0 +1,135 @@
+"""SamplingParams of the contract → those of the core. A worker does not trust routers: everything is checked again."""
+
+import json
+import secrets
+from collections.abc import Iterable
+
+from common.errors import InvalidArgumentError
+from fissile import v1
+from worker.core.params import Grammar, GrammarKind, SamplingParams
+
+MAX_PENALTY = 2.0
+MAX_BIAS = 100.0
+MAX_BAD_SEQUENCES = 1024
+MAX_BAD_SEQUENCE_TOKENS = 128
+MAX_GRAMMAR_BYTES = 1024 * 1024
+
+_DEFAULTS = SamplingParams()
+
+
+def sampling_from_pb(message: v1.SamplingParams, vocab_size: int) -> SamplingParams:
+    """Raises InvalidArgumentError naming the field. An unset seed becomes a fresh one; more log probabilities than
+    there are tokens become as many as there are."""
+    temperature = message.temperature if message.HasField("temperature") else _DEFAULTS.temperature
+    top_k = message.top_k if message.HasField("top_k") else _DEFAULTS.top_k
+    top_p = message.top_p if message.HasField("top_p") else _DEFAULTS.top_p
+    min_p = message.min_p if message.HasField("min_p") else _DEFAULTS.min_p
+    repetition = message.repetition_penalty if message.HasField("repetition_penalty") else _DEFAULTS.repetition_penalty
+    # Written so that NaN fails each of them.
+    require(0 <= temperature <= 100, "sampling.temperature", temperature, "0 to 100")
+    require(top_k >= -1, "sampling.top_k", top_k, "−1 or more")
+    require(0 < top_p <= 1, "sampling.top_p", top_p, "above 0, at most 1")
+    require(0 <= min_p <= 1, "sampling.min_p", min_p, "0 to 1")
+    require(0 < repetition <= MAX_PENALTY, "sampling.repetition_penalty", repetition, f"above 0, at most {MAX_PENALTY}")
+    for name, value in (("presence", message.presence_penalty), ("frequency", message.frequency_penalty)):
+        require(abs(value) <= MAX_PENALTY, f"sampling.{name}_penalty", value, f"−{MAX_PENALTY} to {MAX_PENALTY}")
+    check_token_ids("sampling.allowed_token_ids", message.allowed_token_ids, vocab_size)
+    check_token_ids("sampling.banned_token_ids", message.banned_token_ids, vocab_size)
+    return SamplingParams(
+        temperature=temperature,
+        top_k=max(top_k, 0),
+        top_p=top_p,
+        min_p=min_p,
+        seed=message.seed if message.HasField("seed") else secrets.randbits(64),
+        presence_penalty=message.presence_penalty,
+        frequency_penalty=message.frequency_penalty,
+        repetition_penalty=repetition,
+        logit_bias=_bias_from_pb(message.logit_bias, vocab_size),
+        allowed_token_ids=tuple(dict.fromkeys(message.allowed_token_ids)),
+        banned_token_ids=tuple(dict.fromkeys(message.banned_token_ids)),
+        bad_token_sequences=_bad_sequences_from_pb(message.bad_token_sequences, vocab_size),
+        grammar=_grammar_from_pb(message.structured_output) if message.HasField("structured_output") else None,
+        num_logprobs=min(message.num_logprobs, vocab_size) if message.HasField("num_logprobs") else None,
+        num_prompt_logprobs=min(message.num_prompt_logprobs, vocab_size)
+        if message.HasField("num_prompt_logprobs")
+        else None,
+    )
+
+
+def check_together(message: v1.Sequence, params: SamplingParams) -> None:
+    """Fields that contradict each other; `params` are the message's own. Raises InvalidArgumentError."""
+    if message.sampling.HasField("beam_search"):
+        # Neutral values are welcome.
+        asked = {
+            "presence_penalty": params.presence_penalty != 0,
+            "frequency_penalty": params.frequency_penalty != 0,
+            "repetition_penalty": params.repetition_penalty != 1,
+            "logit_bias": bool(params.logit_bias),
+            "allowed_token_ids": bool(params.allowed_token_ids),
+            "banned_token_ids": bool(params.banned_token_ids),
+            "bad_token_sequences": bool(params.bad_token_sequences),
+            "num_logprobs": params.num_logprobs is not None,
+            "num_prompt_logprobs": params.num_prompt_logprobs is not None,
+            "structured_output": params.grammar is not None,
+        }
+        for name, is_asked in asked.items():
+            require(not is_asked, f"sampling.{name}", "set", "none with beam_search")
+    if params.grammar is not None:
+        # The end of a grammar is told by an end-of-sequence token.
+        require(not message.ignore_eos, "ignore_eos", True, "false with structured_output")
+        require(message.min_tokens == 0, "min_tokens", message.min_tokens, "0 with structured_output")
+
+
+def _bias_from_pb(entries: Iterable[v1.LogitBias], vocab_size: int) -> tuple[tuple[int, float], ...]:
+    biases: dict[int, float] = {}
+    for i, entry in enumerate(entries):
+        field = f"sampling.logit_bias[{i}]"
+        check_token_ids(f"{field}.token_id", (entry.token_id,), vocab_size)
+        require(abs(entry.bias) <= MAX_BIAS, f"{field}.bias", entry.bias, f"−{MAX_BIAS:g} to {MAX_BIAS:g}")
+        require(entry.token_id not in biases, f"{field}.token_id", entry.token_id, "each token once")
+        biases[entry.token_id] = entry.bias
+    return tuple(biases.items())
+
+
+def _bad_sequences_from_pb(sequences: Iterable[v1.TokenSequence], vocab_size: int) -> tuple[tuple[int, ...], ...]:
+    bad = [tuple(sequence.token_ids) for sequence in sequences]
+    field = "sampling.bad_token_sequences"
+    require(len(bad) <= MAX_BAD_SEQUENCES, field, f"{len(bad)} long", f"at most {MAX_BAD_SEQUENCES}")
+    for i, ids in enumerate(bad):
+        require(
+            1 <= len(ids) <= MAX_BAD_SEQUENCE_TOKENS, f"{field}[{i}]", f"{len(ids)} long",
+            f"1 to {MAX_BAD_SEQUENCE_TOKENS} tokens",
+        )  # fmt: skip
+        check_token_ids(f"{field}[{i}].token_ids", ids, vocab_size)
+    return tuple(dict.fromkeys(bad))
+
+
+def _grammar_from_pb(message: v1.StructuredOutput) -> Grammar:
+    field = "sampling.structured_output"
+    kind = message.WhichOneof("constraint")
+    if kind is None:
+        raise InvalidArgumentError.of(field, "one constraint is needed")
+    if kind == "json_object":
+        require(message.json_object, f"{field}.json_object", False, "true, where it is set")
+        text = ""
+    elif kind == "choice":
+        choices = list(message.choice.choices)
+        require(bool(choices) and all(choices), f"{field}.choice.choices", choices, "at least 1, none of them empty")
+        text = json.dumps(choices)
+    else:
+        text = {"json_schema": message.json_schema, "regex": message.regex, "grammar": message.grammar}[kind]
+        require(bool(text), f"{field}.{kind}", "empty", "some text")
+    size = len(text.encode())
+    require(size <= MAX_GRAMMAR_BYTES, f"{field}.{kind}", f"{size} bytes long", f"at most {MAX_GRAMMAR_BYTES}")
+    return Grammar(GrammarKind(kind), text)
+
+
+def check_token_ids(field: str, token_ids: Iterable[int], vocab_size: int) -> None:
+    largest = max(token_ids, default=0)
+    if largest >= vocab_size:
+        raise InvalidArgumentError.of(field, f"token id {largest} is not below the vocabulary size {vocab_size}")
+
+
+def require(condition: bool, field: str, value: object, wanted: str) -> None:
+    if not condition:
+        raise InvalidArgumentError.of(field, f"is {value}; {wanted} is needed")
