@@ -5,8 +5,9 @@
 
 import logging
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from copy import copy
 
 from google.protobuf.message import Message
 
@@ -37,6 +38,7 @@ from router.latency import WINDOW_SECONDS, Stopwatch
 from router.metrics import RouterMetrics
 from router.open_requests import OpenRequests
 from router.pacing import Pacer
+from router.prompts import read_prompts
 from router.request import OpenRequest, Update
 from router.resolve import resolve
 from router.spec import Prompt
@@ -44,6 +46,7 @@ from router.timers import deadline_timer
 from router.tokenizer import Tokenizer
 from router.validation import check_length, validate
 from router.validation_checks import Limits
+from router.validation_rules import MAX_PROMPTS
 from router.workers import ServedModel, WorkerSet
 
 logger = logging.getLogger(__name__)
@@ -93,17 +96,18 @@ class GenerationApi:
         """The one way of a request, from arrival to its end. Whatever ends it is counted and leaves nothing behind."""
         watch = Stopwatch()
         request_id = request.request_id or uuid.uuid4().hex
-        opened: OpenRequest | None = None
+        opened: Sequence[OpenRequest] = ()
         end = "cancelled"
         try:
-            with self._open.place(request_id):
+            with self._open.place(request_id, _num_prompts(request)):
                 opened = await self._prepared(request, request_id, watch)
-                self._open.add(opened)
+                self._open.add(request_id, opened)
                 with deadline_timer(opened, time_left()):
-                    async for update in self._dispatcher.updates(opened, time_left):
-                        if update.usage:
-                            end = _end_of(opened)
-                        yield request_id, update
+                    async with aclosing(self._dispatcher.updates(opened, time_left)) as updates:
+                        async for update in updates:
+                            if update.usage:
+                                end = _end_of(opened[0])
+                            yield request_id, update
         except FissileError as error:
             end = error.code.name.lower()
             raise
@@ -111,22 +115,31 @@ class GenerationApi:
             end = "internal"
             raise
         finally:
-            if opened is not None:
-                opened.leave()
+            for one in opened:
+                one.leave()
             self._count(request_id, opened, end, watch)
 
-    async def _prepared(self, request: GenerateRequest | ChatRequest, request_id: str, watch: Stopwatch) -> OpenRequest:
-        """Validated, tokenised, with every default filled in."""
+    async def _prepared(
+        self, request: GenerateRequest | ChatRequest, request_id: str, watch: Stopwatch
+    ) -> list[OpenRequest]:
+        """Validated, tokenised, with every default filled in; one for each prompt."""
         model = await self._model(request.model)
         self._validate(request, model)
-        prompt = await self._prompt(request, model)
-        bad = await bad_token_sequences(request.options.bad_words, model.tokenizer)
-        spec = resolve(request.options, model=model, request_id=request_id, prompt=prompt, bad_token_sequences=bad)
-        return OpenRequest(spec, model.tokenizer, watch, self._metrics, self._pacer)
+        tokenizer = model.tokenizer
+        if isinstance(request, ChatRequest):
+            prompts = [await self._chat_prompt(request, model)]
+        else:
+            prompts = await read_prompts(request, tokenizer, self._limits(model))
+        bad = await bad_token_sequences(request.options.bad_words, tokenizer)
+        specs = [
+            resolve(request.options, model=model, request_id=request_id, prompt=prompt, bad_token_sequences=bad)
+            for prompt in prompts
+        ]
+        return [OpenRequest(spec, tokenizer, copy(watch), self._metrics, self._pacer) for spec in specs]
 
-    def _count(self, request_id: str, opened: OpenRequest | None, end: str, watch: Stopwatch) -> None:
-        num_prompt = len(opened.spec.prompt.token_ids) if opened else 0
-        num_completion = opened.num_completion_tokens if opened else 0
+    def _count(self, request_id: str, opened: Sequence[OpenRequest], end: str, watch: Stopwatch) -> None:
+        num_prompt = sum(len(request.spec.prompt.token_ids) for request in opened)
+        num_completion = sum(request.num_completion_tokens for request in opened)
         self._metrics.ended(end, num_prompt, num_completion)
         logger.debug(
             "request %s: %s, %d prompt and %d completion tokens, %.3f s",
@@ -144,20 +157,11 @@ class GenerationApi:
             model.info.vocab_size, model.info.max_model_len, self._settings.max_prompt_bytes, model.info.dp_size
         )
 
-    async def _prompt(self, request: GenerateRequest | ChatRequest, model: ServedModel) -> Prompt:
-        if isinstance(request, ChatRequest):
-            field = "messages"
-            text = await self._render(request, model.tokenizer)
-            tokens = await model.tokenizer.encode(text, add_special_tokens=False)
-        elif request.WhichOneof("prompt") == "text":
-            field = "text"
-            special = request.add_special_tokens if request.HasField("add_special_tokens") else True
-            tokens = await model.tokenizer.encode(request.text, add_special_tokens=special)
-        else:
-            field = "tokens.token_ids"
-            tokens = list(request.tokens.token_ids)
-        check_length(field, len(tokens), self._limits(model))
-        return Prompt(field, tokens)
+    async def _chat_prompt(self, request: ChatRequest, model: ServedModel) -> Prompt:
+        text = await self._render(request, model.tokenizer)
+        token_ids = await model.tokenizer.encode(text, add_special_tokens=False)
+        check_length("messages", len(token_ids), self._limits(model))
+        return Prompt("messages", token_ids)
 
     async def _render(self, request: ChatRequest, tokenizer: Tokenizer) -> str:
         if request.chat_template and not self._settings.allow_chat_template:
@@ -190,6 +194,12 @@ class GenerationApi:
     async def get_stats(self, request: GetStatsRequest) -> GetStatsResponse:
         window = min(request.window_seconds or WINDOW_SECONDS, WINDOW_SECONDS)
         return responses.stats(self._metrics, self._workers.links.values(), len(self._open), window)
+
+
+def _num_prompts(request: GenerateRequest | ChatRequest) -> int:
+    """More than are allowed are refused later, by their field."""
+    num_listed = len(request.prompts) if isinstance(request, GenerateRequest) else 0
+    return min(max(1, num_listed), MAX_PROMPTS)
 
 
 def _end_of(request: OpenRequest) -> str:

@@ -41,6 +41,7 @@ class Delta:
     token_ids: list[int]
     logprobs: list[TokenLogprobs]
     finish: Finish | None
+    prompt_index: int = 0
 
 
 class Completion:

@@ -2,12 +2,13 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from common.errors import UnavailableError
 from router.balancer.policy import Policy
+from router.merging import merged
 from router.metrics import RouterMetrics
 from router.request import OpenRequest, Update
 from router.worker_link import WorkerLink
@@ -40,12 +41,22 @@ class Dispatcher:
         self._config = config
         self._metrics = metrics
 
-    async def updates(self, request: OpenRequest, time_left: TimeLeft) -> AsyncIterator[Update]:
-        """Messages for the client; the last has `usage`. Raises the FissileError that ends the request otherwise."""
+    def updates(self, requests: Sequence[OpenRequest], time_left: TimeLeft) -> AsyncGenerator[Update]:
+        """Messages for the client, of all the prompts of its call; the last has `usage`. Raises the FissileError that
+        ends the call otherwise."""
+        spec = requests[0].spec
+        if len(requests) == 1:
+            return self._updates(requests[0], time_left, spec.heartbeat)
+        streams = [self._updates(request, time_left, None) for request in requests]
+        return merged(streams, heartbeat=spec.heartbeat, final_only=spec.final_only)
+
+    async def _updates(
+        self, request: OpenRequest, time_left: TimeLeft, heartbeat: float | None
+    ) -> AsyncGenerator[Update]:
         failed: set[Session] = set()
         hop = await self._place(request, failed, time_left)
         while True:
-            is_silent = await self._wait(request)
+            is_silent = await _is_silent(request, heartbeat)
             update = request.take() or (Update() if is_silent else None)
             if update is not None:
                 yield update
@@ -60,15 +71,6 @@ class Dispatcher:
                 logger.info("request %s moves: %s", request.spec.request_id, request.lost)
                 self._metrics.moved()
                 hop = await self._place(request, failed, time_left)
-
-    async def _wait(self, request: OpenRequest) -> bool:
-        """Until there is news. True: a heartbeat is due first."""
-        try:
-            async with asyncio.timeout(request.spec.heartbeat):
-                await request.news.wait()
-        except TimeoutError:
-            return True
-        return False
 
     async def _place(self, request: OpenRequest, failed: set[Session], time_left: TimeLeft) -> Session:
         """Put the request on a worker it has not failed on; waits a bounded time for one."""
@@ -94,6 +96,16 @@ class Dispatcher:
         spec = request.spec
         links = self._workers.candidates(spec.model, spec.tokenizer_fingerprint, spec.dp_rank)
         return [link for link in links if link.session not in failed]
+
+
+async def _is_silent(request: OpenRequest, heartbeat: float | None) -> bool:
+    """Wait until there is news. True: a heartbeat is due first."""
+    try:
+        async with asyncio.timeout(heartbeat):
+            await request.news.wait()
+    except TimeoutError:
+        return True
+    return False
 
 
 async def _first(*waits: Coroutine[Any, Any, object]) -> None:

@@ -1,8 +1,9 @@
 """The open requests of this router."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 
 from common.errors import AlreadyExistsError, FissileError, ResourceExhaustedError, UnavailableError
 from router.refusals import RETRY_AFTER_SECONDS
@@ -10,41 +11,47 @@ from router.request import OpenRequest
 
 
 class OpenRequests:
-    """By id. `place` takes a place for as long as its block lasts, `add` fills it."""
+    """By id, each with the requests of its prompts. `place` takes places for as long as its block lasts, `add` fills
+    them."""
 
     def __init__(self, max_open: int) -> None:
         self._max_open = max_open
-        self._by_id: dict[str, OpenRequest | None] = {}
+        self._by_id: dict[str, Sequence[OpenRequest]] = {}
+        self._num_places = 0
         self._empty = asyncio.Event()
         self._empty.set()
         self._is_closed = False
 
     def __len__(self) -> int:
-        return len(self._by_id)
+        return self._num_places
 
     @contextmanager
-    def place(self, request_id: str) -> Iterator[None]:
-        """Raises AlreadyExistsError, ResourceExhaustedError, UnavailableError (closed)."""
+    def place(self, request_id: str, num_prompts: int) -> Iterator[None]:
+        """For all prompts or none. Raises AlreadyExistsError, ResourceExhaustedError, UnavailableError (closed)."""
         if self._is_closed:
             raise UnavailableError("the router is shutting down", retry_after=RETRY_AFTER_SECONDS)
         if request_id in self._by_id:
             raise AlreadyExistsError(f"request_id: {request_id!r} is open already")
-        if len(self._by_id) >= self._max_open:
+        if self._num_places + num_prompts > self._max_open:
             raise ResourceExhaustedError(
-                f"{self._max_open} requests are open, the most this router takes", retry_after=RETRY_AFTER_SECONDS
+                f"{self._num_places} requests are open and {num_prompts} more wanted; this router takes "
+                f"{self._max_open}",
+                retry_after=RETRY_AFTER_SECONDS,
             )
-        self._by_id[request_id] = None
+        self._by_id[request_id] = ()
+        self._num_places += num_prompts
         self._empty.clear()
         try:
             yield
         finally:
             del self._by_id[request_id]
+            self._num_places -= num_prompts
             if not self._by_id:
                 self._empty.set()
 
-    def add(self, request: OpenRequest) -> None:
-        """Into the place of its id."""
-        self._by_id[request.spec.request_id] = request
+    def add(self, request_id: str, requests: Sequence[OpenRequest]) -> None:
+        """Into the places of that id."""
+        self._by_id[request_id] = requests
 
     async def close(self, drain_timeout: float) -> None:
         """Take no more; wait for the open ones, and after the time-out end them with UNAVAILABLE."""
@@ -56,6 +63,5 @@ class OpenRequests:
             self.fail_all(UnavailableError("the router shut down before the request was finished"))
 
     def fail_all(self, error: FissileError) -> None:
-        for request in self._by_id.values():
-            if request is not None:
-                request.fail(error)
+        for request in chain.from_iterable(self._by_id.values()):
+            request.fail(error)

@@ -20,7 +20,14 @@ from router.workers import ServedModel
 
 def generate_response(request_id: str, update: Update) -> GenerateResponse:
     deltas = [
-        CompletionDelta(index=d.index, text=d.text, token_ids=d.token_ids, logprobs=d.logprobs, finish=d.finish)
+        CompletionDelta(
+            index=d.index,
+            text=d.text,
+            token_ids=d.token_ids,
+            logprobs=d.logprobs,
+            finish=d.finish,
+            prompt_index=d.prompt_index,
+        )
         for d in update.deltas
     ]
     return GenerateResponse(

@@ -1,7 +1,7 @@
-"""The deadline of an open request."""
+"""The deadline of open requests."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from common.errors import DeadlineExceededError
@@ -9,15 +9,17 @@ from router.request import OpenRequest
 
 
 @contextmanager
-def deadline_timer(request: OpenRequest, seconds_left: float | None) -> Iterator[None]:
-    """End the request with DEADLINE_EXCEEDED when its time is up. The worker knows the deadline, too; if its own
-    FINISH_REASON_DEADLINE comes first, that is the request's ordinary end."""
+def deadline_timer(requests: Sequence[OpenRequest], seconds_left: float | None) -> Iterator[None]:
+    """End the requests with DEADLINE_EXCEEDED when their time is up. The worker knows the deadline, too; if its own
+    FINISH_REASON_DEADLINE comes first, that is a request's ordinary end."""
     if seconds_left is None:
         yield
         return
     error = DeadlineExceededError("the deadline passed before the request was finished")
-    timer = asyncio.get_running_loop().call_later(max(0.0, seconds_left), request.fail, error)
+    loop = asyncio.get_running_loop()
+    timers = [loop.call_later(max(0.0, seconds_left), request.fail, error) for request in requests]
     try:
         yield
     finally:
-        timer.cancel()
+        for timer in timers:
+            timer.cancel()

@@ -63,14 +63,9 @@ def validate(request: Message, limits: Limits) -> None:
 def _refuse_unsupported(request: Message) -> None:
     if not isinstance(request, (GenerateRequest, ChatRequest)):
         return
-    asked = {
-        "options.routing_key": bool(request.options.routing_key),
-        "prompts": isinstance(request, GenerateRequest) and bool(request.prompts),
-    }
-    violations = [FieldViolation(path, "not implemented yet") for path, is_asked in asked.items() if is_asked]
-    if violations:
-        fields = ", ".join(violation.field for violation in violations)
-        raise UnimplementedError(f"not implemented yet: {fields}", violations=violations)
+    if request.options.routing_key:
+        violation = FieldViolation("options.routing_key", "not implemented yet")
+        raise UnimplementedError(f"{violation.field}: {violation.description}", violations=[violation])
 
 
 def check_length(field: str, num_tokens: int, limits: Limits) -> None:

@@ -35,6 +35,8 @@ def _prompts(request: GenerateRequest) -> Iterator[FieldViolation]:
     for i, prompt in enumerate(request.prompts):
         if prompt.WhichOneof("prompt") is None:
             yield FieldViolation(f"prompts[{i}].text", "a prompt is needed: text or tokens")
+    if len(request.prompts) == 1:
+        return
     # A response has one list for these, and does not say of which prompt it is.
     if request.options.output.prompt_token_ids:
         yield FieldViolation("options.output.prompt_token_ids", "must be false with several prompts")

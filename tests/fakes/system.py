@@ -10,7 +10,7 @@ import grpc
 
 from common.channel import ClientTls, aio_channel
 from common.errors import FissileError, from_rpc_error
-from fissile.v1 import Finish, GenerateRequest, GenerationServiceStub, RequestTimings, Usage
+from fissile.v1 import CompletionDelta, Finish, GenerateRequest, GenerationServiceStub, RequestTimings, Usage
 from router.config import RouterSettings
 from router.server import RouterServer
 from router.workers import Resolver, resolve
@@ -29,14 +29,18 @@ QUICK = {
 }
 
 
+Key = int | tuple[int, int]
+
+
 @dataclass
 class Answer:
-    """A whole stream, collected."""
+    """A whole stream, collected. Completions are known by their index, with several prompts by (prompt, index) for all
+    prompts but the first."""
 
-    texts: dict[int, str] = field(default_factory=dict)
-    tokens: dict[int, list[int]] = field(default_factory=dict)
-    logprobs: dict[int, list] = field(default_factory=dict)
-    finishes: dict[int, Finish] = field(default_factory=dict)
+    texts: dict[Key, str] = field(default_factory=dict)
+    tokens: dict[Key, list[int]] = field(default_factory=dict)
+    logprobs: dict[Key, list] = field(default_factory=dict)
+    finishes: dict[Key, Finish] = field(default_factory=dict)
     messages: list = field(default_factory=list)
     usage: Usage | None = None
     timings: RequestTimings | None = None
@@ -49,13 +53,15 @@ class Answer:
         assert self.usage is None, "a message after the last one"
         self.messages.append(message)
         for delta in message.completions:
-            text = getattr(delta, "text", "") or getattr(delta, "content", "")
-            self.texts[delta.index] = self.texts.get(delta.index, "") + text
-            self.tokens.setdefault(delta.index, []).extend(delta.token_ids)
-            self.logprobs.setdefault(delta.index, []).extend(delta.logprobs)
+            prompt = delta.prompt_index if isinstance(delta, CompletionDelta) else 0
+            text = delta.text if isinstance(delta, CompletionDelta) else delta.content
+            key = (prompt, delta.index) if prompt else delta.index
+            self.texts[key] = self.texts.get(key, "") + text
+            self.tokens.setdefault(key, []).extend(delta.token_ids)
+            self.logprobs.setdefault(key, []).extend(delta.logprobs)
             if delta.HasField("finish"):
-                assert delta.index not in self.finishes, "a second finish"
-                self.finishes[delta.index] = delta.finish
+                assert key not in self.finishes, "a second finish"
+                self.finishes[key] = delta.finish
         if message.HasField("usage"):
             self.usage = message.usage
             self.timings = message.timings

@@ -140,7 +140,7 @@ def test_a_slow_reader_gets_everything_in_few_messages_and_holds_up_nobody():
         async with grpc.aio.insecure_channel(f"127.0.0.1:{system.port}", options=SMALL_WINDOW) as channel:
             slow = GenerationServiceStub(channel).Generate(GenerateRequest(text="a", options=options))
             messages = [await slow.read()]
-            (opened,) = system.router.open_requests._by_id.values()
+            ((opened,),) = system.router.open_requests._by_id.values()
             other = await system.ask(GenerateRequest(text="b", options=GenerationOptions(max_tokens=2000)))
             await until(lambda: opened.is_finished)
             while (message := await slow.read()) is not grpc.aio.EOF:
@@ -165,7 +165,7 @@ def test_what_waits_for_a_slow_reader_costs_some_bytes_a_token():
         system.router.pacer._allowance = 0
         call = system.stub.Generate(GenerateRequest(text="a"))
         await call.read()
-        (opened,) = system.router.open_requests._by_id.values()
+        ((opened,),) = system.router.open_requests._by_id.values()
         tracemalloc.start()
         await until(lambda: len(opened.completions[0].token_ids) > num_tokens * 3 // 4)
         size = sum(trace.size for trace in tracemalloc.take_snapshot().statistics("filename") if in_router(trace))

@@ -147,14 +147,14 @@ BAD = [
     (GenerateRequest(text="a", prompts=[Prompt(text="b")]), "prompts", "must be empty when text or tokens is set"),
     (
         GenerateRequest(
-            prompts=[Prompt(text="b")], options=GenerationOptions(output=OutputOptions(prompt_token_ids=True))
+            prompts=[Prompt(text="b")] * 2, options=GenerationOptions(output=OutputOptions(prompt_token_ids=True))
         ),
         "options.output.prompt_token_ids",
         "must be false with several prompts",
     ),
     (
         GenerateRequest(
-            prompts=[Prompt(text="b")], options=GenerationOptions(sampling=SamplingParams(num_prompt_logprobs=0))
+            prompts=[Prompt(text="b")] * 2, options=GenerationOptions(sampling=SamplingParams(num_prompt_logprobs=0))
         ),
         "options.sampling.num_prompt_logprobs",
         "must be unset with several prompts",
@@ -318,6 +318,12 @@ GOOD = [
     ask(text="é" * 30),
     GenerateRequest(tokens=TokenSequence(token_ids=[0, 99])),
     GenerateRequest(prompts=[Prompt(text="a"), Prompt(tokens=TokenSequence(token_ids=[99]))]),
+    GenerateRequest(
+        prompts=[Prompt(text="a")],
+        options=GenerationOptions(
+            output=OutputOptions(prompt_token_ids=True), sampling=SamplingParams(num_prompt_logprobs=0)
+        ),
+    ),
     GenerateRequest(text="a", request_id="x" * 128),
     sampled(temperature=0, top_k=0, top_p=1, min_p=0, seed=2**64 - 1),
     sampled(temperature=100, top_k=-1, min_p=1),

@@ -1,0 +1,31 @@
+"""The prompts of a GenerateRequest, as tokens."""
+
+import asyncio
+
+from fissile.v1 import GenerateRequest
+from fissile.v1 import Prompt as PromptMessage
+from router.spec import Prompt
+from router.tokenizer import Tokenizer
+from router.validation import check_length
+from router.validation_checks import Limits
+
+
+async def read_prompts(request: GenerateRequest, tokenizer: Tokenizer, limits: Limits) -> list[Prompt]:
+    """One, or as many as `prompts` has. Raises InvalidArgumentError for one that leaves no room for a token."""
+    special = request.add_special_tokens if request.HasField("add_special_tokens") else True
+    if not request.prompts:
+        return [await _read(request, "", special, tokenizer, limits)]
+    return await asyncio.gather(
+        *(_read(prompt, f"prompts[{i}].", special, tokenizer, limits) for i, prompt in enumerate(request.prompts))
+    )
+
+
+async def _read(
+    message: GenerateRequest | PromptMessage, at: str, special: bool, tokenizer: Tokenizer, limits: Limits
+) -> Prompt:
+    if message.WhichOneof("prompt") == "text":
+        field, token_ids = f"{at}text", await tokenizer.encode(message.text, add_special_tokens=special)
+    else:
+        field, token_ids = f"{at}tokens.token_ids", list(message.tokens.token_ids)
+    check_length(field, len(token_ids), limits)
+    return Prompt(field, token_ids)
