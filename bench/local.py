@@ -64,12 +64,15 @@ class LocalEngine:
         async_depth: int,
         num_blocks: int | None = None,
         preemption_mode: PreemptionMode = "recompute",
+        sampling: Items[SamplingParams] | None = None,
+        stop: StopConditions | None = None,
     ) -> Run:
-        """Greedy, EOS ignored. `num_blocks` makes the pool smaller than the cache, to force preemption."""
+        """By default greedy, without end. `num_blocks` makes the pool smaller than the cache, to force preemption;
+        `sampling` has one entry a prompt."""
         scheduler = self._scheduler(async_depth, num_blocks, preemption_mode)
-        stop = StopConditions(max_tokens=max_tokens)
-        for i, prompt in enumerate(prompts):
-            scheduler.add(Sequence(id=i, token_ids=prompt, num_prompt_tokens=len(prompt), stop=stop, sampling=GREEDY))
+        stop = stop or StopConditions(max_tokens=max_tokens)
+        for i, (prompt, params) in enumerate(zip(prompts, sampling or [GREEDY] * len(prompts), strict=True)):
+            scheduler.add(Sequence(id=i, token_ids=prompt, num_prompt_tokens=len(prompt), stop=stop, sampling=params))
         token_ids: list[list[int]] = [[] for _ in prompts]
         in_flight: deque[ScheduledBatch] = deque()
         num_steps, device_seconds = 0, 0.0

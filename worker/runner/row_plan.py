@@ -83,6 +83,8 @@ class RowPlan:
     most_top_k: int
     """Largest top_k of a drawn row that is below the vocabulary's size; 0: none restricts anything."""
     has_top_p: bool
+    has_top_k_with_top_p: bool
+    """Every drawn row with a top_p has a top_k, too."""
     has_min_p: bool
     edits: LogitEdits | None
     logprobs: LogprobRows | None
@@ -99,6 +101,7 @@ def make_plan(bindings: Sequence[Binding], vocab_size: int, device: torch.device
         num_drawn=len(drawn),
         most_top_k=max((params[i].top_k for i in drawn if params[i].top_k < vocab_size), default=0),
         has_top_p=any(params[i].top_p < 1 for i in drawn),
+        has_top_k_with_top_p=all(0 < params[i].top_k < vocab_size for i in drawn if params[i].top_p < 1),
         has_min_p=any(params[i].min_p > 0 for i in drawn),
         edits=_make_edits(bindings, vocab_size, device),
         logprobs=LogprobRows(

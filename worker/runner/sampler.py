@@ -122,15 +122,20 @@ class Sampler:
 
     def _threshold(self, scaled: Tensor, weights: Tensor, rows: DrawnRows) -> Tensor | None:
         """[R, 1]: the least scaled logit that stays, −inf where all do; None when no row truncates."""
+        plan = rows.plan
         found: Tensor | None = None
-        if rows.plan.most_top_k:
-            found = _top_k_threshold(scaled, rows, rows.plan.most_top_k)
-        if rows.plan.has_top_p:
-            if found is not None:
-                weights = weights.masked_fill(scaled < found, 0)
-            top_p = _top_p_threshold(scaled, weights, rows)
+        values: Tensor | None = None
+        if plan.most_top_k:
+            values = scaled.topk(plan.most_top_k).values
+            found = _top_k_threshold(values, rows, scaled.shape[1])
+        if plan.has_top_p:
+            if values is not None and found is not None and plan.has_top_k_with_top_p:
+                top_p = _top_p_of_best(values.masked_fill(values < found, -torch.inf), rows)
+            else:
+                kept = weights if found is None else weights.masked_fill(scaled < found, 0)
+                top_p = _top_p_threshold(scaled, kept, rows)
             found = top_p if found is None else torch.maximum(found, top_p)
-        if rows.plan.has_min_p:
+        if plan.has_min_p:
             min_p = rows.floats[:, 2:3].log().float()
             found = min_p if found is None else torch.maximum(found, min_p)
         return found
@@ -150,22 +155,34 @@ class Sampler:
         return (weights.double() / -uniform.log()).argmax(-1)
 
 
-def _top_k_threshold(scaled: Tensor, rows: DrawnRows, most: int) -> Tensor:
-    """The top_k-th largest logit. A top_k of the vocabulary's size or more restricts nothing, as 0 does."""
+def _top_k_threshold(values: Tensor, rows: DrawnRows, vocab_size: int) -> Tensor:
+    """The top_k-th of the largest logits in order, `values`. A top_k of the vocabulary's size or more restricts
+    nothing, as 0 does."""
     top_k = rows.integers[:, :1]
-    kth = scaled.topk(most).values.gather(1, (top_k - 1).clamp_(0, most - 1))
-    return kth.masked_fill_((top_k == 0) | (top_k >= scaled.shape[1]), -torch.inf)
+    kth = values.gather(1, (top_k - 1).clamp_(0, values.shape[1] - 1))
+    return kth.masked_fill_((top_k == 0) | (top_k >= vocab_size), -torch.inf)
+
+
+def _top_p_of_best(values: Tensor, rows: DrawnRows) -> Tensor:
+    """As `_top_p_threshold`, for rows whose top_k left no more than these largest logits, in falling order."""
+    mass = values.exp().double()
+    total = mass.cumsum(-1)
+    return _last_before_goal(values, total - mass, total[:, -1:], rows)
 
 
 def _top_p_threshold(scaled: Tensor, weights: Tensor, rows: DrawnRows) -> Tensor:
     """The least logit of the smallest set of most likely tokens that holds a share top_p of `weights`."""
+    total = weights.sum(-1, keepdim=True, dtype=torch.float64)
+    values, before = _sorted_mass(scaled, weights, rows.floats[:, 1:2] * total, rows.floats[:, 1:2])
+    return _last_before_goal(values, before, total, rows)
+
+
+def _last_before_goal(values: Tensor, before: Tensor, total: Tensor, rows: DrawnRows) -> Tensor:
+    """`before` [R, N] is the mass of what is more likely than each of `values`."""
     top_p = rows.floats[:, 1:2]
-    goal = top_p * weights.sum(-1, keepdim=True, dtype=torch.float64)
-    values, before = _sorted_mass(scaled, weights, goal, top_p)
     # The most likely token always stays, whatever top_p.
-    num_kept = (before < goal).sum(-1, keepdim=True).clamp_(min=1)
-    threshold = values.gather(1, num_kept - 1)
-    return threshold.masked_fill_(top_p >= 1, -torch.inf)
+    num_kept = (before < top_p * total).sum(-1, keepdim=True).clamp_(min=1)
+    return values.gather(1, num_kept - 1).masked_fill_(top_p >= 1, -torch.inf)
 
 
 def _sorted_mass(scaled: Tensor, weights: Tensor, goal: Tensor, top_p: Tensor) -> tuple[Tensor, Tensor]:
