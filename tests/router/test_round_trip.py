@@ -1,0 +1,166 @@
+"""From a client's options to a worker's own values: nothing that concerns the worker is lost or changed."""
+
+import asyncio
+import json
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fissile.v1 import (
+    ChatMessage,
+    ChatRequest,
+    GenerateRequest,
+    GenerationOptions,
+    GetWorkerResponse,
+    OutputOptions,
+    SamplingParams,
+    Sequence,
+)
+from router.bad_words import bad_token_sequences
+from router.resolve import resolve
+from router.spec import Prompt
+from router.tokenizer import Tokenizer, TokenizerFiles
+from router.validation import validate
+from router.validation_checks import Limits
+from router.workers import ServedModel
+from tests.fakes import tokenizer as toys
+from tests.router import messages
+from worker.convert import ModelLimits, sequence_from_pb
+from worker.core import params
+
+MAX_MODEL_LEN = 1024
+LIMITS = Limits(messages.VOCAB_SIZE, MAX_MODEL_LEN, 10_000, dp_size=2)
+WORKER_LIMITS = ModelLimits(
+    vocab_size=messages.VOCAB_SIZE,
+    max_model_len=MAX_MODEL_LEN,
+    block_size=16,
+    num_blocks=1000,
+    eos_token_ids=frozenset({2, 9}),
+)
+PROMPT = Prompt("text", [5, 6, 7])
+
+
+@pytest.fixture(scope="module")
+def model():
+    """As a router knows it."""
+    with ThreadPoolExecutor(1) as executor:
+        tokenizer = Tokenizer.load(TokenizerFiles(toys.files(toys.byte_level()), "f"), executor)
+        info = GetWorkerResponse(
+            vocab_size=messages.VOCAB_SIZE, max_model_len=MAX_MODEL_LEN, capabilities=["beam_search"]
+        )
+        yield ServedModel("toy", info, tokenizer, 1)
+
+
+def sent(options: GenerationOptions, model: ServedModel, index=0, generated=()) -> tuple[Sequence, list]:
+    """The sequence a worker gets, and the token sequences of the bad words."""
+    bad = asyncio.run(bad_token_sequences(options.bad_words, model.tokenizer))
+    spec = resolve(options, model=model, request_id="r", prompt=PROMPT, bad_token_sequences=bad)
+    sequence = spec.sequence(
+        index, generated, group_size=spec.n, asks_prompt_logprobs=spec.wants_prompt_logprobs, deadline=1.5
+    )
+    sequence.id = 1
+    return sequence, bad
+
+
+def test_the_strategies_know_every_field():
+    def names(message):
+        return set(message.DESCRIPTOR.fields_by_name)
+
+    sampling = messages.SAMPLING.keys() | messages.BEAM_SAMPLING.keys() | messages.ONLY_GENERATE.keys()
+    options = messages.OPTIONS.keys() | messages.NOT_WITH_BEAMS.keys() | messages.NOT_WITH_GRAMMARS.keys()
+    assert names(SamplingParams) == sampling
+    assert names(GenerationOptions) == options | messages.REFUSED | {"sampling"}
+    assert names(OutputOptions) == messages.OUTPUT.keys()
+
+
+@settings(max_examples=60, deadline=None)
+@given(options=messages.options())
+def test_every_field_of_the_options_reaches_the_sequence(model, options):
+    validate(GenerateRequest(text="a", options=options), LIMITS)
+    sequence, bad = sent(options, model)
+    for field in SamplingParams.DESCRIPTOR.fields:
+        wanted, got = getattr(options.sampling, field.name), getattr(sequence.sampling, field.name)
+        if field.name == "bad_token_sequences":
+            assert list(got) == [*wanted, *bad]
+        elif field.name == "top_k":
+            assert got == max(0, wanted)
+        elif not field.has_presence or options.sampling.HasField(field.name):
+            assert got == wanted, field.name
+    for name in ("stop_token_sequences", "min_tokens", "ignore_eos", "priority", "cache_salt"):
+        assert getattr(sequence, name) == getattr(options, name), name
+    assert set(options.stop_token_ids) <= set(sequence.stop_token_ids)
+    assert sequence.max_tokens == (
+        options.max_tokens if options.HasField("max_tokens") else MAX_MODEL_LEN - len(PROMPT.token_ids)
+    )
+    assert (list(sequence.token_ids), sequence.num_prompt_tokens) == (PROMPT.token_ids, 3)
+    assert (sequence.request_id, sequence.deadline_ms) == ("r", 1500)
+
+
+@settings(max_examples=60, deadline=None)
+@given(options=messages.options())
+def test_the_sequence_survives_the_wire_and_the_worker_reads_the_same_values(model, options):
+    sequence, _ = sent(options, model)
+    message = Sequence.FromString(sequence.SerializeToString())
+    assert message == sequence
+    core = sequence_from_pb(message, 7, None, WORKER_LIMITS)
+    assert sampling_of(core.sampling) == sampling_of_message(message.sampling)
+    assert list(core.token_ids) == list(message.token_ids)
+    assert (core.priority, core.cache_salt, core.index) == (message.priority, message.cache_salt, message.index)
+    assert (core.stop.max_tokens, core.stop.min_tokens) == (message.max_tokens, message.min_tokens)
+    assert core.stop.stop_token_ids == frozenset(message.stop_token_ids)
+    assert core.stop.stop_token_sequences == tuple(tuple(s.token_ids) for s in message.stop_token_sequences)
+    assert core.stop.eos_token_ids == (frozenset() if message.ignore_eos else WORKER_LIMITS.eos_token_ids)
+    if message.sampling.HasField("beam_search"):
+        beam = message.sampling.beam_search
+        length_penalty = beam.length_penalty if beam.HasField("length_penalty") else 1.0
+        assert core.beam == params.BeamParams(
+            width=beam.width, length_penalty=length_penalty, early_stopping=beam.early_stopping
+        )
+    else:
+        assert core.beam is None
+
+
+def sampling_of(core: params.SamplingParams) -> dict:
+    return {field.name: getattr(core, field.name) for field in fields(core)}
+
+
+def sampling_of_message(message: SamplingParams) -> dict:
+    """What the core must have read of a message in which the router has filled in every default."""
+    result = {name: getattr(message, name) for name in ("temperature", "top_k", "top_p", "min_p", "seed")} | {
+        "presence_penalty": message.presence_penalty,
+        "frequency_penalty": message.frequency_penalty,
+        "repetition_penalty": message.repetition_penalty if message.HasField("repetition_penalty") else 1.0,
+        "logit_bias": tuple((entry.token_id, entry.bias) for entry in message.logit_bias),
+        "allowed_token_ids": tuple(message.allowed_token_ids),
+        "banned_token_ids": tuple(message.banned_token_ids),
+        "bad_token_sequences": tuple(dict.fromkeys(tuple(s.token_ids) for s in message.bad_token_sequences)),
+        "num_logprobs": message.num_logprobs if message.HasField("num_logprobs") else None,
+        "num_prompt_logprobs": message.num_prompt_logprobs if message.HasField("num_prompt_logprobs") else None,
+        "grammar": None,
+    }
+    if message.HasField("structured_output"):
+        kind = message.structured_output.WhichOneof("constraint")
+        text = getattr(message.structured_output, kind)
+        if kind == "choice":
+            text = json.dumps(list(text.choices))
+        result["grammar"] = params.Grammar(params.GrammarKind(kind), "" if kind == "json_object" else text)
+    return result
+
+
+@settings(max_examples=20, deadline=None)
+@given(options=messages.options(for_chat=True))
+def test_a_chats_options_are_as_valid(options):
+    validate(ChatRequest(messages=[ChatMessage(role=2, content="a")], options=options), LIMITS)
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 2**64 - 1), index=st.integers(0, 127), generated=st.lists(messages.token_ids, max_size=5))
+def test_a_resumed_completion_draws_with_its_own_seed_behind_what_it_has(model, seed, index, generated):
+    options = GenerationOptions(sampling=SamplingParams(seed=seed), max_tokens=10)
+    sequence, _ = sent(options, model, index, generated)
+    assert sequence.sampling.seed == (seed + index) % 2**64
+    assert list(sequence.token_ids) == [*PROMPT.token_ids, *generated]
+    assert (sequence.num_prompt_tokens, sequence.index, sequence.max_tokens) == (3, index, 10)
