@@ -31,7 +31,7 @@ from fissile.v1 import (
 )
 from router import responses
 from router.bad_words import bad_token_sequences
-from router.chat import ChatTemplate, render
+from router.chat import ChatTemplate, RenderedChat, render_chat
 from router.config import RouterSettings
 from router.dispatch import Dispatcher, TimeLeft
 from router.latency import WINDOW_SECONDS, Stopwatch
@@ -158,18 +158,18 @@ class GenerationApi:
         )
 
     async def _chat_prompt(self, request: ChatRequest, model: ServedModel) -> Prompt:
-        text = await self._render(request, model.tokenizer)
-        token_ids = await model.tokenizer.encode(text, add_special_tokens=False)
+        chat = await self._render(request, model.tokenizer)
+        token_ids = await model.tokenizer.encode(chat.text, add_special_tokens=False)
         check_length("messages", len(token_ids), self._limits(model))
-        return Prompt("messages", token_ids)
+        return Prompt("messages", token_ids, chat.reading)
 
-    async def _render(self, request: ChatRequest, tokenizer: Tokenizer) -> str:
+    async def _render(self, request: ChatRequest, tokenizer: Tokenizer) -> RenderedChat:
         if request.chat_template and not self._settings.allow_chat_template:
             raise InvalidArgumentError.of("chat_template", "this router does not allow one (allow-chat-template)")
         if tokenizer.template is None and not request.chat_template:
             raise InvalidArgumentError.of("model", "has no chat template; use Generate")
         template = tokenizer.template or ChatTemplate(request.chat_template)
-        return await tokenizer.in_thread(render, template, request)
+        return await tokenizer.in_thread(render_chat, template, request, self._settings.chat_format)
 
     async def tokenize(self, request: TokenizeRequest) -> TokenizeResponse:
         model = await self._model(request.model)

@@ -10,7 +10,8 @@ from jinja2 import TemplateError
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from common.errors import InvalidArgumentError
-from fissile.v1 import ChatMessage, ChatRequest, ChatRole, Tool
+from fissile.v1 import ChatMessage, ChatRequest, ChatRole, Tool, ToolCall
+from router.formats.registry import FORMATS, Beginning, Reading, detect
 
 _ROLES: Mapping[int, str] = {
     ChatRole.CHAT_ROLE_SYSTEM: "system",
@@ -19,6 +20,10 @@ _ROLES: Mapping[int, str] = {
     ChatRole.CHAT_ROLE_TOOL: "tool",
     ChatRole.CHAT_ROLE_DEVELOPER: "developer",
 }
+AUTO, NONE = "auto", "none"
+"""In place of a format's name: the one that the template tells, or none."""
+_JOINS_TEXT = "<｜tool▁call▁begin｜>"
+"""DeepSeek's templates, which have it, join arguments to the prompt as text, and want None in place of no content."""
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
 
@@ -51,15 +56,35 @@ def _content(token: str | Mapping[str, Any]) -> str:
     return token if isinstance(token, str) else token["content"]
 
 
+@dataclass(frozen=True, slots=True)
+class RenderedChat:
+    """A conversation as a prompt."""
+
+    text: str
+    reading: Reading | None
+    """How its answers are read; None: they are text."""
+
+
+def render_chat(template: ChatTemplate, request: ChatRequest, chat_format: str) -> RenderedChat:
+    """`chat_format`: the name of a format, AUTO or NONE. Raises as `render` does."""
+    text = render(template, request)
+    found = detect(_source(template, request)) if chat_format == AUTO else FORMATS.get(chat_format)
+    if found is None:
+        return RenderedChat(text, None)
+    continued = request.messages[-1].content if request.continue_final_message else None
+    schemas = {t.name: _json_object(f"tools[{i}].parameters", t.parameters) for i, t in enumerate(request.tools)}
+    return RenderedChat(text, Reading(found, Beginning(text, continued, schemas)))
+
+
 def render(template: ChatTemplate, request: ChatRequest) -> str:
     """The prompt text. Raises InvalidArgumentError for a conversation the template refuses or cannot render."""
-    source = request.chat_template or (template.with_tools if request.tools else None) or template.default
+    source = _source(template, request)
     variables: dict[str, Any] = dict(template.variables)
     variables.update(_plain(MessageToDict(request.template_arguments)))
     variables.setdefault("add_generation_prompt", not request.continue_final_message)
     try:
         rendered: Sequence[str] = render_jinja_template(
-            [[_message(i, m) for i, m in enumerate(request.messages)]],
+            [[_message(i, m, source) for i, m in enumerate(request.messages)]],
             tools=_tools(request.tools),
             chat_template=source,
             continue_final_message=request.continue_final_message,
@@ -76,25 +101,43 @@ def render(template: ChatTemplate, request: ChatRequest) -> str:
     return rendered[0]
 
 
-def _message(position: int, message: ChatMessage) -> dict[str, Any]:
-    result: dict[str, Any] = {"role": _ROLES[message.role], "content": message.content}
-    for name in ("name", "tool_call_id", "reasoning"):
-        value = getattr(message, name)
-        if value:
-            result[name] = value
+def _source(template: ChatTemplate, request: ChatRequest) -> str:
+    return request.chat_template or (template.with_tools if request.tools else None) or template.default
+
+
+def _message(position: int, message: ChatMessage, source: str) -> dict[str, Any]:
+    """As the template `source` wants it: some differ from the others."""
+    result: dict[str, Any] = {"role": _role(message.role, source), "content": message.content}
+    if message.name:
+        result["name"] = message.name
+    if message.tool_call_id:
+        result["tool_call_id"] = message.tool_call_id
+    if message.reasoning:
+        result["reasoning"] = result["reasoning_content"] = message.reasoning
+        # GPT-OSS's template refuses it beside the text of a message with calls.
+        if not (message.content and message.tool_calls):
+            result["thinking"] = message.reasoning
     if message.tool_calls:
+        joins_text = _JOINS_TEXT in source
         result["tool_calls"] = [
-            {
-                "id": call.id,
-                "type": "function",
-                "function": {
-                    "name": call.name,
-                    "arguments": _json_object(f"messages[{position}].tool_calls[{i}].arguments", call.arguments),
-                },
-            }
+            _call(f"messages[{position}].tool_calls[{i}].arguments", call, as_text=joins_text)
             for i, call in enumerate(message.tool_calls)
         ]
+        if joins_text and not message.content:
+            result["content"] = None
     return result
+
+
+def _role(role: int, source: str) -> str:
+    """Templates that know no developer would leave out what he says, or refuse it."""
+    name = _ROLES[role]
+    return "system" if name == "developer" and name not in source else name
+
+
+def _call(field: str, call: ToolCall, *, as_text: bool) -> dict[str, Any]:
+    arguments = _json_object(field, call.arguments)
+    function = {"name": call.name, "arguments": (call.arguments or "{}") if as_text else arguments}
+    return {"id": call.id, "type": "function", "function": function}
 
 
 def _tools(tools: Sequence[Tool]) -> list[Any] | None:

@@ -4,9 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from common.errors import InternalError
-from fissile.v1 import BeamHypothesis, Finish, FinishReason, RequestOutput, TokenLogprobs
+from fissile.v1 import BeamHypothesis, Finish, FinishReason, RequestOutput, TokenLogprobs, ToolCallDelta
 from router.detokenizer import Detokenizer
+from router.formats.events import Content, Event, Reasoning
+from router.formats.registry import Reading
 from router.logprobs import TokenBytes, with_text
+from router.pending_calls import PendingCalls
 from router.stop_strings import StopMatcher
 
 _ENDING_TOKEN = {FinishReason.FINISH_REASON_EOS, FinishReason.FINISH_REASON_STOP_TOKEN}
@@ -30,6 +33,13 @@ class TextRules:
     include_stop: bool = False
     min_tokens: int = 0
     """No stop string ends a completion that has fewer tokens."""
+    reading: Reading | None = None
+    """How text is sorted into content, reasoning and tool calls; None: all of it is content."""
+
+    @property
+    def shown_tokens(self) -> frozenset[str]:
+        """Special tokens that must be in the text."""
+        return self.reading.format.markers if self.reading else frozenset()
 
 
 @dataclass(slots=True)
@@ -38,6 +48,9 @@ class Delta:
 
     index: int
     text: str
+    """Content only, where the text is sorted."""
+    reasoning: str
+    tool_calls: list[ToolCallDelta]
     token_ids: list[int]
     logprobs: list[TokenLogprobs]
     finish: Finish | None
@@ -54,20 +67,27 @@ class Completion:
         self.finish: Finish | None = None
         self.has_news = False
         """There is something to send that was not sent yet."""
+        self.num_reasoning_tokens = 0
+        """Up to and including the one that closed the reasoning; the one that opened it is none."""
         self._rules = rules
         self._detokenizer = detokenizer
         self._token_bytes = token_bytes
+        self._parser = rules.reading.parser() if rules.reading else None
         self._matcher = StopMatcher(rules.stops, include_stop=rules.include_stop)
         self._pending_text: list[str] = []
+        self._pending_reasoning: list[str] = []
+        self._pending_calls = PendingCalls()
         self._pending_ids: list[int] = []
         self._pending_logprobs: list[TokenLogprobs] = []
 
     def take(self, *, cumulative: bool) -> Delta:
         """What is new, or with `cumulative` everything so far. Call it when there is news: it has `finish` once."""
         self.has_news = False
-        text = "".join(self._pending_text)
-        delta = Delta(self.index, text, self._pending_ids, self._pending_logprobs, self.finish)
+        text, reasoning = "".join(self._pending_text), "".join(self._pending_reasoning)
+        calls = self._pending_calls.take(cumulative=cumulative)
+        delta = Delta(self.index, text, reasoning, calls, self._pending_ids, self._pending_logprobs, self.finish)
         self._pending_text = [text] if cumulative else []
+        self._pending_reasoning = [reasoning] if cumulative else []
         self._pending_ids = self._pending_ids.copy() if cumulative else []
         self._pending_logprobs = self._pending_logprobs.copy() if cumulative else []
         return delta
@@ -102,35 +122,74 @@ class Completion:
         tokens = hypothesis.token_ids
         hides_last = hypothesis.finish_reason in _ENDING_TOKEN and not self._rules.include_stop
         self._add(tokens, len(tokens) - hides_last, ())
-        self._show(self._detokenizer.flush())
+        self._flush()
         self._finish(Finish(reason=hypothesis.finish_reason, score=hypothesis.score))
 
     def _add(self, token_ids: Sequence[int], num_text: int, logprobs: Sequence[TokenLogprobs]) -> bool:
         """Append tokens; the first `num_text` have text. True when a stop string ended the completion."""
         rules = self._rules
-        if rules.stops:
-            return self._add_until_stop(token_ids, num_text, logprobs)
+        if rules.stops or self._parser:
+            return self._add_one_by_one(token_ids, num_text, logprobs)
         self._keep(token_ids, logprobs)
         if rules.send_text:
             self._show(self._detokenizer.feed(token_ids[:num_text]))
         return False
 
-    def _add_until_stop(self, token_ids: Sequence[int], num_text: int, logprobs: Sequence[TokenLogprobs]) -> bool:
+    def _add_one_by_one(self, token_ids: Sequence[int], num_text: int, logprobs: Sequence[TokenLogprobs]) -> bool:
         for position, token_id in enumerate(token_ids):
             self._keep((token_id,), logprobs[position : position + 1])
             if position >= num_text:
                 break
-            armed = len(self.token_ids) >= self._rules.min_tokens
-            released = self._matcher.feed(self._detokenizer.feed((token_id,)), armed=armed)
-            self._show(released.text)
-            if released.stop is not None:
-                self._finish(Finish(reason=FinishReason.FINISH_REASON_STOP_STRING, stop=released.stop))
+            if self._parser:
+                self.num_reasoning_tokens += self._parser.is_reasoning
+            if self._read(self._detokenizer.feed((token_id,)), armed=self._is_armed):
                 return True
         return False
 
+    @property
+    def _is_armed(self) -> bool:
+        """A stop string may end it."""
+        return len(self.token_ids) >= self._rules.min_tokens
+
+    def _read(self, text: str, *, armed: bool) -> bool:
+        """Take new text. True when a stop string ended the completion."""
+        if self._parser is None:
+            return self._add_content(text, armed=armed)
+        return self._sort(self._parser.feed(text), armed=armed)
+
+    def _sort(self, events: Sequence[Event], *, armed: bool) -> bool:
+        """Stop strings are looked for in content alone."""
+        for event in events:
+            if isinstance(event, Content):
+                if self._add_content(event.text, armed=armed):
+                    return True
+            elif self._rules.send_text:
+                self.has_news = True
+                if isinstance(event, Reasoning):
+                    self._pending_reasoning.append(event.text)
+                else:
+                    self._pending_calls.add(event)
+        return False
+
+    def _add_content(self, text: str, *, armed: bool) -> bool:
+        released = self._matcher.feed(text, armed=armed)
+        self._show(released.text)
+        if released.stop is None:
+            return False
+        self._finish(Finish(reason=FinishReason.FINISH_REASON_STOP_STRING, stop=released.stop))
+        return True
+
+    def _flush(self) -> bool:
+        """The text is over. True when a stop string ended the completion: the parser may have held it back."""
+        self._read(self._detokenizer.flush(), armed=False)
+        if self._parser and self._sort(self._parser.flush(), armed=self._is_armed):
+            return True
+        self._show(self._matcher.flush())
+        return False
+
     def _end(self, output: RequestOutput) -> None:
-        rest = self._matcher.feed(self._detokenizer.flush(), armed=False).text
-        self._show(rest + self._matcher.flush())
+        if self._flush():
+            return
         special = self._rules.special_stops.get(output.stop_token_id) if output.HasField("stop_token_id") else None
         if special is not None:
             self._finish(Finish(reason=FinishReason.FINISH_REASON_STOP_STRING, stop=special))

@@ -50,6 +50,11 @@ class RouterSettings(Settings):
     max_prompt_bytes: int = Field(4 * 1024 * 1024, gt=0, description="Longest prompt text, in bytes.")
     max_open_requests: int = Field(4096, gt=0, description="Open requests; more are refused.")
     allow_chat_template: bool = Field(False, description="Let requests bring a chat template of their own.")
+    chat_format: Literal["auto", "none", "hermes", "qwen3", "deepseek", "harmony", "glm"] = Field(
+        "auto",
+        description="How reasoning and tool calls are found in answers of Chat; auto: the chat template tells; none: "
+        "all is text.",
+    )
     tokenizer_threads: int = Field(2, ge=1, description="Threads that tokenise.")
 
     drain_timeout: float = Field(30.0, ge=0, description="Seconds that open requests have to finish at shutdown.")

@@ -69,7 +69,7 @@ class OpenRequest:
             Completion(
                 i,
                 spec.text,
-                tokenizer.detokenizer(skip_special_tokens=spec.skip_special_tokens),
+                tokenizer.detokenizer(skip_special_tokens=spec.skip_special_tokens, shown=spec.text.shown_tokens),
                 tokenizer.token_bytes,
             )
             for i in range(spec.n)
@@ -252,6 +252,7 @@ class OpenRequest:
             num_prompt_tokens=len(self.spec.prompt.token_ids),
             num_completion_tokens=self.num_completion_tokens,
             num_cached_tokens=self._num_cached_tokens,
+            num_reasoning_tokens=sum(c.num_reasoning_tokens for c in self.completions),
         )
 
     def _final_timings(self) -> RequestTimings:

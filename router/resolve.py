@@ -30,6 +30,7 @@ def resolve(
     if n * len(prompt.token_ids) > MAX_FANOUT_TOKENS:
         raise InvalidArgumentError.of("options.n", f"n × prompt tokens must not exceed {MAX_FANOUT_TOKENS}")
     room = model.info.max_model_len - len(prompt.token_ids)
+    skip_special_tokens = options.skip_special_tokens if options.HasField("skip_special_tokens") else True
     special_stops = {i: stop for stop in options.stop if (i := model.tokenizer.special_token_id(stop)) is not None}
     return RequestSpec(
         request_id=request_id,
@@ -47,11 +48,13 @@ def resolve(
             special_stops=special_stops,
             include_stop=options.include_stop,
             min_tokens=options.min_tokens,
+            # Who wants to see special tokens wants the text as the model wrote it.
+            reading=prompt.reading if skip_special_tokens else None,
         ),
         stop_token_ids=sorted({*options.stop_token_ids, *special_stops}),
         stop_token_sequences=options.stop_token_sequences,
         ignore_eos=options.ignore_eos,
-        skip_special_tokens=options.skip_special_tokens if options.HasField("skip_special_tokens") else True,
+        skip_special_tokens=skip_special_tokens,
         priority=options.priority,
         cache_salt=options.cache_salt,
         dp_rank=options.dp_rank if options.HasField("dp_rank") else None,

@@ -42,7 +42,15 @@ def generate_response(request_id: str, update: Update) -> GenerateResponse:
 
 def chat_response(request_id: str, update: Update) -> ChatResponse:
     deltas = [
-        ChatDelta(index=d.index, content=d.text, token_ids=d.token_ids, logprobs=d.logprobs, finish=d.finish)
+        ChatDelta(
+            index=d.index,
+            content=d.text,
+            reasoning=d.reasoning,
+            tool_calls=d.tool_calls,
+            token_ids=d.token_ids,
+            logprobs=d.logprobs,
+            finish=d.finish,
+        )
         for d in update.deltas
     ]
     return ChatResponse(

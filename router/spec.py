@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from fissile.v1 import SamplingParams, Sequence, TokenSequence
 from router.completion import TextRules
+from router.formats.registry import Reading
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,6 +15,8 @@ class Prompt:
     field: str
     """Path of the field that they came from."""
     token_ids: List[int]
+    reading: Reading | None = None
+    """How the answers to a conversation are read; None: they are text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import json
 import weakref
-from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence, Set
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from functools import partial
@@ -63,7 +63,8 @@ async def receive_files(stream: AsyncIterable[GetTokenizerResponse]) -> Tokenize
 
 @dataclass(slots=True, weakref_slot=True)
 class Tokenizer:
-    """Text to tokens and back. Immutable after `load`; encoding runs in `executor`, off the event loop."""
+    """Text to tokens and back. Immutable after `load`, apart from a cache; encoding runs in `executor`, off the event
+    loop."""
 
     fingerprint: str
     template: ChatTemplate | None
@@ -73,9 +74,9 @@ class Tokenizer:
     _executor: Executor
     _byte_level: bool
     _bytes: list[bytes]
-    _visible_bytes: list[bytes]
-    """`_bytes` with special tokens empty."""
     _special: dict[str, int] = field(default_factory=dict)
+    _visible_bytes: dict[frozenset[str], list[bytes]] = field(default_factory=dict)
+    """`_bytes` with special tokens empty, apart from some; filled at need."""
 
     @classmethod
     def load(cls, files: TokenizerFiles, executor: Executor) -> "Tokenizer":
@@ -92,7 +93,6 @@ class Tokenizer:
         byte_level = is_byte_level(raw)
         table = token_bytes_table(backend, byte_level)
         special = {token.content: i for i, token in backend.get_added_tokens_decoder().items() if token.special}
-        hidden = set(special.values())
         return cls(
             fingerprint=files.fingerprint,
             template=load_template(files.contents),
@@ -101,7 +101,6 @@ class Tokenizer:
             _executor=executor,
             _byte_level=byte_level,
             _bytes=table,
-            _visible_bytes=[b"" if i in hidden else data for i, data in enumerate(table)],
             _special=special,
         )
 
@@ -129,12 +128,24 @@ class Tokenizer:
         """The special token that `text` is, if it is one."""
         return self._special.get(text)
 
-    def detokenizer(self, *, skip_special_tokens: bool) -> Detokenizer:
-        """A new one, for one completion."""
+    def detokenizer(self, *, skip_special_tokens: bool, shown: Set[str] = frozenset()) -> Detokenizer:
+        """A new one, for one completion. Special tokens in `shown` are never skipped."""
         if self._byte_level:
-            return ByteDetokenizer(self._visible_bytes if skip_special_tokens else self._bytes)
-        hidden = frozenset(self._special.values()) if skip_special_tokens else frozenset()
+            return ByteDetokenizer(self._visible(shown) if skip_special_tokens else self._bytes)
+        hidden = self._hidden(shown) if skip_special_tokens else frozenset()
         return WindowDetokenizer(lambda ids: self.decode(ids, skip_special_tokens=False), hidden)
+
+    def _visible(self, shown: Set[str]) -> list[bytes]:
+        exceptions = frozenset(shown & self._special.keys())
+        table = self._visible_bytes.get(exceptions)
+        if table is None:
+            hidden = self._hidden(exceptions)
+            table = [b"" if i in hidden else data for i, data in enumerate(self._bytes)]
+            self._visible_bytes[exceptions] = table
+        return table
+
+    def _hidden(self, shown: Set[str]) -> frozenset[int]:
+        return frozenset(i for text, i in self._special.items() if text not in shown)
 
 
 class TokenizerStore:

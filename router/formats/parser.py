@@ -12,7 +12,8 @@ Reader: TypeAlias = Callable[[Scanner, Output], Steps[None]]
 
 THINK, END_THINK = "<think>", "</think>"
 NEWLINES = 2
-"""So many line ends before and after a marker belong to it: models are trained on templates that put them there."""
+"""So many line ends around the reasoning and after a call are no text: models are trained on templates that put them
+there. Those before a call are text: to hold them back would hold back the stop strings that they are part of."""
 _END_OF_REASONING = Markers(END_THINK, newlines=NEWLINES)
 
 
@@ -63,7 +64,7 @@ class Calls:
 
 def answer_reader(calls: Calls, *, thinks: bool = True) -> Reader:
     """Reasoning is read at the beginning only: later, the tags are text. A call inside of reasoning is text, too."""
-    markers = Markers(calls.opening, *calls.around, newlines=NEWLINES)
+    markers = Markers(calls.opening, *calls.around)
 
     def read(scanner: Scanner, output: Output) -> Steps[None]:
         if thinks and ((yield from _opens(scanner)) or output.is_reasoning):

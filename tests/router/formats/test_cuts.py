@@ -13,11 +13,11 @@ WHOLE = {
     "hermes": (
         'Let me see.\n<tool_call>\n{"name": "f", "arguments": {"x": "a\\"}b"}}\n</tool_call>\n'
         "<tool_call>\n<function=g>\n<parameter=y>\n1\n</parameter>\n</function>\n</tool_call>",
-        Answer("Let me see.", "", [["f", '{"x": "a\\"}b"}'], ["g", '{"y": 1}']]),
+        Answer("Let me see.\n", "", [["f", '{"x": "a\\"}b"}'], ["g", '{"y": 1}']]),
     ),
     "qwen3": (
         '<think>\n1 < 2\n</think>\n\nYes.\n\n<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>',
-        Answer("Yes.", "1 < 2", [["f", "{}"]]),
+        Answer("Yes.\n\n", "1 < 2", [["f", "{}"]]),
     ),
     "deepseek": (
         "<think>\nhm\n</think>\n\nWell.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n"
@@ -28,7 +28,7 @@ WHOLE = {
     "glm": (
         "\n<think>hm</think>\nWell.\n<tool_call>f\n<arg_key>x</arg_key>\n<arg_value>[1]</arg_value>\n"
         "<arg_key>y</arg_key>\n<arg_value>a b</arg_value>\n</tool_call>\n<tool_call>g\n</tool_call>",
-        Answer("Well.", "hm", [["f", '{"x": [1], "y": "a b"}'], ["g", "{}"]]),
+        Answer("Well.\n", "hm", [["f", '{"x": [1], "y": "a b"}'], ["g", "{}"]]),
     ),
     "harmony": (
         "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>commentary<|message|>I look.<|end|>"
@@ -97,9 +97,9 @@ def test_text_without_markers_is_content_as_it_is(name, text):
 
 @pytest.mark.parametrize("name", ["hermes", "qwen3", "deepseek", "glm"])
 def test_text_that_begins_no_marker_is_shown_at_once(name):
-    got = shown(name, "Well", ", 1 ", "<2", " and\n", "so", "\n", "\n", "\n", "a<")
+    got = shown(name, "Well", ", 1 ", "<2", " and\n", "so", "\n\n\n", "a<")
     texts = ["".join(event.text for event in events) for events in got]
-    assert texts == ["Well", ", 1 ", "<2", " and", "\nso", "", "", "\n", "\n\na", "<"]
+    assert texts == ["Well", ", 1 ", "<2", " and\n", "so", "\n\n\n", "a", "<"]
 
 
 def test_harmony_holds_back_beginnings_of_markers_alone():

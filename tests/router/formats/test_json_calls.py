@@ -61,7 +61,7 @@ def test_a_call_that_is_cut_off_loses_nothing(end):
         assert answer == Answer("a" + text)
     else:
         assert answer.calls == [["f", text[start : start + len('{"x": 1}')]]]
-        assert answer.content == "a" + text[start + len('{"x": 1}') :]
+        assert answer.content == "a\n" + text[start + len('{"x": 1}') :]
 
 
 def test_what_follows_broken_arguments_is_content():

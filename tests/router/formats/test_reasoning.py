@@ -30,6 +30,13 @@ def test_a_continued_message_says_whether_it_is_in_its_reasoning():
     assert read("qwen3", "s", prompt="<think>", continued="Ye") == Answer("s")
 
 
+def test_line_ends_around_the_reasoning_are_no_text():
+    assert read("qwen3", "<think>\n\n\nhm\n\n\n</think>\n\n\nYes") == Answer("\nYes", "\nhm\n")
+    reader = parser("qwen3", "<think>")
+    texts = ["".join(e.text for e in reader.feed(piece)) for piece in ("a", "\n", "\n", "\n", "b")]
+    assert texts == ["a", "", "", "\n", "\n\nb"]
+
+
 def test_a_tag_that_closes_nothing_is_text():
     assert read("qwen3", "Ye</think>s") == Answer("Ye</think>s")
 
