@@ -114,9 +114,9 @@ def _message(position: int, message: ChatMessage, source: str) -> dict[str, Any]
         result["tool_call_id"] = message.tool_call_id
     if message.reasoning:
         result["reasoning"] = result["reasoning_content"] = message.reasoning
-        # GPT-OSS's template refuses it beside the text of a message with calls.
-        if not (message.content and message.tool_calls):
-            result["thinking"] = message.reasoning
+        # GPT-OSS's template refuses its name for it beside the text of a message with calls.
+        is_refused = message.content and message.tool_calls
+        result["thinking"] = None if is_refused else message.reasoning
     if message.tool_calls:
         joins_text = _JOINS_TEXT in source
         result["tool_calls"] = [

@@ -1,10 +1,13 @@
 """Joined pieces equal decoding the whole; no piece ends inside a character."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from router.detokenizer import ByteDetokenizer, WindowDetokenizer, is_byte_level, token_bytes_table
+from router.tokenizer import Tokenizer, TokenizerFiles
 from tests.fakes import tokenizer as toys
 
 TEXT = "naïve 😀 漢字 text\n\n  é"
@@ -92,3 +95,18 @@ def test_token_bytes_join_to_the_text():
     assert b"".join(TABLE[i] for i in ids).decode() == TEXT
     table = token_bytes_table(FALLBACK, False)
     assert b"".join(table[i] for i in encode(FALLBACK, TEXT)).decode() == " " + TEXT
+
+
+@pytest.mark.parametrize("make", [toys.byte_level, toys.byte_fallback])
+def test_some_special_tokens_are_shown_where_the_others_are_hidden(make):
+    tokenizer = make()
+    special = [t.content for t in tokenizer.get_added_tokens_decoder().values()]
+    ids = [tokenizer.token_to_id(text) for text in special]
+    files = TokenizerFiles(toys.files(tokenizer), "f")
+    with ThreadPoolExecutor(1) as threads:
+        loaded = Tokenizer.load(files, threads)
+        for shown in (set(), {special[1]}, {special[1], "<other>"}):
+            detokenizer = loaded.detokenizer(skip_special_tokens=True, shown=shown)
+            assert "".join(pieces_of(detokenizer, ids)) == "".join(text for text in special if text in shown)
+        everything = loaded.detokenizer(skip_special_tokens=False, shown={special[1]})
+        assert "".join(pieces_of(everything, ids)) == "".join(special)
