@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from common.errors import FissileError
     from fissile.async_client import AsyncClient, AsyncStream
     from fissile.client import Client, Stream
-    from fissile.results import Completion, Delta, Generation, Model, Stats
+    from fissile.requests import Message, Tool
+    from fissile.results import Completion, Delta, Generation, Model, Stats, ToolCall
 
 _HOMES = {
     "AsyncClient": "fissile.async_client",
@@ -29,9 +30,12 @@ _HOMES = {
     "Delta": "fissile.results",
     "FissileError": "common.errors",
     "Generation": "fissile.results",
+    "Message": "fissile.requests",
     "Model": "fissile.results",
     "Stats": "fissile.results",
     "Stream": "fissile.client",
+    "Tool": "fissile.requests",
+    "ToolCall": "fissile.results",
 }
 
 __all__ = [
@@ -43,9 +47,12 @@ __all__ = [
     "Delta",
     "FissileError",
     "Generation",
+    "Message",
     "Model",
     "Stats",
     "Stream",
+    "Tool",
+    "ToolCall",
 ]
 
 

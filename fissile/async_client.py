@@ -1,7 +1,7 @@
 """The client for asyncio; the same calls as `fissile.client`."""
 
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
@@ -10,7 +10,8 @@ import grpc
 from common.channel import ClientTls, aio_channel
 from common.errors import from_rpc_error
 from fissile import requests, responses
-from fissile.requests import Message, Options
+from fissile.options import Options
+from fissile.requests import Message, Prompt, Tool
 from fissile.results import Delta, Generation, Model, Stats, Token
 from fissile.v1 import generation_pb2, generation_pb2_grpc
 
@@ -24,10 +25,10 @@ class AsyncStream(AsyncIterator[Delta]):
     Errors arrive as `common.errors.FissileError` from the iteration.
     """
 
-    def __init__(self, call: Any) -> None:
+    def __init__(self, call: Any, cumulative: bool) -> None:
         self._call = call
         self._messages = aiter(call)
-        self._collector = responses.Collector()
+        self._collector = responses.Collector(cumulative=cumulative)
         self._ready: deque[Delta] = deque()
         self._generation: Generation | None = None
 
@@ -88,7 +89,7 @@ class AsyncClient:
 
     def generate(
         self,
-        prompt: str | Sequence[int],
+        prompt: Prompt | Sequence[Prompt],
         *,
         model: str = "",
         request_id: str = "",
@@ -96,9 +97,12 @@ class AsyncClient:
         timeout: float | None = None,
         **options: Unpack[Options],
     ) -> AsyncStream:
-        """Continue a prompt, given as text or as token ids. Returns at once; the stream raises what goes wrong."""
-        request = requests.generate_request(prompt, model, request_id, add_special_tokens, options)
-        return AsyncStream(self._stub.Generate(request, timeout=timeout))
+        """Continue a prompt, given as text or as token ids, or a list of such prompts. Returns at once; the stream
+        raises what goes wrong. Raises TypeError or ValueError for arguments that no message can hold."""
+        request = requests.generate_request(
+            prompt, model=model, request_id=request_id, add_special_tokens=add_special_tokens, options=options
+        )
+        return AsyncStream(self._stub.Generate(request, timeout=timeout), request.options.output.cumulative)
 
     def chat(
         self,
@@ -107,12 +111,25 @@ class AsyncClient:
         model: str = "",
         request_id: str = "",
         continue_final_message: bool = False,
+        tools: Sequence[Tool] = (),
+        template_arguments: Mapping[str, Any] | None = None,
+        chat_template: str = "",
         timeout: float | None = None,
         **options: Unpack[Options],
     ) -> AsyncStream:
-        """Answer a conversation through the model's chat template. Returns at once."""
-        request = requests.chat_request(messages, model, request_id, continue_final_message, options)
-        return AsyncStream(self._stub.Chat(request, timeout=timeout))
+        """Answer a conversation through the model's chat template. `template_arguments` are its variables;
+        `chat_template` replaces it, where the router allows that. Returns and raises as `generate` does."""
+        request = requests.chat_request(
+            messages,
+            model=model,
+            request_id=request_id,
+            continue_final_message=continue_final_message,
+            tools=tools,
+            template_arguments=template_arguments or {},
+            chat_template=chat_template,
+            options=options,
+        )
+        return AsyncStream(self._stub.Chat(request, timeout=timeout), request.options.output.cumulative)
 
     async def tokenize(
         self, text: str, *, model: str = "", add_special_tokens: bool = True, timeout: float | None = None

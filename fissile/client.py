@@ -1,7 +1,7 @@
 """The blocking client. `fissile.async_client` has the same for asyncio."""
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
@@ -10,7 +10,8 @@ import grpc
 from common.channel import ClientTls, channel
 from common.errors import from_rpc_error
 from fissile import requests, responses
-from fissile.requests import Message, Options
+from fissile.options import Options
+from fissile.requests import Message, Prompt, Tool
 from fissile.results import Delta, Generation, Model, Stats, Token
 from fissile.v1 import generation_pb2, generation_pb2_grpc
 
@@ -24,9 +25,9 @@ class Stream(Iterator[Delta]):
     Errors arrive as `common.errors.FissileError` from the iteration.
     """
 
-    def __init__(self, call: Any) -> None:
+    def __init__(self, call: Any, cumulative: bool) -> None:
         self._call = call
-        self._collector = responses.Collector()
+        self._collector = responses.Collector(cumulative=cumulative)
         self._ready: deque[Delta] = deque()
         self._generation: Generation | None = None
 
@@ -87,7 +88,7 @@ class Client:
 
     def generate(
         self,
-        prompt: str | Sequence[int],
+        prompt: Prompt | Sequence[Prompt],
         *,
         model: str = "",
         request_id: str = "",
@@ -95,9 +96,12 @@ class Client:
         timeout: float | None = None,
         **options: Unpack[Options],
     ) -> Stream:
-        """Continue a prompt, given as text or as token ids. Returns at once; the stream raises what goes wrong."""
-        request = requests.generate_request(prompt, model, request_id, add_special_tokens, options)
-        return Stream(self._stub.Generate(request, timeout=timeout))
+        """Continue a prompt, given as text or as token ids, or a list of such prompts. Returns at once; the stream
+        raises what goes wrong. Raises TypeError or ValueError for arguments that no message can hold."""
+        request = requests.generate_request(
+            prompt, model=model, request_id=request_id, add_special_tokens=add_special_tokens, options=options
+        )
+        return Stream(self._stub.Generate(request, timeout=timeout), request.options.output.cumulative)
 
     def chat(
         self,
@@ -106,12 +110,25 @@ class Client:
         model: str = "",
         request_id: str = "",
         continue_final_message: bool = False,
+        tools: Sequence[Tool] = (),
+        template_arguments: Mapping[str, Any] | None = None,
+        chat_template: str = "",
         timeout: float | None = None,
         **options: Unpack[Options],
     ) -> Stream:
-        """Answer a conversation through the model's chat template. Returns at once."""
-        request = requests.chat_request(messages, model, request_id, continue_final_message, options)
-        return Stream(self._stub.Chat(request, timeout=timeout))
+        """Answer a conversation through the model's chat template. `template_arguments` are its variables;
+        `chat_template` replaces it, where the router allows that. Returns and raises as `generate` does."""
+        request = requests.chat_request(
+            messages,
+            model=model,
+            request_id=request_id,
+            continue_final_message=continue_final_message,
+            tools=tools,
+            template_arguments=template_arguments or {},
+            chat_template=chat_template,
+            options=options,
+        )
+        return Stream(self._stub.Chat(request, timeout=timeout), request.options.output.cumulative)
 
     def tokenize(
         self, text: str, *, model: str = "", add_special_tokens: bool = True, timeout: float | None = None

@@ -17,6 +17,8 @@ from fissile.results import (
     Stats,
     Timings,
     Token,
+    ToolCall,
+    ToolCallDelta,
     Usage,
     Worker,
 )
@@ -29,6 +31,20 @@ _FINISH_PREFIX = "FINISH_REASON_"
 
 
 @dataclass(slots=True)
+class _Call:
+    """A tool call that is being received."""
+
+    id: str = ""
+    name: str = ""
+    arguments: list[str] = field(default_factory=list)
+
+    def add(self, delta: ToolCallDelta) -> None:
+        self.id = self.id or delta.id
+        self.name = self.name or delta.name
+        self.arguments.append(delta.arguments)
+
+
+@dataclass(slots=True)
 class _Parts:
     """A completion that is being received."""
 
@@ -36,14 +52,27 @@ class _Parts:
     reasonings: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[tuple[Logprob, ...]] = field(default_factory=list)
+    calls: dict[int, _Call] = field(default_factory=dict)
     finish: Finish | None = None
+
+    def add(self, delta: Delta) -> None:
+        self.texts.append(delta.text)
+        self.reasonings.append(delta.reasoning)
+        self.token_ids.extend(delta.token_ids)
+        self.logprobs.extend(delta.logprobs)
+        for call in delta.tool_calls:
+            self.calls.setdefault(call.index, _Call()).add(call)
+        self.finish = delta.finish or self.finish
 
 
 class Collector:
-    """Adds up the messages of one stream. `add` each in order, then `generation`."""
+    """Adds up the messages of one stream. `add` each in order, then `generation`. `cumulative`: each message carries
+    everything so far."""
 
-    def __init__(self) -> None:
-        self._parts: dict[int, _Parts] = {}
+    def __init__(self, *, cumulative: bool = False) -> None:
+        self._cumulative = cumulative
+        self._parts: dict[tuple[int, int], _Parts] = {}
+        """By prompt and index."""
         self._usage = Usage()
         self._timings = Timings()
         self._prompt_token_ids: tuple[int, ...] = ()
@@ -63,16 +92,11 @@ class Collector:
             self._prompt_logprobs = _logprobs(response.prompt_logprobs)
         deltas = [_delta(completion) for completion in response.completions]
         for delta in deltas:
-            self._append(delta)
+            key = (delta.prompt_index, delta.index)
+            if self._cumulative or key not in self._parts:
+                self._parts[key] = _Parts()
+            self._parts[key].add(delta)
         return deltas
-
-    def _append(self, delta: Delta) -> None:
-        parts = self._parts.setdefault(delta.index, _Parts())
-        parts.texts.append(delta.text)
-        parts.reasonings.append(delta.reasoning)
-        parts.token_ids.extend(delta.token_ids)
-        parts.logprobs.extend(delta.logprobs)
-        parts.finish = delta.finish or parts.finish
 
     def generation(self) -> Generation:
         """The whole, after the stream ended. Raises InternalError if the server ended it without finishing every
@@ -81,7 +105,7 @@ class Collector:
             raise InternalError("the stream ended without a completion")
         return Generation(
             request_id=self.request_id,
-            completions=tuple(_completion(index, parts) for index, parts in sorted(self._parts.items())),
+            completions=tuple(_completion(*key, self._parts[key]) for key in sorted(self._parts)),
             usage=self._usage,
             timings=self._timings,
             prompt_token_ids=self._prompt_token_ids,
@@ -89,9 +113,10 @@ class Collector:
         )
 
 
-def _completion(index: int, parts: _Parts) -> Completion:
+def _completion(prompt_index: int, index: int, parts: _Parts) -> Completion:
     if parts.finish is None:
-        raise InternalError(f"the stream ended without a finish reason for completion {index}")
+        raise InternalError(f"the stream ended without a finish reason for completion {index} of prompt {prompt_index}")
+    calls = [parts.calls[i] for i in sorted(parts.calls)]
     return Completion(
         index=index,
         text="".join(parts.texts),
@@ -99,18 +124,24 @@ def _completion(index: int, parts: _Parts) -> Completion:
         token_ids=tuple(parts.token_ids),
         logprobs=tuple(parts.logprobs),
         finish=parts.finish,
+        tool_calls=tuple(ToolCall(call.id, call.name, "".join(call.arguments)) for call in calls),
+        prompt_index=prompt_index,
     )
 
 
 def _delta(message: ProtoDelta) -> Delta:
     if isinstance(message, generation_pb2.ChatDelta):
-        text, reasoning = message.content, message.reasoning
+        calls = tuple(ToolCallDelta(c.index, c.id, c.name, c.arguments) for c in message.tool_calls)
+        text, reasoning, prompt_index = message.content, message.reasoning, 0
     else:
-        text, reasoning = message.text, ""
+        calls = ()
+        text, reasoning, prompt_index = message.text, "", message.prompt_index
     return Delta(
         index=message.index,
         text=text,
         reasoning=reasoning,
+        tool_calls=calls,
+        prompt_index=prompt_index,
         token_ids=tuple(message.token_ids),
         logprobs=_logprobs(message.logprobs),
         finish=_finish(message.finish) if message.HasField("finish") else None,
@@ -139,6 +170,7 @@ def _usage(message: generation_pb2.Usage) -> Usage:
         num_prompt_tokens=message.num_prompt_tokens,
         num_completion_tokens=message.num_completion_tokens,
         num_cached_tokens=message.num_cached_tokens,
+        num_reasoning_tokens=message.num_reasoning_tokens,
     )
 
 
@@ -169,6 +201,7 @@ def model(message: generation_pb2.Model) -> Model:
         has_chat_template=message.has_chat_template,
         eos_token_ids=tuple(message.eos_token_ids),
         num_workers=message.num_workers,
+        default_sampling={field.name: value for field, value in message.default_sampling.ListFields()},
     )
 
 

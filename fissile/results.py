@@ -1,6 +1,10 @@
 """What the client library returns. Plain dataclasses: durations are seconds, text is `str`, ids are `int`."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fissile.requests import Message
 
 FINISH_REASONS = (
     "eos",
@@ -42,8 +46,30 @@ class Finish:
 
 
 @dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call of a tool that the model wants."""
+
+    id: str
+    name: str
+    arguments: str
+    """JSON text, as the model wrote it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallDelta:
+    """A new part of a tool call. Joined arguments of one index are the arguments of the whole."""
+
+    index: int
+    id: str = ""
+    """Set in the first part."""
+    name: str = ""
+    """Set in the first part."""
+    arguments: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Delta:
-    """What is new in one completion of a stream. Joined texts of one index equal the text of the whole."""
+    """What is new in one completion of a stream. Joined texts of one completion equal the text of the whole."""
 
     index: int
     text: str
@@ -54,6 +80,9 @@ class Delta:
     """For each new token: the chosen one first, then the most likely ones."""
     finish: Finish | None = None
     """Set in the last delta of the completion."""
+    tool_calls: tuple[ToolCallDelta, ...] = ()
+    prompt_index: int = 0
+    """With several prompts: which one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +95,20 @@ class Completion:
     reasoning: str = ""
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[tuple[Logprob, ...], ...] = ()
+    tool_calls: tuple[ToolCall, ...] = ()
+    prompt_index: int = 0
+    """With several prompts: which one."""
+
+    def message(self) -> "Message":
+        """It as the next message of the conversation that it answers."""
+        message: Message = {"role": "assistant", "content": self.text}
+        if self.reasoning:
+            message["reasoning"] = self.reasoning
+        if self.tool_calls:
+            message["tool_calls"] = [
+                {"id": call.id, "name": call.name, "arguments": call.arguments} for call in self.tool_calls
+            ]
+        return message
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +116,7 @@ class Usage:
     num_prompt_tokens: int = 0
     num_completion_tokens: int = 0
     num_cached_tokens: int = 0
+    num_reasoning_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +136,7 @@ class Generation:
 
     request_id: str
     completions: tuple[Completion, ...]
+    """In order of prompt, then of index."""
     usage: Usage
     timings: Timings
     prompt_token_ids: tuple[int, ...] = ()
@@ -114,6 +159,8 @@ class Model:
     has_chat_template: bool
     eos_token_ids: tuple[int, ...]
     num_workers: int
+    default_sampling: dict[str, float]
+    """By option: what holds for requests that do not give it."""
 
 
 @dataclass(frozen=True, slots=True)

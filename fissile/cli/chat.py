@@ -10,7 +10,8 @@ from fissile.cli.options import connection_options, request_options, sampling_op
 
 if TYPE_CHECKING:
     from fissile import Client
-    from fissile.requests import Message, Options
+    from fissile.options import Options
+    from fissile.requests import Message
 
 HELP = "/reset forgets the conversation · /exit or Ctrl-D leaves · Ctrl-C stops an answer"
 
@@ -83,11 +84,18 @@ class Conversation:
 
         self._messages.append({"role": "user", "content": text})
         answer: list[str] = []
+        reasoning: list[str] = []
         stream = self._client.chat(self._messages, model=self._model, timeout=self._timeout, **self._options)
         try:
             for delta in stream:
-                answer.append(delta.text)
-                click.echo(delta.text, nl=False)
+                if delta.reasoning:
+                    reasoning.append(delta.reasoning)
+                    click.secho(delta.reasoning, nl=False, dim=True)
+                if delta.text:
+                    if reasoning and not answer:
+                        click.echo("\n")
+                    answer.append(delta.text)
+                    click.echo(delta.text, nl=False)
         except KeyboardInterrupt:
             stream.close()
         except FissileError as error:
@@ -98,4 +106,4 @@ class Conversation:
             click.echo(f"Error: {error.message}", err=True)
             return
         click.echo()
-        self._messages.append({"role": "assistant", "content": "".join(answer)})
+        self._messages.append({"role": "assistant", "content": "".join(answer), "reasoning": "".join(reasoning)})

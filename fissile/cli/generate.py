@@ -1,6 +1,8 @@
 """`fissile generate`."""
 
 import sys
+from collections.abc import Iterator
+from math import exp
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +27,7 @@ def _token_ids(_context: click.Context, _parameter: click.Parameter, value: str 
 @click.argument("prompt", required=False)
 @click.option("--token-ids", callback=_token_ids, help="Prompt as token ids, separated by commas.")
 @click.option("--json", "as_json", is_flag=True, help="Print the whole answer as one JSON object at the end.")
+@click.option("--logprobs", type=click.IntRange(min=0), help="Print each token and so many others, with probabilities.")
 @click.option("--timings", is_flag=True, help="Print tokens and latency to standard error.")
 @sampling_options
 @connection_options
@@ -32,6 +35,7 @@ def generate(
     prompt: str | None,
     token_ids: list[int] | None,
     as_json: bool,
+    logprobs: int | None,
     timings: bool,
     model: str,
     timeout: float | None,
@@ -53,6 +57,8 @@ def generate(
     with Client(to.address, tls=to.tls) as client:
         options = request_options(**sampling)
         options["return_token_ids"] = as_json
+        if logprobs is not None:
+            options["logprobs"] = logprobs
         stream = client.generate(token_ids_or_text, model=model, timeout=timeout, **options)
         try:
             for delta in stream:
@@ -64,6 +70,9 @@ def generate(
             sys.exit(130)
         generation = stream.result()
     click.echo(to_json(generation) if as_json else "")
+    if logprobs is not None and not as_json:
+        for line in probabilities(generation):
+            click.echo(line, err=True)
     if timings:
         click.echo(summary(generation), err=True)
 
@@ -85,6 +94,18 @@ def to_json(generation: "Generation") -> str:
 def _plain(value: bytes) -> str:
     """Bytes of a token, the only thing in a result that JSON has no form for."""
     return value.decode(errors="replace")
+
+
+def probabilities(generation: "Generation") -> Iterator[str]:
+    """A line for each token: its probability and rank, then the most likely ones."""
+    for position in generation.completions[0].logprobs:
+        chosen, *likely = position
+        others = "  ".join(f"{_quoted(entry.text)} {exp(entry.logprob):.2%}" for entry in likely)
+        yield f"{_quoted(chosen.text)} {exp(chosen.logprob):.2%} (rank {chosen.rank})  {others}".rstrip()
+
+
+def _quoted(text: bytes) -> str:
+    return repr(text.decode(errors="replace"))
 
 
 def summary(generation: "Generation") -> str:

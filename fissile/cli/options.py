@@ -3,13 +3,13 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar, cast
 
 import click
 
 if TYPE_CHECKING:
     from common.channel import ClientTls
-    from fissile.requests import Options
+    from fissile.options import Options
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -69,34 +69,37 @@ sampling_options = _apply(
         click.option("-t", "--temperature", type=float, help="0 is greedy. Default: the model's."),
         click.option("--top-k", type=int, help="Sample from the k most likely tokens only."),
         click.option("--top-p", type=float, help="Sample from the most likely tokens that sum to this probability."),
+        click.option("--min-p", type=float, help="Drop tokens less likely than this share of the most likely one."),
         click.option("--seed", type=click.IntRange(min=0, max=2**64 - 1), help="Same seed, same answer."),
+        click.option(
+            "--repetition-penalty", type=float, help="Above 1: what was in prompt or answer gets less likely."
+        ),
+        click.option("--presence-penalty", type=float, help="Above 0: what was in the answer gets less likely."),
+        click.option("--frequency-penalty", type=float, help="The same, the more often the less likely."),
+        click.option("--bad-word", "bad_words", multiple=True, help="Never say this. May be repeated."),
         click.option("--stop", multiple=True, help="End at this text. May be repeated."),
         click.option("--ignore-eos", is_flag=True, help="Go on past the model's end of text."),
+        click.option(
+            "--json-schema", type=click.File(encoding="utf-8"), help="Answer in JSON that this schema allows."
+        ),
+        click.option("--regex", help="Answer with a text that this matches."),
+        click.option("--choice", multiple=True, help="Answer with this, or another --choice. May be repeated."),
         click.option("--timeout", type=click.FloatRange(min=0, min_open=True), help="Seconds before giving up."),
     ]
 )
 
 
-def request_options(
-    max_tokens: int,
-    temperature: float | None,
-    top_k: int | None,
-    top_p: float | None,
-    seed: int | None,
-    stop: tuple[str, ...],
-    ignore_eos: bool,
-) -> "Options":
+def request_options(json_schema: TextIO | None, **given: Any) -> "Options":
     """What of `sampling_options` goes into a request; what is not given is left to the model's defaults."""
-    options: Options = {"max_tokens": max_tokens, "ignore_eos": ignore_eos, "stop": stop}
-    if temperature is not None:
-        options["temperature"] = temperature
-    if top_k is not None:
-        options["top_k"] = top_k
-    if top_p is not None:
-        options["top_p"] = top_p
-    if seed is not None:
-        options["seed"] = seed
-    return options
+    options: dict[str, Any] = {name: value for name, value in given.items() if value is not None and value != ()}
+    if json_schema is not None:
+        try:
+            options["json_schema"] = json_schema.read()
+        except UnicodeDecodeError as error:
+            raise click.BadParameter(f"is no valid UTF-8 at byte {error.start}", param_hint="--json-schema") from None
+    if len(options.keys() & {"json_schema", "regex", "choice"}) > 1:
+        raise click.UsageError("--json-schema, --regex and --choice exclude each other")
+    return cast("Options", options)
 
 
 def valid_text(text: str) -> str:

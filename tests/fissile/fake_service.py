@@ -2,6 +2,7 @@
 
 The completion of a text prompt is its words, one a message; the prompt chooses what else happens:
 "slow" words come until the call is cancelled, "fail" ends with a typed error, "cut" ends without a finish reason.
+With several prompts each has its words in one message. A chat with tools thinks and calls the first one.
 """
 
 import threading
@@ -41,17 +42,39 @@ class FakeService(v1.GenerationServiceServicer):
                 yield delta(request_id, 0, "slow ", 1)
                 self.cancelled.wait(0.01)
             return
+        if request.prompts:
+            for index, prompt in enumerate(request.prompts):
+                finish = v1.Finish(reason=v1.FINISH_REASON_EOS)
+                completion = v1.CompletionDelta(prompt_index=index, text=prompt.text, finish=finish)
+                yield v1.GenerateResponse(completions=[completion])
+            yield v1.GenerateResponse(usage=v1.Usage(num_prompt_tokens=len(request.prompts)))
+            return
         n = request.options.n or 1
+        if request.options.sampling.HasField("num_prompt_logprobs"):
+            yield v1.GenerateResponse(prompt_logprobs=[logprobs(9, 0)])
+        cumulative = request.options.output.cumulative
+        num_logprobs = request.options.sampling.num_logprobs
         for position, word in enumerate(words):
             text = word if position == 0 else " " + word
+            if cumulative:
+                text = " ".join(words[: position + 1])
             for index in range(n):
-                yield delta(request_id, index, text, position)
+                message = delta(request_id, index, text, position)
+                if request.options.sampling.HasField("num_logprobs"):
+                    message.completions[0].logprobs.append(logprobs(position, num_logprobs))
+                yield message
         if words == ["cut"]:
+            return
+        if cumulative:
+            yield v1.GenerateResponse(completions=[v1.CompletionDelta(text=request.text, finish=v1.Finish(reason=1))])
             return
         yield last(request_id, n, len(words))
 
     def Chat(self, request, context) -> Iterator[v1.ChatResponse]:
         self.requests.append(request)
+        if request.tools:
+            yield from call_of(request.tools[0])
+            return
         answer = f"{len(request.messages)} messages"
         for part in answer.split(" "):
             yield v1.ChatResponse(completions=[v1.ChatDelta(content=part, token_ids=[1])])
@@ -78,6 +101,7 @@ class FakeService(v1.GenerationServiceServicer):
             has_chat_template=True,
             eos_token_ids=[2],
             num_workers=1,
+            default_sampling=v1.SamplingParams(temperature=0.5, top_k=20),
         )
         return v1.ListModelsResponse(models=[model])
 
@@ -100,6 +124,30 @@ def abort(context, error) -> None:
 def delta(request_id: str, index: int, text: str, token_id: int) -> v1.GenerateResponse:
     completion = v1.CompletionDelta(index=index, text=text, token_ids=[token_id])
     return v1.GenerateResponse(request_id=request_id, completions=[completion])
+
+
+def logprobs(token_id: int, num_likely: int) -> v1.TokenLogprobs:
+    likely = [v1.TokenLogprob(token_id=90 + i, logprob=-1.0 - i, rank=1 + i, text=b"l") for i in range(num_likely)]
+    return v1.TokenLogprobs(logprobs=[v1.TokenLogprob(token_id=token_id, logprob=-2.0, rank=3, text=b"\xff"), *likely])
+
+
+def call_of(tool: v1.Tool) -> Iterator[v1.ChatResponse]:
+    """Two calls of the tool, the second in one part."""
+    parts = [
+        v1.ChatDelta(reasoning="let me "),
+        v1.ChatDelta(reasoning="see"),
+        v1.ChatDelta(tool_calls=[v1.ToolCallDelta(id="call_0", name=tool.name, arguments='{"x":')]),
+        v1.ChatDelta(
+            tool_calls=[
+                v1.ToolCallDelta(arguments=" 1}"),
+                v1.ToolCallDelta(index=1, id="call_1", name=tool.name, arguments="{}"),
+            ]
+        ),
+        v1.ChatDelta(finish=v1.Finish(reason=v1.FINISH_REASON_EOS)),
+    ]
+    for part in parts:
+        yield v1.ChatResponse(completions=[part])
+    yield v1.ChatResponse(usage=v1.Usage(num_completion_tokens=9, num_reasoning_tokens=4))
 
 
 def last(request_id: str, n: int, num_words: int) -> v1.GenerateResponse:

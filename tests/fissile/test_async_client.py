@@ -29,6 +29,18 @@ def test_deltas_and_result(address):
     assert generation.text == "one two"
 
 
+def test_tools_prompts_and_cumulative_streams(address):
+    async def use(client):
+        called = await client.chat([{"role": "user", "content": "?"}], tools=[{"name": "f"}]).result()
+        several = await client.generate(["a b", "c"]).result()
+        whole = await client.generate("one two", cumulative=True).result()
+        return called.completions[0].tool_calls, [c.text for c in several.completions], whole.text
+
+    calls, texts, whole = run(address, use)
+    assert [(call.id, call.arguments) for call in calls] == [("call_0", '{"x": 1}'), ("call_1", "{}")]
+    assert (texts, whole) == (["a b", "c"], "one two")
+
+
 def test_streams_side_by_side(address):
     async def use(client):
         return await asyncio.gather(*(client.generate(f"number {i}").result() for i in range(8)))

@@ -50,6 +50,8 @@ def test_importing_the_command_loads_neither_grpc_nor_rich():
         (["generate", "x", "--max-tokens", "0"], "'-n' / '--max-tokens'"),
         (["generate", "x", "--token-ids", "1"], "not both"),
         (["generate", "--token-ids", "1,a"], "must be numbers separated by commas"),
+        (["generate", "x", "--regex", "a", "--choice", "b"], "exclude each other"),
+        (["generate", "x", "--json-schema", "/no/such"], "No such file"),
         (["bench", "--rate", "1", "--concurrency", "2"], "exclude each other"),
         (["bench", "--input-length", "9-3"], "the first is not above the second"),
         (["up", "--workers", "0"], "'-w' / '--workers'"),
@@ -79,6 +81,44 @@ def test_generate_json_is_one_object(run):
     answer = json.loads(run("generate", "one two", "--json").output)
     assert answer["completions"][0]["token_ids"] == [0, 1]
     assert answer["usage"]["num_cached_tokens"] == 1
+
+
+def test_what_is_asked_for_reaches_the_request(run, service, tmp_path):
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"type": "object"}')
+    numbers = ["--min-p", "0.5", "--repetition-penalty", "1.5", "--presence-penalty", "-1", "--frequency-penalty", "2"]
+    run("generate", "x", *numbers, "--bad-word", "a", "--bad-word", "b", "--json-schema", str(schema))
+    run("generate", "x", "--regex", "a+")
+    run("generate", "x", "--choice", "a", "--choice", "b")
+    first, second, third = (request.options for request in service.requests)
+    sampling = first.sampling
+    assert (sampling.min_p, sampling.repetition_penalty) == (0.5, 1.5)
+    assert (sampling.presence_penalty, sampling.frequency_penalty) == (-1, 2)
+    assert list(first.bad_words) == ["a", "b"]
+    assert sampling.structured_output.json_schema == '{"type": "object"}'
+    assert second.sampling.structured_output.regex == "a+"
+    assert list(third.sampling.structured_output.choice.choices) == ["a", "b"]
+
+
+def test_what_is_not_given_is_left_to_the_model(run, service):
+    run("generate", "x")
+    assert [field.name for field, _ in service.requests[0].options.sampling.ListFields()] == []
+
+
+def test_a_schema_that_is_no_utf8(run, tmp_path):
+    schema = tmp_path / "schema.json"
+    schema.write_bytes(b'{"\xff')
+    result = run("generate", "x", "--json-schema", str(schema))
+    assert result.exit_code == 2
+    assert "Invalid value for --json-schema: is no valid UTF-8 at byte 2" in result.output
+
+
+def test_generate_logprobs(run):
+    result = run("generate", "one two", "--logprobs", "1")
+    assert result.stdout == "one two\n"
+    assert result.stderr == "'\ufffd' 13.53% (rank 3)  'l' 36.79%\n" * 2
+    answer = json.loads(run("generate", "one", "--logprobs", "0", "--json").stdout)
+    assert answer["completions"][0]["logprobs"][0][0]["rank"] == 3
 
 
 def test_generate_timings(run):

@@ -7,7 +7,18 @@ import pytest
 
 from common.errors import DeadlineExceededError, InternalError, InvalidArgumentError, UnavailableError
 from fissile import Client, ClientTls
-from fissile.results import Completion, Delta, Finish, Quantiles, Timings, Token, Usage
+from fissile.results import (
+    Completion,
+    Delta,
+    Finish,
+    Logprob,
+    Quantiles,
+    Timings,
+    Token,
+    ToolCall,
+    ToolCallDelta,
+    Usage,
+)
 from tests.fissile.certificates import self_signed
 from tests.fissile.fake_service import FakeService, serve
 
@@ -43,6 +54,47 @@ def test_chat(client, service):
     assert stream.result().text == "2messages"
     assert stream.result().completions[0].finish == Finish("eos", stop_token_id=2)
     assert service.requests[0].options.max_tokens == 9
+
+
+def test_several_prompts_are_told_apart(client, service):
+    generation = client.generate(["a b", "c"]).result()
+    assert [(c.prompt_index, c.index, c.text) for c in generation.completions] == [(0, 0, "a b"), (1, 0, "c")]
+    assert generation.usage == Usage(num_prompt_tokens=2)
+    assert [prompt.text for prompt in service.requests[0].prompts] == ["a b", "c"]
+
+
+def test_logprobs(client):
+    generation = client.generate("one", logprobs=1, prompt_logprobs=0).result()
+    chosen = Logprob(0, -2.0, 3, b"\xff")
+    assert generation.completions[0].logprobs == ((chosen, Logprob(90, -1.0, 1, b"l")),)
+    assert generation.prompt_logprobs == ((Logprob(9, -2.0, 3, b"\xff"),),)
+
+
+def test_a_cumulative_stream_ends_with_the_whole_not_with_its_sum(client):
+    stream = client.generate("one two three", cumulative=True)
+    assert [delta.text for delta in stream] == ["one", "one two", "one two three", "one two three"]
+    assert stream.result().text == "one two three"
+
+
+def test_reasoning_and_tool_calls_are_typed_and_joined(client):
+    stream = client.chat([{"role": "user", "content": "?"}], tools=[{"name": "f"}])
+    deltas = list(stream)
+    assert deltas[2].tool_calls == (ToolCallDelta(0, "call_0", "f", '{"x":'),)
+    generation = stream.result()
+    (completion,) = generation.completions
+    assert (completion.text, completion.reasoning) == ("", "let me see")
+    assert completion.tool_calls == (ToolCall("call_0", "f", '{"x": 1}'), ToolCall("call_1", "f", "{}"))
+    assert generation.usage.num_reasoning_tokens == 4
+
+
+def test_an_answer_goes_on_as_the_next_message(client, service):
+    messages = [{"role": "user", "content": "?"}]
+    answer = client.chat(messages, tools=[{"name": "f"}]).result().completions[0]
+    results = [{"role": "tool", "content": "3", "tool_call_id": call.id} for call in answer.tool_calls]
+    client.chat([*messages, answer.message(), *results]).result()
+    _, assistant, *tools = service.requests[1].messages
+    assert (assistant.reasoning, assistant.tool_calls[0].arguments) == ("let me see", '{"x": 1}')
+    assert [tool.tool_call_id for tool in tools] == ["call_0", "call_1"]
 
 
 def test_a_typed_error_names_the_field(client):
@@ -87,6 +139,7 @@ def test_tokenize_and_back(client):
 def test_models(client):
     (model,) = client.models()
     assert (model.id, model.max_model_len, model.eos_token_ids) == ("fake", 128, (2,))
+    assert model.default_sampling == {"temperature": 0.5, "top_k": 20}
 
 
 def test_stats(client):
