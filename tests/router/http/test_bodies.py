@@ -1,6 +1,7 @@
 """JSON to typed bodies: what is refused, and which field is named."""
 
 import json
+from contextlib import suppress
 
 import pytest
 from hypothesis import given, settings
@@ -189,10 +190,8 @@ json_values = st.recursive(
 def test_whatever_json_comes_it_is_a_request_or_a_typed_error(data):
     """Nothing reaches protobuf that protobuf refuses."""
     for cls, base, translate in ((CompletionBody, COMPLETION, completion_request), (ChatBody, CHAT, chat_request)):
-        names = st.sampled_from(sorted(cls.model_fields) + ["structured_outputs", "response_format"])
+        names = st.sampled_from(sorted(cls.model_fields))
         fields = data.draw(st.dictionaries(names, json_values, max_size=4))
         raw = json.dumps({**base, **fields}).encode()
-        try:
+        with suppress(InvalidArgumentError):
             translate(parse_body(raw, cls), "id", 1.0)
-        except InvalidArgumentError:
-            pass

@@ -1,0 +1,219 @@
+"""The front as a server: models, health, keys, silence, clients that go, shutdown, TLS."""
+
+import asyncio
+import json
+import sys
+from contextlib import suppress
+
+import httpx2
+import pytest
+
+from common.errors import UnavailableError
+from router.config import RouterSettings
+from router.http.app import AppConfig, build_app
+from router.server import RouterServer, http_server
+from tests.fakes.certificates import Authority
+from tests.fakes.system import until
+from tests.fakes.worker import FakeWorker, counts, says
+from tests.router.http.front import run_front
+
+STREAM = {"prompt": "a", "stream": True, "max_tokens": 1000}
+
+
+def get(path, *workers, headers=None, **settings):
+    async def scenario(client, system):
+        return await client.get(path, headers=headers)
+
+    return run_front(scenario, *(workers or [FakeWorker(says("b"))]), **settings)
+
+
+def test_models():
+    answer = get("/v1/models", FakeWorker(says("b"), model="owner/b"), FakeWorker(says("b"), model="a")).json()
+    assert answer["object"] == "list"
+    assert [model["id"] for model in answer["data"]] == ["a", "owner/b"]
+    assert answer["data"][0].pop("created") > 1.7e9
+    assert answer["data"][0] == {"id": "a", "object": "model", "owned_by": "fissile", "max_model_len": 1024}
+
+
+def test_one_model():
+    assert get("/v1/models/owner/b", FakeWorker(says("b"), model="owner/b")).json()["id"] == "owner/b"
+    assert get("/v1/models/other").json()["error"]["code"] == "model_not_found"
+
+
+def test_a_request_that_names_no_model_gets_the_only_one():
+    async def scenario(client, system):
+        return await client.post("/v1/completions", json={"prompt": "a"})
+
+    assert run_front(scenario, FakeWorker(says("b"))).json()["model"] == "toy"
+
+
+def test_health_is_that_of_the_next_request():
+    worker = FakeWorker(says("b"))
+
+    async def scenario(client, system):
+        before = (await client.get("/health")).status_code
+        await worker.kill()
+        await until(lambda: not system.router.workers.is_ready)
+        return before, (await client.get("/health")).status_code
+
+    assert run_front(scenario, worker) == (200, 503)
+
+
+@pytest.mark.parametrize(
+    ("header", "status"),
+    [
+        ("Bearer secret", 200),
+        ("Bearer Secret", 401),
+        ("secret", 401),
+        ("Bearer ", 401),
+        ("Bearer sécret", 401),
+        (None, 401),
+    ],
+)
+def test_a_key(header, status):
+    headers = {} if header is None else {"authorization": header.encode()}
+    response = get("/v1/models", headers=headers, http_api_key="secret")
+    assert response.status_code == status
+    if status == 401:
+        assert response.json()["error"]["code"] == "invalid_api_key"
+
+
+def test_health_needs_no_key():
+    assert get("/health", http_api_key="secret").status_code == 200
+
+
+def test_without_a_key_any_is_fine():
+    assert get("/v1/models", headers={"authorization": "Bearer whatever"}).status_code == 200
+
+
+def test_a_silent_stream_is_kept_alive():
+    """Before the first token, too."""
+    worker = FakeWorker(says("b"), step_seconds=0.5)
+
+    async def scenario(client, system):
+        app = build_app(system.router.api, lambda: True, AppConfig(1000, keep_alive=0.05))
+        transport = httpx2.ASGITransport(app)
+        async with httpx2.AsyncClient(transport=transport, base_url="http://front") as inside:
+            return (await inside.post("/v1/completions", json=STREAM)).text
+
+    text = run_front(scenario, worker)
+    assert text.startswith(": keep-alive\n\n")
+    assert text.endswith("data: [DONE]\n\n")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_goes_ends_its_request_at_the_worker(stream):
+    worker = FakeWorker(counts(1000), step_seconds=0.01)
+
+    async def scenario(client, system):
+        asking = asyncio.create_task(client.post("/v1/completions", json={**STREAM, "stream": stream}))
+        await until(lambda: worker.num_emitted > 3)
+        asking.cancel()
+        with suppress(asyncio.CancelledError):
+            await asking
+        await system.quiet()
+        return dict(system.router.metrics.finished)
+
+    assert run_front(scenario, worker) == {"cancelled": 1}
+    assert worker.aborted == [worker.received[0].id]
+    assert worker.num_emitted < 100
+
+
+def test_a_client_that_reads_nothing_and_goes_leaves_nothing():
+    """The front waits for the socket when the client goes."""
+    worker = FakeWorker(counts(20_000), step_seconds=0, tokens_per_step=4, max_model_len=30_000)
+    body = json.dumps({**STREAM, "max_tokens": 20_000, "logprobs": 0}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+
+    async def scenario(client, system):
+        _, writer = await asyncio.open_connection("127.0.0.1", system.router.http_port, limit=1024)
+        writer.write(head + body)
+        await until(lambda: worker.num_emitted > 15_000)
+        writer.transport.abort()
+        await system.quiet()
+
+    run_front(scenario, worker)
+
+
+def test_requests_are_counted_with_those_of_grpc():
+    async def scenario(client, system):
+        await client.post("/v1/completions", json={"prompt": "a"})
+        await client.post("/v1/completions", json={"prompt": "a", "top_p": 2})
+        return dict(system.router.metrics.finished)
+
+    assert run_front(scenario, FakeWorker(says("b"))) == {"eos": 1, "invalid_argument": 1}
+
+
+def test_open_streams_finish_at_shutdown_and_new_requests_are_refused():
+    worker = FakeWorker(counts(60), step_seconds=0.01)
+
+    async def scenario(client, system):
+        async with client.stream("POST", "/v1/completions", json=STREAM) as response:
+            lines = response.aiter_lines()
+            await anext(lines)
+            stopping = asyncio.create_task(system.router.stop())
+            await until(lambda: not system.router.is_ready)
+            refused = await client.post("/v1/completions", json={"prompt": "a"})
+            health = await client.get("/health")
+            rest = [line async for line in lines]
+        await stopping
+        with pytest.raises(httpx2.ConnectError):
+            await client.get("/health")
+        return refused.status_code, health.status_code, rest
+
+    refused, health, rest = run_front(scenario, worker)
+    assert (refused, health) == (503, 503)
+    assert "data: [DONE]" in rest
+
+
+def test_what_does_not_finish_in_time_ends_with_an_error():
+    async def scenario(client, system):
+        async with client.stream("POST", "/v1/completions", json=STREAM) as response:
+            lines = response.aiter_lines()
+            await anext(lines)
+            await system.router.stop()
+            return [line async for line in lines if line]
+
+    last = run_front(scenario, FakeWorker(counts(1000), step_seconds=0.02), drain_timeout=0.2)[-1]
+    assert json.loads(last.removeprefix("data: "))["error"]["code"] == "unavailable"
+
+
+def test_https_with_the_routers_certificate(tmp_path):
+    authority = Authority(tmp_path / "ca")
+    certificate, key = authority.issue()
+
+    async def scenario(client, system):
+        import ssl
+
+        context = ssl.create_default_context(cafile=authority.certificate)
+        url = f"https://127.0.0.1:{system.router.http_port}/health"
+        async with httpx2.AsyncClient(verify=context) as secure:
+            return (await secure.get(url)).status_code
+
+    tls = {"tls_certificate": certificate, "tls_key": key, "tls": authority.client()}
+    assert run_front(scenario, FakeWorker(says("b")), **tls) == 200
+
+
+def test_a_taken_port():
+    async def scenario(client, system):
+        settings = RouterSettings(port=0, http_port=system.router.http_port)
+        with pytest.raises(OSError, match=f"cannot listen on 127.0.0.1:{system.router.http_port} for HTTP"):
+            await RouterServer(settings).start()
+
+    run_front(scenario, FakeWorker(says("b")))
+
+
+def test_without_its_packages_the_message_says_what_to_install(monkeypatch):
+    for name in [name for name in sys.modules if name.startswith("router.http")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "starlette", None)
+    with pytest.raises(UnavailableError, match="http-port needs .*: pip install 'fissile"):
+        http_server(RouterSettings(http_port=0), None, lambda: True)
+
+
+def test_a_router_without_a_front_imports_none_of_it():
+    code = "import sys, router.server; print([m for m in ('starlette', 'uvicorn') if m in sys.modules])"
+    import subprocess
+
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert printed == "[]\n"
