@@ -35,5 +35,5 @@ def _read(scanner: Scanner, output: Output) -> Steps[None]:
     scanner.take()
     yield from read_structure(scanner, output.arguments)
     if is_fenced:
-        yield from scanner.expect("```")
-    yield from scanner.expect(_END)
+        yield from scanner.expect_end("```")
+    yield from scanner.expect_end(_END)

@@ -26,7 +26,7 @@ def _read(schemas: Schemas, scanner: Scanner, output: Output) -> Steps[None]:
         yield from read_call(scanner, output, "</tool_call>")
     else:
         yield from _read_function(schemas, scanner, output)
-        yield from scanner.expect("</tool_call>")
+        yield from scanner.expect_end("</tool_call>")
 
 
 def _read_function(schemas: Schemas, scanner: Scanner, output: Output) -> Steps[None]:

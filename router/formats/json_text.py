@@ -87,7 +87,7 @@ def read_call(scanner: Scanner, output: Output, closing: str) -> Steps[None]:
     """Read `{"name": …, "arguments": {…}}` from after its first brace, and then `closing`.
 
     The arguments are emitted as they come once the name is known, else at the end. A brace missing or too many before
-    `closing` does not matter. Raises Malformed."""
+    `closing` does not matter, nor does the text's end in place of it. Raises Malformed."""
     members: dict[str, str] = {}
     is_started = False
     while True:
@@ -101,15 +101,17 @@ def read_call(scanner: Scanner, output: Output, closing: str) -> Steps[None]:
             yield from read_structure(scanner, output.arguments)
         else:
             members[key] = yield from read_value(scanner)
-        marker = yield from scanner.expect(",", "}", closing)
-        while marker == "}":
-            marker = yield from scanner.expect("}", closing)
-        if marker == closing:
+        expect = scanner.expect_end if is_started else scanner.expect
+        marker = yield from expect(",", "}", closing)
+        if marker != ",":
             break
     if not is_started:
         name, arguments = _name(members), _arguments(members)
         output.start_call(name)
         output.arguments(arguments)
+        scanner.take()
+    while marker != closing:
+        marker = yield from scanner.expect_end("}", closing)
 
 
 def _decoded(text: str) -> str:
@@ -129,7 +131,9 @@ def _name(members: dict[str, str]) -> str:
 
 
 def _arguments(members: dict[str, str]) -> str:
-    """An object. Some models write it into a string, or leave out an empty one."""
+    """An object. Some models write it into a string, or leave out an empty one; under another name it is no call."""
+    if "arguments" not in members and len(members) > 1:
+        raise Malformed
     text = members.get("arguments", "null")
     if text.startswith('"'):
         text = _decoded(text)

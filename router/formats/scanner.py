@@ -104,6 +104,14 @@ class Scanner:
                 raise Malformed
             yield from self.more()
 
+    def expect_end(self, *markers: str) -> Steps[str]:
+        """As `expect`, where everything that counts was read: of a text that is over before, nothing is left."""
+        try:
+            return (yield from self.expect(*markers))
+        except EndOfText:
+            self.take_all()
+            raise
+
     def word(self) -> Steps[str]:
         """Read white space and then what is neither white space nor an angle bracket. Raises Malformed when there is
         nothing of it."""

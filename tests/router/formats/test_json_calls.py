@@ -41,6 +41,7 @@ def test_a_call_in_json(call, arguments):
         '{"name": "f", "arguments": [1]}',
         '{"name": "f", "arguments": "no"}',
         '{"name": "f" "arguments": {}}',
+        '{"name": "f", "parameters": {"x": 1}}',
         "{name: f}",
         '[{"name": "f", "arguments": {}}]',
         '{"name": "\\x", "arguments": {}}',
@@ -52,16 +53,29 @@ def test_what_is_no_call_is_content(call):
     assert read("hermes", text) == Answer(text)
 
 
-@pytest.mark.parametrize("end", range(1, len(f"\n<tool_call>\n{JSON_CALL}\n</tool_call>")))
+@pytest.mark.parametrize("end", range(1, len(f"<tool_call>\n{JSON_CALL}\n</tool_call>")))
 def test_a_call_that_is_cut_off_loses_nothing(end):
-    text = f"\n<tool_call>\n{JSON_CALL}\n</tool_call>"[:end]
+    text = f"<tool_call>\n{JSON_CALL}\n</tool_call>"[:end]
     answer = read("hermes", "a" + text)
-    start = len('\n<tool_call>\n{"name": "f", "arguments": ')
+    start = len('<tool_call>\n{"name": "f", "arguments": ')
     if end <= start:
         assert answer == Answer("a" + text)
     else:
-        assert answer.calls == [["f", text[start : start + len('{"x": 1}')]]]
-        assert answer.content == "a\n" + text[start + len('{"x": 1}') :]
+        assert answer == Answer("a", "", [["f", text[start : start + len('{"x": 1}')]]])
+
+
+@pytest.mark.parametrize("call", [JSON_CALL, '{"arguments": {"x": 1}, "name": "f"}', JSON_CALL + "}"])
+@pytest.mark.parametrize("end", ["", "\n", "\n</tool"])
+def test_the_end_of_the_text_ends_a_whole_call(call, end):
+    assert read("hermes", f"<tool_call>\n{call}{end}") == Answer("", "", [["f", '{"x": 1}']])
+
+
+def test_the_end_of_the_text_ends_a_call_of_the_other_forms():
+    text = "<tool_call>\n<function=f>\n<parameter=x>\n1\n</parameter>\n</function>\n</tool"
+    assert read("hermes", text) == Answer("", "", [["f", '{"x": 1}']])
+    text = '<｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{"x": 1}\n``'
+    assert read("deepseek", text) == Answer("", "", [["f", '{"x": 1}']])
+    assert read("deepseek", text + "`\n") == Answer("", "", [["f", '{"x": 1}']])
 
 
 def test_what_follows_broken_arguments_is_content():
