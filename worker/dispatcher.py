@@ -7,6 +7,8 @@ Used on the event loop only.
 import asyncio
 import itertools
 import logging
+from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 from common.errors import (
@@ -16,6 +18,7 @@ from common.errors import (
     UnavailableError,
 )
 from fissile import v1
+from worker.compiling import CompilingRequests
 from worker.convert import (
     ModelLimits,
     check_group,
@@ -25,9 +28,13 @@ from worker.convert import (
     refusal_to_error,
     sequence_from_pb,
 )
+from worker.core.outputs import SequenceOutput, SequenceTimings
+from worker.core.params import Grammar
+from worker.core.sequence import FinishReason, Sequence
 from worker.engine import Engine, StepReport
 from worker.kv_watch import Progress
 from worker.metrics import WorkerMetrics
+from worker.runner.messages import GrammarError
 from worker.streams import ExecuteStream
 
 logger = logging.getLogger(__name__)
@@ -53,8 +60,17 @@ class _OpenSequence:
 class Dispatcher:
     """One per worker, between its streams and its engine."""
 
-    def __init__(self, engine: Engine, limits: ModelLimits, metrics: WorkerMetrics, max_queued: int) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        compile: Callable[[Grammar], "Future[None]"],
+        limits: ModelLimits,
+        metrics: WorkerMetrics,
+        max_queued: int,
+    ) -> None:
+        """The future of `compile` raises GrammarError, or anything else if the worker fails."""
         self._engine = engine
+        self._compiling = CompilingRequests(compile, self._on_compiled, self._on_deadline)
         self._limits = limits
         self._metrics = metrics
         self._max_queued = max_queued
@@ -91,8 +107,7 @@ class Dispatcher:
         engine_ids = list(stream.engine_ids.values())
         for engine_id in engine_ids:
             self._forget(engine_id)
-        if engine_ids:
-            self._engine.abort(engine_ids, "the router's stream ended")
+        self._stop(engine_ids, "the router's stream ended")
 
     def handle(self, stream: ExecuteStream, request: v1.ExecuteRequest) -> None:
         """Carry out commands in order. Raises InvalidArgumentError if one is neither a sequence nor an abort."""
@@ -162,7 +177,7 @@ class Dispatcher:
 
     async def _abort_all(self, detail: str) -> None:
         """Through the engine; if that does not answer (a step hangs), without it."""
-        self._engine.abort(list(self._open), detail)
+        self._stop(list(self._open), detail)
         try:
             async with asyncio.timeout(ABORT_SECONDS):
                 await self._emptied.wait()
@@ -171,6 +186,7 @@ class Dispatcher:
 
     def _end_all(self, error: FissileError) -> None:
         """Every open sequence ends with ERROR, whatever the engine says later."""
+        self._compiling.clear()
         for engine_id, entry in list(self._open.items()):
             self._forget(engine_id)
             self._push_error(entry.stream, entry.sequence_id, entry.index, error)
@@ -196,7 +212,10 @@ class Dispatcher:
             self._open[engine_id] = _OpenSequence(stream, message.id, message.index)
             stream.engine_ids[message.id] = engine_id
         self._emptied.clear()
-        self._engine.add(sequences)
+        if any(seq.sampling.grammar is not None for seq in sequences):
+            self._compiling.add(sequences)
+        else:
+            self._engine.add(sequences)
 
     def _end_repeated(self, stream: ExecuteStream, members: list[v1.Sequence]) -> None:
         """An id that is in use comes again: outputs could not be told apart, so both uses end, with one output."""
@@ -204,7 +223,7 @@ class Dispatcher:
             engine_id = stream.engine_ids.get(message.id)
             if engine_id is not None:
                 self._forget(engine_id)
-                self._engine.abort([engine_id], "its id was used again")
+                self._stop([engine_id], "its id was used again")
         self._refuse(stream, members, AlreadyExistsError("id: one that is in use came again; all uses are ended"))
 
     def _refuse(self, stream: ExecuteStream, members: list[v1.Sequence], error: FissileError) -> None:
@@ -213,14 +232,46 @@ class Dispatcher:
 
     def _push_error(self, stream: ExecuteStream, sequence_id: int, index: int, error: FissileError) -> None:
         self._metrics.observe_refusal(error)
-        output = error_to_pb(error, sequence_id, index)
+        self._push(stream, error_to_pb(error, sequence_id, index))
+
+    def _push(self, stream: ExecuteStream, output: v1.RequestOutput) -> None:
         load = load_to_pb(self._engine.load)
         stream.push(v1.ExecuteResponse(step=self._engine.step, outputs=[output], load=load))
 
     def _abort(self, stream: ExecuteStream, sequence_id: int) -> None:
         engine_id = stream.engine_ids.get(sequence_id)
         if engine_id is not None:
-            self._engine.abort([engine_id], "aborted by the router")
+            self._stop([engine_id], "aborted by the router")
+
+    def _stop(self, engine_ids: list[int], detail: str) -> None:
+        """Abort sequences wherever they are. Ids that are unknown or have ended are ignored."""
+        for engine_id in engine_ids:
+            self._end_compiling(engine_id, FinishReason.ABORTED, detail)
+        if engine_ids:
+            self._engine.abort(engine_ids, detail)
+
+    def _on_deadline(self, engine_id: int) -> None:
+        self._end_compiling(engine_id, FinishReason.DEADLINE, "the deadline passed")
+
+    def _end_compiling(self, engine_id: int, reason: FinishReason, detail: str) -> None:
+        """As the scheduler would: with the first of an n > 1 request all of it."""
+        for seq in self._compiling.take(engine_id):
+            timings = SequenceTimings(seq.arrival_time, None, None, 0)
+            output = SequenceOutput(seq.id, seq.index, seq.num_output_tokens, [], reason, detail, timings=timings)
+            self._metrics.observe_end(output)
+            entry = self._forget(seq.id)
+            if entry is not None:
+                self._push(entry.stream, output_to_pb(output, entry.sequence_id))
+
+    def _on_compiled(self, sequences: list[Sequence], error: BaseException | None) -> None:
+        if error is None:
+            self._engine.add(sequences)
+            return
+        refusal = _compile_error(sequences, error)
+        for seq in sequences:
+            entry = self._forget(seq.id)
+            if entry is not None:
+                self._push_error(entry.stream, entry.sequence_id, entry.index, refusal)
 
     def _forget(self, engine_id: int) -> _OpenSequence | None:
         """The one place where an open sequence is let go."""
@@ -230,6 +281,13 @@ class Dispatcher:
             if not self._open:
                 self._emptied.set()
         return entry
+
+
+def _compile_error(sequences: list[Sequence], error: BaseException) -> FissileError:
+    if not isinstance(error, GrammarError):
+        return UnavailableError("the worker failed while it compiled a grammar")
+    kind = next(seq.sampling.grammar.kind for seq in sequences if seq.sampling.grammar is not None)
+    return InvalidArgumentError.of(f"sampling.structured_output.{kind.value}", str(error))
 
 
 def _is_leader(message: v1.Sequence) -> bool:

@@ -1,8 +1,8 @@
 """The executor: one process per tensor-parallel rank, each with a model runner on its device.
 
-Batches are broadcast to all ranks; rank 0 answers. Every wait has a timeout, and the end of any rank is noticed at
-once, because its reply pipe breaks. This process imports no torch. Nothing has a fixed name or port: two executors on
-one host do not see each other.
+Batches are broadcast to all ranks; rank 0 answers, and compiles grammars. Every wait has a timeout, and the end of any
+rank is noticed at once, because its reply pipe breaks. This process imports no torch. Nothing has a fixed name or port:
+two executors on one host do not see each other.
 """
 
 import logging
@@ -15,18 +15,23 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import Any
 
+from worker.compiles import PendingCompiles
 from worker.core.batch import BatchOutput, ScheduledBatch
+from worker.core.params import Grammar
 from worker.runner.config import ModelInfo, RunnerConfig
-from worker.runner.messages import Failed, Ready, Setup, StepDone, Stop, encode, receive
+from worker.runner.messages import Compile, Compiled, Failed, Ready, Setup, StepDone, Stop, encode, receive
 
 logger = logging.getLogger(__name__)
 
 STDERR_TAIL_LINES = 40
 STOP_SECONDS = 10.0
+SEND_SECONDS = 60.0
+"""For a message that another thread sends to the same rank."""
 
 
 class ExecutorError(Exception):
@@ -46,7 +51,8 @@ class ExecutorTimeoutError(ExecutorError):
 
 
 class Executor:
-    """`start`, then any number of `submit` and `collect`, then `shutdown`. One thread at a time may call it."""
+    """`start`, then any number of `submit` and `collect`, then `shutdown`. One thread at a time may call these;
+    `compile` may be called from any, at any time."""
 
     def __init__(
         self,
@@ -63,6 +69,8 @@ class Executor:
         self._ranks: list[_Rank] = []
         self._inbox: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
         self._in_flight: deque[int] = deque()
+        self._compiles = PendingCompiles()
+        self._compile_requests: queue.SimpleQueue[Compile | None] = queue.SimpleQueue()
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
 
     def start(self, timeout: float = 600.0) -> ModelInfo:
@@ -75,7 +83,7 @@ class Executor:
         size = self._config.tensor_parallel_size
         for rank in range(size):
             setup = Setup(self._config, rank, rendezvous, os.getpid(), *self._log)
-            self._ranks.append(_Rank(setup, self._inbox, self._on_rank_end))
+            self._ranks.append(_Rank(setup, self._inbox, self._compiles, self._on_rank_end))
         deadline = time.monotonic() + timeout
         ready: dict[int, ModelInfo] = {}
         try:
@@ -85,6 +93,8 @@ class Executor:
         except ExecutorError:
             self.shutdown()
             raise
+        sender = threading.Thread(target=self._send_compiles, args=(self._ranks[0],), name="compiles", daemon=True)
+        sender.start()
         return ready[0]
 
     def submit(self, batch: ScheduledBatch) -> None:
@@ -113,8 +123,26 @@ class Executor:
         if not self._in_flight and not self._inbox.empty():
             self._next(time.monotonic(), "live")
 
+    def compile(self, grammar: Grammar) -> "Future[None]":
+        """Have `grammar` ready for sequences to come. Does not wait, not even for a rank that hangs.
+
+        The future raises GrammarError, or ExecutorError when the executor ends first.
+        """
+        key, future = self._compiles.add()
+        self._compile_requests.put(Compile(key, grammar))
+        return future
+
+    def _send_compiles(self, rank: "_Rank") -> None:
+        while (request := self._compile_requests.get()) is not None:
+            try:
+                rank.send(encode(request))
+            except ExecutorError as error:
+                self._compiles.fail(error)
+
     def shutdown(self) -> None:
         """End all ranks: politely, then by force. Idempotent; never raises because a rank is gone already."""
+        self._compiles.fail(ExecutorError("the executor was shut down"))
+        self._compile_requests.put(None)
         for rank in self._ranks:
             rank.request_stop()
         deadline = time.monotonic() + STOP_SECONDS
@@ -148,9 +176,16 @@ class _Rank:
     The process dies with the thread that started it (PR_SET_PDEATHSIG), so that thread must last as long.
     """
 
-    def __init__(self, setup: Setup, inbox: "queue.SimpleQueue[tuple[int, Any]]", on_end: Callable[[], None]) -> None:
-        self._setup, self._inbox, self._on_end = setup, inbox, on_end
+    def __init__(
+        self,
+        setup: Setup,
+        inbox: "queue.SimpleQueue[tuple[int, Any]]",
+        compiles: PendingCompiles,
+        on_end: Callable[[], None],
+    ) -> None:
+        self._setup, self._inbox, self._compiles, self._on_end = setup, inbox, compiles, on_end
         request_end, self._requests = Pipe(duplex=False)
+        self._sending = threading.Lock()
         self._replies, reply_end = Pipe(duplex=False)
         self._stderr_tail: deque[str] = deque(maxlen=STDERR_TAIL_LINES)
         self._process: subprocess.Popen[str] | None = None
@@ -160,18 +195,28 @@ class _Rank:
         self._thread.start()
 
     def send(self, message: bytes) -> None:
-        """The rank drains its pipe in a thread of its own, so this does not block for long."""
+        """From any thread. The rank drains its pipe in a thread of its own, so this does not block for long, unless
+        the rank hangs. Raises ExecutorDiedError or ExecutorTimeoutError."""
+        if not self._sending.acquire(timeout=SEND_SECONDS):
+            raise ExecutorTimeoutError(f"rank {self._setup.rank} does not read what it is sent")
         try:
             self._requests.send_bytes(message)
         except OSError:
             self._thread.join(STOP_SECONDS)
             raise ExecutorDiedError(self.epitaph()) from None
+        finally:
+            self._sending.release()
 
     def request_stop(self) -> None:
+        """Gives up on a rank that is gone or hangs."""
+        if not self._sending.acquire(timeout=STOP_SECONDS):
+            return
         try:
             self._requests.send_bytes(encode(Stop()))
         except OSError:
             logger.debug("rank %d is gone already", self._setup.rank)
+        finally:
+            self._sending.release()
 
     def end(self, deadline: float) -> None:
         """Wait for the process until `deadline`, then kill it; release its pipes."""
@@ -205,13 +250,18 @@ class _Rank:
             self._forwarder.start()
             self._requests.send_bytes(encode(self._setup))
             while True:
-                self._inbox.put((rank, receive(self._replies)))
+                message = receive(self._replies)
+                if isinstance(message, Compiled):
+                    self._compiles.settle(message)
+                else:
+                    self._inbox.put((rank, message))
         except (EOFError, OSError):
             if self._process is not None:
                 self._process.wait()
                 self._forwarder.join(1.0)
         finally:
             self._replies.close()
+            self._compiles.fail(ExecutorDiedError(f"rank {rank} has ended"))
             self._inbox.put((rank, None))
             self._on_end()
 

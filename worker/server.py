@@ -8,6 +8,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from typing import Protocol, TypeVar
@@ -18,6 +19,7 @@ from common.server import ServiceServer, stop_event_on_signals, write_port_file
 from fissile import v1
 from worker.config import WorkerSettings
 from worker.convert import ModelLimits
+from worker.core.params import Grammar
 from worker.core.scheduler import Scheduler
 from worker.dispatcher import Dispatcher
 from worker.engine import Engine, StepExecutor, StepReport
@@ -47,6 +49,8 @@ class ModelExecutor(StepExecutor, Protocol):
     """An executor with its start and end."""
 
     def start(self) -> ModelInfo: ...
+
+    def compile(self, grammar: Grammar) -> "Future[None]": ...
 
     def shutdown(self) -> None: ...
 
@@ -102,7 +106,9 @@ class WorkerServer:
             num_blocks=model.num_blocks,
             eos_token_ids=frozenset(model.config.eos_token_ids),
         )
-        self._dispatcher = Dispatcher(self._engine, limits, self._metrics, self._settings.max_queued_messages)
+        self._dispatcher = Dispatcher(
+            self._engine, self._executor.compile, limits, self._metrics, self._settings.max_queued_messages
+        )
         self._engine.start()
         await self._warm_up(self._dispatcher, limits)
         self._service.attach(LoadedWorker(self._engine, self._dispatcher, model, tokenizer))

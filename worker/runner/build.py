@@ -15,14 +15,20 @@ from worker.loader.config import ModelConfig, load_model_config
 from worker.loader.errors import ModelConfigError
 from worker.loader.load import fill_with_noise, load_weights, pack_weights
 from worker.loader.source import ModelSource, resolve_model
+from worker.loader.tokenizer import load_tokenizer_files
 from worker.models.base import CausalLM
 from worker.models.registry import create_model
 from worker.runner.config import DTYPES, MemoryReport, ModelInfo, RunnerConfig
-from worker.runner.memory import GIB, blocks_on_cpu, blocks_on_gpu
+from worker.runner.grammar import GrammarCompiler
+from worker.runner.grammar_masks import SlotGrammars
+from worker.runner.memory import GIB, blocks_on_cpu, blocks_on_gpu, physical_cores
 from worker.runner.model_runner import ModelRunner, RunnerParts
 from worker.runner.slots import SlotState
 
 logger = logging.getLogger(__name__)
+
+MAX_FILLERS = 8
+"""Threads that fill masks of grammars: more would keep the cores from what feeds the device."""
 
 
 def resolve_device(name: str, rank: int) -> torch.device:
@@ -62,11 +68,14 @@ def build_runner(config: RunnerConfig, parallel: TensorParallel) -> tuple[ModelR
     bytes_per_block = builder.pool_specs()[0].bytes_per_entry
     blocks_per_seq = -(-max_model_len // config.block_size)
     slots = SlotState(config.max_num_seqs, blocks_per_seq, max_model_len, device)
+    grammars = _grammars(source, model_config, device) if parallel.rank == 0 else None
 
     def assemble(num_blocks: int, num_host_blocks: int) -> ModelRunner:
         cache, host_cache = builder.allocate(num_blocks), builder.allocate_host(num_host_blocks)
         builder.bind(cache)
-        return ModelRunner(RunnerParts(kernels, parallel, model, builder, cache, host_cache, slots, config.block_size))
+        return ModelRunner(
+            RunnerParts(kernels, parallel, model, builder, cache, host_cache, slots, config.block_size, grammars)
+        )
 
     activations = 0
     if config.num_blocks is not None:
@@ -130,6 +139,13 @@ def _load(model: CausalLM, source: ModelSource, model_config: ModelConfig, confi
     num_bytes = pack_weights(model)
     logger.info("weights packed in %.1f s", time.perf_counter() - start)
     return num_bytes
+
+
+def _grammars(source: ModelSource, model: ModelConfig, device: torch.device) -> SlotGrammars:
+    compiler = GrammarCompiler(
+        lambda: load_tokenizer_files(source).files["tokenizer.json"], model.vocab_size, model.eos_token_ids
+    )
+    return SlotGrammars(compiler, model.vocab_size, device, max(1, min(MAX_FILLERS, physical_cores() // 2)))
 
 
 def _least(num_blocks: int, parallel: TensorParallel, device: torch.device) -> int:

@@ -6,14 +6,19 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from worker.core.batch import BatchOutput
+from worker.core.params import Grammar
 from worker.runner.config import ModelInfo, RunnerConfig
 
 PICKLE_PROTOCOL = 5
 
 
+class GrammarError(Exception):
+    """A grammar that no output can be held to: malformed, not supported, too large, or nothing matches it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """First message to a rank. After it come `ScheduledBatch`es, then `Stop`."""
+    """First message to a rank. After it come `ScheduledBatch`es and `Compile`s, then `Stop`."""
 
     config: RunnerConfig
     rank: int
@@ -30,6 +35,14 @@ class Stop:
 
 
 @dataclass(frozen=True, slots=True)
+class Compile:
+    """To rank 0 only: have `grammar` ready before a sequence needs it."""
+
+    key: int
+    grammar: Grammar
+
+
+@dataclass(frozen=True, slots=True)
 class Ready:
     """The rank can run steps."""
 
@@ -41,6 +54,15 @@ class StepDone:
     """From rank 0 only, in the order of the steps; `output.step` names the step."""
 
     output: BatchOutput
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """Answer to the `Compile` with this key, in any order."""
+
+    key: int
+    error: str | None
+    """What is wrong with the grammar."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from worker.kernels.transfer import to_device
 from worker.layers.parallel import TensorParallel
 from worker.models.base import CausalLM
 from worker.runner.forward_context import forward_context
+from worker.runner.grammar_masks import PendingMasks, SlotGrammars
 from worker.runner.inputs import InputBuilder, PromptInputs, StepInputs
 from worker.runner.logit_edits import History
 from worker.runner.logprobs import LogprobTensors, token_logprobs
@@ -38,6 +39,8 @@ class RunnerParts:
     """Room for swapped blocks; of no blocks when there is no swap space."""
     slots: SlotState
     block_size: int
+    grammars: SlotGrammars | None
+    """On rank 0, whose choice of tokens the others take over."""
 
 
 class ModelRunner:
@@ -49,6 +52,7 @@ class ModelRunner:
         self._inputs = InputBuilder(parts.slots, parts.builder, parts.block_size, parts.kernels.device)
         self._plans = PlanCache(parts.slots, parts.kernels.device)
         self._sampler = Sampler(parts.kernels)
+        self.grammars = parts.grammars
         self._timer = StepTimer(parts.kernels.device)
 
     @torch.inference_mode()
@@ -57,9 +61,10 @@ class ModelRunner:
         timing = self._timer.start()
         self._move_blocks(batch)
         inputs = self._inputs.prepare(batch)
+        masks = self.grammars.start(batch, inputs.sampled_rows) if self.grammars is not None else None
         with forward_context(inputs.context):
             hidden = self._model.forward(inputs.input_ids, inputs.context.positions)
-        return self._postprocess(batch, inputs, hidden, timing)
+        return self._postprocess(batch, inputs, hidden, timing, masks)
 
     def execute(self, batch: ScheduledBatch) -> BatchOutput:
         """`submit` and wait."""
@@ -81,7 +86,9 @@ class ModelRunner:
                 host_blocks, blocks = zip(*batch.blocks_to_swap_in, strict=True)
                 self._kernels.swap_in(cache, host, self._indices(blocks), list(host_blocks))
 
-    def _postprocess(self, batch: ScheduledBatch, inputs: StepInputs, hidden: Tensor, timing: Timing) -> PendingStep:
+    def _postprocess(
+        self, batch: ScheduledBatch, inputs: StepInputs, hidden: Tensor, timing: Timing, masks: PendingMasks | None
+    ) -> PendingStep:
         rows = inputs.sampled_rows
         pending = PendingStep(batch, rows, timing)
         if inputs.prompt is not None:
@@ -91,7 +98,8 @@ class ModelRunner:
             logits = self._model.logits(hidden.index_select(0, inputs.logit_tokens)).float().contiguous()
             if batch.beam_rows:
                 pending.candidates = self._candidates(batch, rows, logits)
-            sampling = self._sampling_rows(batch, inputs, logits.shape[1])
+            grammar_mask = masks.take(pending) if masks is not None else None
+            sampling = self._sampling_rows(batch, inputs, logits.shape[1], grammar_mask)
             sampled = self._sampler.sample(logits, sampling)
             token_ids = self._parts.parallel.broadcast(sampled.token_ids)
             self._slots.remember(inputs.sampled_slots, inputs.sampled_positions, token_ids.clamp(min=0))
@@ -102,7 +110,9 @@ class ModelRunner:
         timing.stop()
         return pending
 
-    def _sampling_rows(self, batch: ScheduledBatch, inputs: StepInputs, vocab_size: int) -> SamplingRows:
+    def _sampling_rows(
+        self, batch: ScheduledBatch, inputs: StepInputs, vocab_size: int, grammar_mask: Tensor | None
+    ) -> SamplingRows:
         slots = inputs.sampled_slots
         integers = self._slots.integers.index_select(0, slots)
         return SamplingRows(
@@ -112,6 +122,7 @@ class ModelRunner:
             history=History(
                 self._slots.tokens, slots, inputs.sampled_positions, integers[:, 2], inputs.longest_sampled
             ),
+            grammar_mask=grammar_mask,
         )
 
     def _prompt_logprobs(self, prompt: PromptInputs, hidden: Tensor) -> LogprobTensors:

@@ -1,6 +1,6 @@
 """A step that was submitted, and what the host makes of it once the device is done."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -26,6 +26,8 @@ class PendingStep:
     timing: Timing
     token_ids: Tensor | None = None
     """int64 [R], or one of `ERRORS`; None when no row is sampled."""
+    grammar_errors: dict[int, str] = field(default_factory=dict)
+    """Batch row → why its grammar can give it no token."""
     candidates: tuple[Tensor, Tensor] | None = None
     """(ids, log probabilities) of the beam rows, [beam rows, num_candidates]."""
     logprob_rows: LogprobRows | None = None
@@ -39,11 +41,11 @@ class PendingStep:
         """Wait for the device, then translate."""
         seconds = self.timing.wait()
         tokens: list[list[int]] = [[] for _ in self.batch.slots]
-        errors: dict[int, str] = {}
+        errors = dict(self.grammar_errors)
         for row, token in zip(self.sampled_rows, self._sampled_tokens(), strict=True):
             if token in ERRORS:
-                errors[row] = ERRORS[token]
-            else:
+                errors.setdefault(row, ERRORS[token])
+            elif row not in errors:
                 tokens[row] = [token]
         for row in self.batch.beam_rows:
             tokens[row] = []

@@ -1,7 +1,8 @@
 """The process of one tensor-parallel rank: `python -m worker.runner.rank <request fd> <reply fd>`, by the executor.
 
-Three threads: one drains the request pipe, so that the executor never waits to send; the main one runs steps; one waits
-for results and sends them. The request pipe breaks when the executor's process ends in any way; the rank ends with it.
+Threads: one drains the request pipe, so that the executor never waits to send; the main one runs steps; one waits for
+results and sends them; on rank 0, two compile grammars. The request pipe breaks when the executor's process ends in any
+way; the rank ends with it.
 """
 
 import ctypes
@@ -24,13 +25,27 @@ from worker.kernels.registry import KernelBackendError
 from worker.layers.parallel import TensorParallel
 from worker.loader.errors import ModelError
 from worker.runner.build import build_runner, resolve_device
+from worker.runner.grammar import GrammarCompiler
 from worker.runner.memory import CacheMemoryError, physical_cores
-from worker.runner.messages import Failed, Ready, Setup, StepDone, Stop, receive, send
+from worker.runner.messages import (
+    Compile,
+    Compiled,
+    Failed,
+    GrammarError,
+    Ready,
+    Setup,
+    StepDone,
+    Stop,
+    receive,
+    send,
+)
 from worker.runner.model_runner import ModelRunner
 from worker.runner.pending import PendingStep
 
 PR_SET_PDEATHSIG = 1
 EXIT_FAILED, EXIT_ORPHANED = 1, 3
+NUM_COMPILERS = 2
+"""Threads that compile grammars: a slow one does not hold up the others."""
 USER_ERRORS = (ModelError, KernelBackendError, CacheMemoryError, ValueError)
 
 logger = logging.getLogger("worker.runner.rank")
@@ -38,25 +53,42 @@ logger = logging.getLogger("worker.runner.rank")
 
 def main() -> None:
     requests = Connection(int(sys.argv[1]), writable=False)
-    replies = Connection(int(sys.argv[2]), readable=False)
+    replies = Replies(Connection(int(sys.argv[2]), readable=False))
     setup: Setup = receive(requests)
     faulthandler.enable()
     # Ctrl-C reaches the whole process group; the worker decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     die_with_parent(setup.parent_pid)
     setup_logging(setup.log_level, setup.log_format)  # type: ignore[arg-type]
-    queue: SimpleQueue[ScheduledBatch | Stop] = SimpleQueue()
-    threading.Thread(target=_drain, args=(requests, queue), name="requests", daemon=True).start()
+    steps: SimpleQueue[ScheduledBatch | Stop] = SimpleQueue()
+    compiles: SimpleQueue[Compile] = SimpleQueue()
+    threading.Thread(target=_drain, args=(requests, steps, compiles), name="requests", daemon=True).start()
     try:
         runner = _start(setup, replies)
     except USER_ERRORS as error:
         logger.debug("start-up failed", exc_info=True)
-        send(replies, Failed(str(error), expected=True))
+        replies.send(Failed(str(error), expected=True))
         sys.exit(EXIT_FAILED)
     except Exception:
-        send(replies, Failed(traceback.format_exc(), expected=False))
+        replies.send(Failed(traceback.format_exc(), expected=False))
         sys.exit(EXIT_FAILED)
-    _run(runner, queue, replies, answers=setup.rank == 0)
+    if runner.grammars is not None:
+        for _ in range(NUM_COMPILERS):
+            arguments = (runner.grammars.compiler, compiles, replies)
+            threading.Thread(target=_compile, args=arguments, name="grammars", daemon=True).start()
+    _run(runner, steps, replies, answers=setup.rank == 0)
+
+
+class Replies:
+    """The reply pipe, for any thread."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._lock = threading.Lock()
+
+    def send(self, message: Ready | StepDone | Compiled | Failed) -> None:
+        with self._lock:
+            send(self._connection, message)
 
 
 def die_with_parent(parent_pid: int) -> None:
@@ -67,18 +99,40 @@ def die_with_parent(parent_pid: int) -> None:
         os._exit(EXIT_ORPHANED)
 
 
-def _drain(requests: Connection, queue: "SimpleQueue[ScheduledBatch | Stop]") -> None:
+def _drain(requests: Connection, steps: "SimpleQueue[ScheduledBatch | Stop]", compiles: "SimpleQueue[Compile]") -> None:
     try:
         while True:
             message = receive(requests)
-            queue.put(message)
+            if isinstance(message, Compile):
+                compiles.put(message)
+                continue
+            steps.put(message)
             if isinstance(message, Stop):
                 return
     except (EOFError, OSError):
         os._exit(EXIT_ORPHANED)
 
 
-def _start(setup: Setup, replies: Connection) -> ModelRunner:
+def _compile(compiler: GrammarCompiler, compiles: "SimpleQueue[Compile]", replies: Replies) -> None:
+    """What was compiled stays with the compiler, where the slots find it."""
+    while True:
+        message = compiles.get()
+        error = None
+        try:
+            compiler.compile(message.grammar)
+        except GrammarError as raised:
+            error = str(raised)
+        except Exception:
+            # The text is a client's: whatever it does to the library, the rank lives on.
+            logger.exception("compiling a grammar failed")
+            error = "it cannot be compiled"
+        try:
+            replies.send(Compiled(message.key, error))
+        except OSError:
+            os._exit(EXIT_ORPHANED)
+
+
+def _start(setup: Setup, replies: Replies) -> ModelRunner:
     config = setup.config
     size = config.tensor_parallel_size
     torch.set_num_threads(config.num_threads or max(1, physical_cores() // size))
@@ -88,18 +142,16 @@ def _start(setup: Setup, replies: Connection) -> ModelRunner:
         dist.init_process_group(backend, store=store, rank=setup.rank, world_size=size)
     runner, info = build_runner(config, TensorParallel(setup.rank, size))
     logger.info("rank %d is ready, %d CPU threads", setup.rank, torch.get_num_threads())
-    send(replies, Ready(info))
+    replies.send(Ready(info))
     return runner
 
 
-def _run(
-    runner: ModelRunner, queue: "SimpleQueue[ScheduledBatch | Stop]", replies: Connection, *, answers: bool
-) -> None:
+def _run(runner: ModelRunner, steps: "SimpleQueue[ScheduledBatch | Stop]", replies: Replies, *, answers: bool) -> None:
     """Steps until `Stop`. A fault ends the process: what the device holds cannot be trusted any more."""
     pending: SimpleQueue[PendingStep | None] = SimpleQueue()
     sender = threading.Thread(target=_answer, args=(pending, replies, answers), name="replies")
     sender.start()
-    while isinstance(batch := queue.get(), ScheduledBatch):
+    while isinstance(batch := steps.get(), ScheduledBatch):
         try:
             pending.put(runner.submit(batch))
         except Exception:
@@ -110,23 +162,23 @@ def _run(
         dist.destroy_process_group()
 
 
-def _answer(pending: "SimpleQueue[PendingStep | None]", replies: Connection, answers: bool) -> None:
+def _answer(pending: "SimpleQueue[PendingStep | None]", replies: Replies, answers: bool) -> None:
     """Every rank waits for its steps, so that a fault of its device is noticed; rank 0 reports them."""
     while (step := pending.get()) is not None:
         try:
             output = step.result()
             if answers:
-                send(replies, StepDone(output))
+                replies.send(StepDone(output))
         except OSError:
             os._exit(EXIT_ORPHANED)
         except Exception:
             _fail(replies, f"step {step.batch.step} failed:\n{traceback.format_exc()}")
 
 
-def _fail(replies: Connection, message: str) -> None:
+def _fail(replies: Replies, message: str) -> None:
     """Report, then end without clean-up: other threads may be stuck in the device."""
     try:
-        send(replies, Failed(message, expected=False))
+        replies.send(Failed(message, expected=False))
     finally:
         os._exit(EXIT_FAILED)
 

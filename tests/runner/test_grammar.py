@@ -1,0 +1,212 @@
+"""Grammars over a byte-level tokenizer and over SmolLM2's: exact sets of allowed tokens, and what is refused."""
+
+import json
+from functools import cache
+
+import numpy as np
+import pytest
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from worker.core.params import Grammar, GrammarKind
+from worker.loader.config import load_model_config
+from worker.loader.source import resolve_model
+from worker.loader.tokenizer import load_tokenizer_files
+from worker.runner import grammar as module
+from worker.runner.grammar import GrammarCompiler
+from worker.runner.messages import GrammarError
+
+EOS, SECOND_EOS = 256, 257
+WORDS = ("ab", "abc")
+VOCAB_SIZE = 300
+"""Of the model: some ids more than the tokenizer has."""
+
+
+@cache
+def byte_tokenizer() -> Tokenizer:
+    """A token for each byte, with the byte as its id; two ends; "ab" and "abc"."""
+    alphabet = byte_alphabet()
+    vocabulary = {letter: byte for byte, letter in enumerate(alphabet)}
+    vocabulary |= {"<end>": EOS, "<stop>": SECOND_EOS} | {word: 258 + i for i, word in enumerate(WORDS)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[("a", "b"), ("ab", "c")]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in ("<end>", "<stop>")])
+    return tokenizer
+
+
+def byte_alphabet() -> list[str]:
+    """Byte-level BPE's letter for each byte: printable ones stand for themselves, the others come from 256 on."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = iter(range(256, 512))
+    return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]
+
+
+def make_compiler() -> GrammarCompiler:
+    return GrammarCompiler(lambda: byte_tokenizer().to_str().encode(), VOCAB_SIZE, (EOS, SECOND_EOS))
+
+
+@pytest.fixture(scope="module")
+def compiler() -> GrammarCompiler:
+    return make_compiler()
+
+
+@pytest.fixture(scope="module")
+def smollm2() -> tuple[GrammarCompiler, Tokenizer]:
+    source = resolve_model("smollm2")
+    config, files = load_model_config(source), load_tokenizer_files(source).files["tokenizer.json"]
+    return GrammarCompiler(lambda: files, config.vocab_size, config.eos_token_ids), Tokenizer.from_str(files.decode())
+
+
+def allowed(matcher) -> set[int]:
+    bits = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little")
+    return set(np.nonzero(bits)[0].tolist())
+
+
+def of(*texts: str) -> set[int]:
+    """Tokens of these texts: a byte, or a whole word."""
+    return {258 + WORDS.index(text) if text in WORDS else text.encode()[0] for text in texts}
+
+
+def after(compiler: GrammarCompiler, kind: GrammarKind, text: str, output: str) -> set[int]:
+    """What may follow `output`, byte by byte."""
+    matcher = compiler.matcher(Grammar(kind, text))
+    assert matcher.consume_tokens(list(output.encode())), matcher.get_error()
+    return allowed(matcher)
+
+
+END = {EOS, SECOND_EOS}
+SCHEMA = {"type": "object", "properties": {"n": {"enum": [7, 12]}}, "required": ["n"], "additionalProperties": False}
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "output", "expected"),
+    [
+        (GrammarKind.REGEX, "[xy]z?", "", of("x", "y")),
+        (GrammarKind.REGEX, "[xy]z?", "x", of("z") | END),
+        (GrammarKind.REGEX, "[xy]z?", "xz", END),
+        (GrammarKind.REGEX, "a*b", "", of("a", "b", "ab")),
+        (GrammarKind.REGEX, "ab?c?", "", of("a", "ab", "abc")),
+        (GrammarKind.REGEX, "", "", END),
+        (GrammarKind.CHOICE, '["a", "ab", "x y"]', "", of("a", "ab", "x")),
+        (GrammarKind.CHOICE, '["a", "ab", "x y"]', "a", of("b") | END),
+        (GrammarKind.CHOICE, '["a", "ab", "x y"]', "x", of(" ")),
+        (GrammarKind.CHOICE, '["a\\"/\\\\", "\u00e9"]', 'a"/', of("\\")),
+        (GrammarKind.CHOICE, '["a\\"/\\\\", "\u00e9"]', "\u00e9", END),
+        (GrammarKind.EBNF, 'start: "(" start ")" | "x"', "((", of("(", "x")),
+        (GrammarKind.EBNF, 'start: "(" start ")" | "x"', "((x)", of(")")),
+        (GrammarKind.EBNF, 'start: "(" start ")" | "x"', "((x))", END),
+        (GrammarKind.EBNF, "start: N (\",\" N)*\nN: /[0-9]/", "1,2", of(",") | END),
+        (GrammarKind.JSON_OBJECT, "", "", of("{")),
+        (GrammarKind.JSON_OBJECT, "", '{"k": [1]}', END),
+        (GrammarKind.JSON_SCHEMA, json.dumps(SCHEMA), '{"n":', of("7", "1", " ", "\t", "\n", "\r")),
+        (GrammarKind.JSON_SCHEMA, json.dumps(SCHEMA), '{"n":12}', END),
+        (GrammarKind.JSON_SCHEMA, '{"const": "ab"}', '"', of("ab")),
+    ],
+)  # fmt: skip
+def test_allowed_tokens(compiler, kind, text, output, expected):
+    assert after(compiler, kind, text, output) == expected
+
+
+def test_blanks_between_parts_of_json_are_bounded(compiler):
+    blanks = of(" ", "\t", "\n", "\r")
+    assert blanks < after(compiler, GrammarKind.JSON_SCHEMA, json.dumps(SCHEMA), "{" + " " * 39)
+    assert after(compiler, GrammarKind.JSON_SCHEMA, json.dumps(SCHEMA), "{" + " " * 40) == of('"')
+
+
+def test_a_token_after_the_end_is_refused(compiler):
+    matcher = compiler.matcher(Grammar(GrammarKind.REGEX, "x"))
+    assert matcher.consume_tokens([*b"x", EOS])
+    assert not matcher.consume_token(ord("x"))
+
+
+def test_matchers_of_one_grammar_do_not_share_their_place(compiler):
+    first, second = (compiler.matcher(Grammar(GrammarKind.REGEX, "xyz")) for _ in range(2))
+    first.consume_tokens(list(b"xy"))
+    assert (allowed(first), allowed(second)) == (of("z"), of("x"))
+
+
+def test_smollm2_tokens(smollm2):
+    compiler, tokenizer = smollm2
+    matcher = compiler.matcher(Grammar(GrammarKind.CHOICE, '["yes", "no", "I do"]'))
+    assert {tokenizer.decode([i]) for i in allowed(matcher)} == {"y", "ye", "yes", "n", "no", "I"}
+    matcher.consume_tokens(tokenizer.encode("I").ids)
+    assert {tokenizer.decode([i]) for i in allowed(matcher)} == {" do"}
+    matcher.consume_tokens(tokenizer.encode(" do").ids)
+    assert {tokenizer.decode([i], skip_special_tokens=False) for i in allowed(matcher)} == {"<|im_end|>"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "message"),
+    [
+        (GrammarKind.JSON_SCHEMA, "{", "it is not JSON"),
+        (GrammarKind.JSON_SCHEMA, "[]", "schema must be an object or boolean"),
+        (GrammarKind.JSON_SCHEMA, '"{}"', "schema must be an object or boolean"),
+        (GrammarKind.JSON_SCHEMA, "false", "schema is false"),
+        (GrammarKind.JSON_SCHEMA, '{"type": "number", "minimum": NaN}', "it is not JSON"),
+        (GrammarKind.JSON_SCHEMA, '{"type": "text"}', "Invalid type: text"),
+        (GrammarKind.JSON_SCHEMA, '{"type": "integer", "minimum": 5, "maximum": 3}', "Unsatisfiable"),
+        (GrammarKind.JSON_SCHEMA, '{"not": {"type": "string"}}', r'Unimplemented keys: \["not"\]'),
+        (GrammarKind.JSON_SCHEMA, '{"oneOf": [{"type": "integer"}, {"type": "number"}]}', "oneOf"),
+        (GrammarKind.JSON_SCHEMA, '{"$ref": "#/nowhere"}', "does not exist"),
+        (GrammarKind.JSON_SCHEMA, '{"$ref": "https://example.com/schema.json"}', "does not fetch"),
+        (GrammarKind.JSON_SCHEMA, '{"type": "string", "pattern": "("}', "regex parse error"),
+        (GrammarKind.JSON_SCHEMA, "[" * 100_000, "nested too deeply|recursion"),
+        (GrammarKind.JSON_SCHEMA, '{"items":' * 700 + "{}" + "}" * 700, "nested too deeply|recursion"),
+        (GrammarKind.REGEX, "(", "unclosed group"),
+        (GrammarKind.REGEX, "(?=a)b", "look-around"),
+        (GrammarKind.REGEX, r"a[^\s\S]", "no text matches it"),
+        (GrammarKind.EBNF, "start: word", "unknown name"),
+        (GrammarKind.EBNF, "start: (", r"Expected token '\)'"),
+        (GrammarKind.EBNF, "start: A\nA: /a/ & /b/", "no text matches it"),
+        (GrammarKind.EBNF, 'start: %json {"multipleOf": 10000019}', "%json"),
+    ],
+)
+def test_refused(compiler, kind, text, message):
+    with pytest.raises(GrammarError, match=message) as error:
+        compiler.compile(Grammar(kind, text))
+    assert len(str(error.value)) <= module.MAX_ERROR_LENGTH
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "integer", "multipleOf": 10_000_019},
+        {"type": "number", "multipleOf": 0.10000019},
+        {"allOf": [{"multipleOf": 9973}, {"type": "integer", "multipleOf": 9967}]},
+        {"properties": {"a": [{"multipleOf": 10**400 + 1}]}},
+    ],
+)
+def test_multiples_that_would_take_minutes_are_refused(compiler, schema):
+    with pytest.raises(GrammarError, match="multipleOf is too fine"):
+        compiler.compile(Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema)))
+
+
+@pytest.mark.parametrize("number", [0.01, 0.25, 7, 1000, 1e6, 25_000_000])
+def test_usual_multiples(compiler, number):
+    compiler.compile(Grammar(GrammarKind.JSON_SCHEMA, json.dumps({"type": "number", "multipleOf": number})))
+
+
+@pytest.mark.parametrize("text", ["true", "{}", '{"description": "anything"}'])
+def test_schemas_of_anything(compiler, text):
+    assert of("[", "{", '"', "0", "t") <= after(compiler, GrammarKind.JSON_SCHEMA, text, "")
+
+
+def test_a_grammar_is_compiled_once_while_it_is_kept(monkeypatch):
+    compiler = make_compiler()
+    monkeypatch.setattr(module, "MAX_COMPILED", 2)
+    first = compiler.compile(Grammar(GrammarKind.REGEX, "1"))
+    second = compiler.compile(Grammar(GrammarKind.REGEX, "2"))
+    assert compiler.compile(Grammar(GrammarKind.REGEX, "1")) is first
+    compiler.compile(Grammar(GrammarKind.REGEX, "3"))
+    assert compiler.compile(Grammar(GrammarKind.REGEX, "1")) is first
+    assert compiler.compile(Grammar(GrammarKind.REGEX, "2")) is not second
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "vocab_size", "eos_token_ids"),
+    [(b"{}", VOCAB_SIZE, (EOS,)), (None, 100, (EOS,)), (None, VOCAB_SIZE, ())],
+)
+def test_a_model_whose_tokenizer_does_not_fit(tokenizer, vocab_size, eos_token_ids):
+    compiler = GrammarCompiler(lambda: tokenizer or byte_tokenizer().to_str().encode(), vocab_size, eos_token_ids)
+    with pytest.raises(GrammarError, match="the model's tokenizer does not work with grammars"):
+        compiler.compile(Grammar(GrammarKind.REGEX, "x"))

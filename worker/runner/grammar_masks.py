@@ -1,0 +1,155 @@
+"""Which tokens the constrained rows of a step may get, found by a helper thread while the device runs the step.
+
+A slot's matcher follows the slot's tokens as the steps bring them: those of earlier bindings at first, then each step's
+own inputs. A token that the host did not know when the step was scheduled comes from the step that sampled it.
+"""
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+from llguidance import LLExecutor, LLMatcher
+from torch import Tensor
+
+from worker.core.batch import DEFERRED_TOKEN, NewSequence, ScheduledBatch
+from worker.core.params import Grammar
+from worker.kernels.transfer import to_device
+from worker.runner.grammar import GrammarCompiler, error_of
+from worker.runner.messages import GrammarError
+from worker.runner.pending import PendingStep
+
+
+@dataclass(frozen=True, slots=True)
+class _Filled:
+    bits: Tensor
+    """int32 [constrained rows, V / 32 rounded up], on the host: a bit for each token that is allowed."""
+    errors: dict[int, str]
+    """Constrained row → why it can get no token; its bits mean nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class PendingMasks:
+    """The masks of one step, being filled."""
+
+    indices: list[int]
+    """Which of the step's sampled rows are constrained."""
+    slots: "list[_Slot]"
+    filled: Future[_Filled]
+    device: torch.device
+
+    def take(self, step: PendingStep) -> Tensor:
+        """int32 [R, V / 32 rounded up] on the device, for all rows that `step` samples: all ones where there is no
+        grammar. Waits for the helper. Tells `step` which rows failed, and the slots that `step` samples for them."""
+        filled = self.filled.result()
+        rows = step.sampled_rows
+        step.grammar_errors = {rows[self.indices[i]]: error for i, error in filled.errors.items()}
+        for index, slot in zip(self.indices, self.slots, strict=True):
+            slot.sampled = (step, index)
+        bits = to_device(filled.bits, self.device)
+        if len(bits) == len(rows):
+            return bits
+        indices = to_device(torch.tensor(self.indices), self.device)
+        everything = torch.full((len(rows), bits.shape[1]), -1, dtype=torch.int32, device=self.device)
+        return everything.index_copy_(0, indices, bits)
+
+
+@dataclass(slots=True)
+class _Slot:
+    """The grammar of a slot's sequence. Its matcher belongs to the helper thread."""
+
+    new: NewSequence
+    grammar: Grammar
+    matcher: LLMatcher | None = None
+    num_tokens: int = 0
+    """Tokens of the sequence, prompt included, that the matcher has seen."""
+    sampled: tuple[PendingStep, int] | None = None
+    """The last step that sampled for it, and which of that step's sampled rows it was."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    slot: _Slot
+    num_computed_tokens: int
+    """Position of the first of `input_ids`."""
+    input_ids: list[int]
+
+
+class SlotGrammars:
+    """Grammars of all slots. Used by the runner's thread; a step's masks are taken before the next step starts."""
+
+    def __init__(self, compiler: GrammarCompiler, vocab_size: int, device: torch.device, num_threads: int) -> None:
+        """`num_threads` fill masks."""
+        self.compiler = compiler
+        self._num_words = -(-vocab_size // 32)
+        self._device = device
+        self._slots: dict[int, _Slot] = {}
+        self._helper = ThreadPoolExecutor(1, thread_name_prefix="grammar")
+        self._fillers = LLExecutor(num_threads)
+
+    def start(self, batch: ScheduledBatch, sampled_rows: list[int]) -> PendingMasks | None:
+        """Take over the batch's news about slots, and begin with its masks; None if no row needs one."""
+        for new in batch.new_sequences:
+            if new.sampling.grammar is None:
+                self._slots.pop(new.slot, None)
+            else:
+                self._slots[new.slot] = _Slot(new, new.sampling.grammar)
+        if not self._slots:
+            return None
+        indices = [i for i, row in enumerate(sampled_rows) if batch.slots[row] in self._slots]
+        if not indices:
+            return None
+        ends = list(accumulate(batch.num_scheduled_tokens))
+        rows = []
+        for row in (sampled_rows[i] for i in indices):
+            input_ids = batch.input_ids[ends[row] - batch.num_scheduled_tokens[row] : ends[row]]
+            rows.append(_Row(self._slots[batch.slots[row]], batch.num_computed_tokens[row], input_ids))
+        return PendingMasks(indices, [row.slot for row in rows], self._helper.submit(self._fill, rows), self._device)
+
+    # Everything below runs on the helper thread.
+
+    def _fill(self, rows: list[_Row]) -> _Filled:
+        bits = torch.full((len(rows), self._num_words), -1, dtype=torch.int32, pin_memory=self._device.type == "cuda")
+        errors: dict[int, str] = {}
+        ready: list[tuple[LLMatcher, int]] = []
+        for i, row in enumerate(rows):
+            try:
+                ready.append((self._advance(row), i))
+            except GrammarError as error:
+                errors[i] = str(error)
+        if ready:
+            self._fillers.unsafe_compute_mask_ptr(ready, bits.data_ptr(), self._num_words * 4, len(rows))
+        errors |= {i: error_of(matcher) for matcher, i in ready if matcher.is_error()}
+        return _Filled(bits, {i: f"structured output failed: {error}" for i, error in errors.items()})
+
+    def _advance(self, row: _Row) -> LLMatcher:
+        """The row's matcher, all tokens before the one to be sampled seen. Raises GrammarError."""
+        slot = row.slot
+        if slot.matcher is None:
+            slot.matcher = self.compiler.matcher(slot.grammar)
+            slot.num_tokens = len(slot.new.token_ids)
+            _consume(slot.matcher, list(slot.new.token_ids[slot.new.num_prompt_tokens :]))
+        num_seen = slot.num_tokens - row.num_computed_tokens
+        if num_seen < 0:
+            raise RuntimeError(f"a matcher has seen {slot.num_tokens} of {row.num_computed_tokens} computed tokens")
+        fresh = [_sampled_token(slot) if token == DEFERRED_TOKEN else token for token in row.input_ids[num_seen:]]
+        slot.num_tokens += len(fresh)
+        _consume(slot.matcher, fresh)
+        return slot.matcher
+
+
+def _consume(matcher: LLMatcher, token_ids: list[int]) -> None:
+    if not matcher.consume_tokens(token_ids):
+        raise GrammarError(error_of(matcher))
+
+
+def _sampled_token(slot: _Slot) -> int:
+    """Waits for the step that sampled it."""
+    assert slot.sampled is not None
+    step, index = slot.sampled
+    step.timing.wait()
+    assert step.token_ids is not None
+    token = int(step.token_ids[index])
+    if token < 0:
+        raise GrammarError("its last token could not be sampled")
+    return token
