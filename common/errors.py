@@ -14,6 +14,11 @@ from google.rpc import code_pb2, error_details_pb2, status_pb2
 DOMAIN = "fissile"
 STATUS_DETAILS_KEY = "grpc-status-details-bin"
 
+# gRPC refuses a call whose headers exceed 8 KiB. The message is in them twice, once with every special byte as three.
+MAX_MESSAGE_BYTES = 1024
+MAX_VIOLATIONS = 8
+MAX_FIELD_BYTES = 128
+
 
 @dataclass(frozen=True, slots=True)
 class FieldViolation:
@@ -39,18 +44,24 @@ class FissileError(Exception):
         """Seconds."""
 
     def to_status(self) -> status_pb2.Status:
+        """Short enough for the headers that it travels in, whatever a client's own words in it are."""
         details: list[any_pb2.Any] = [_pack(error_details_pb2.ErrorInfo(reason=self.reason, domain=DOMAIN))]
         if self.violations:
+            violations = self.violations[:MAX_VIOLATIONS]
             fields = [
-                error_details_pb2.BadRequest.FieldViolation(field=v.field, description=v.description)
-                for v in self.violations
+                error_details_pb2.BadRequest.FieldViolation(
+                    field=_cut(v.field, MAX_FIELD_BYTES),
+                    description=_cut(v.description, MAX_MESSAGE_BYTES // len(violations)),
+                )
+                for v in violations
             ]
             details.append(_pack(error_details_pb2.BadRequest(field_violations=fields)))
         if self.retry_after is not None:
             delay = duration_pb2.Duration()
             delay.FromNanoseconds(int(self.retry_after * 1e9))
             details.append(_pack(error_details_pb2.RetryInfo(retry_delay=delay)))
-        return status_pb2.Status(code=self.code.value[0], message=self.message, details=details)
+        message = _cut(self.message, MAX_MESSAGE_BYTES)
+        return status_pb2.Status(code=self.code.value[0], message=message, details=details)
 
 
 class InvalidArgumentError(FissileError):
@@ -164,6 +175,11 @@ def _status_of(error: grpc.RpcError) -> status_pb2.Status:
         if key == STATUS_DETAILS_KEY:
             return status_pb2.Status.FromString(value)
     return status_pb2.Status(code=code_pb2.UNKNOWN)
+
+
+def _cut(text: str, num_bytes: int) -> str:
+    raw = text.encode(errors="replace")
+    return text if len(raw) <= num_bytes else raw[:num_bytes].decode(errors="ignore") + "…"
 
 
 def _pack(

@@ -108,9 +108,9 @@ async def abort(context: grpc.aio.ServicerContext, error: Exception, method: str
     if not isinstance(error, FissileError):
         logger.exception("%s failed", method, exc_info=error)
         error = InternalError("internal error; the server's log has the details")
-    status = error.to_status().SerializeToString()
+    status = error.to_status()
     try:
-        await context.abort(error.code, error.message, ((STATUS_DETAILS_KEY, status),))
+        await context.abort(error.code, status.message, ((STATUS_DETAILS_KEY, status.SerializeToString()),))
     except grpc.aio.InternalError as gone:
         raise asyncio.CancelledError from gone
 

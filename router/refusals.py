@@ -14,8 +14,6 @@ from common.errors import (
 from fissile.v1 import RequestOutput
 
 RETRY_AFTER_SECONDS = 1.0
-MAX_DETAIL_CHARACTERS = 2000
-"""An error travels in a header, which has a limit of its own."""
 
 _CODES: dict[int, type[FissileError]] = {
     error.code.value[0]: error
@@ -32,7 +30,7 @@ _FIELD = re.compile(r"([a-z_]+)[a-z_\[\]0-9.]*(?=: )")
 def error_of(output: RequestOutput, prompt_field: str) -> FissileError:
     """`prompt_field`: path of the field that the sequence's prompt came from."""
     kind = _CODES.get(output.error_code, InternalError)
-    detail = output.detail[:MAX_DETAIL_CHARACTERS] or "the worker failed on this request"
+    detail = output.detail or "the worker failed on this request"
     if kind in (ResourceExhaustedError, UnavailableError):
         return kind(detail, retry_after=RETRY_AFTER_SECONDS)
     found = _FIELD.match(detail)

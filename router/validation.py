@@ -9,14 +9,11 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from common.errors import FieldViolation, InvalidArgumentError, UnimplementedError
+from common.errors import MAX_VIOLATIONS, FieldViolation, InvalidArgumentError, UnimplementedError
 from fissile.v1 import ChatRequest, GenerateRequest
 from router.validation_checks import Check, Fault, Limits
 from router.validation_rules import RULES
 from router.validation_together import broken_together
-
-MAX_VIOLATIONS = 16
-"""Reported of one request: they travel in a header, which has a limit of its own."""
 
 
 @dataclass(slots=True)

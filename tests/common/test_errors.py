@@ -7,6 +7,8 @@ import pytest
 
 from common.channel import aio_channel
 from common.errors import (
+    MAX_MESSAGE_BYTES,
+    MAX_VIOLATIONS,
     AlreadyExistsError,
     FieldViolation,
     FissileError,
@@ -77,6 +79,20 @@ def test_typed_error_arrives_whole(error):
     for seen in asyncio.run(call_both(error)):
         assert type(seen) is type(error)
         assert (seen.message, seen.violations, seen.retry_after) == (error.message, error.violations, error.retry_after)
+
+
+@pytest.mark.parametrize("num_violations", [0, 1, 3, 100])
+@pytest.mark.parametrize("char", ["a", "≤", "😀"])
+def test_an_error_of_any_length_arrives_cut_but_typed(char, num_violations):
+    """It may have a client's own words in it, and travels in headers, which gRPC limits."""
+    words = char * 100_000
+    violations = [FieldViolation(f"{i}{words}", words) for i in range(num_violations)]
+    for seen in asyncio.run(call_both(InvalidArgumentError(words, violations=violations, retry_after=1.5))):
+        assert type(seen) is InvalidArgumentError
+        assert seen.message == char * (MAX_MESSAGE_BYTES // len(char.encode())) + "…"
+        assert len(seen.violations) == min(num_violations, MAX_VIOLATIONS)
+        assert all(v.field[0] == str(i) for i, v in enumerate(seen.violations))
+        assert seen.retry_after == 1.5
 
 
 def test_unknown_exception_is_internal_and_keeps_its_text_to_itself(caplog):

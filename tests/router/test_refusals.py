@@ -55,7 +55,3 @@ def test_another_worker_may_take_it(kind):
 def test_any_other_code_is_our_fault():
     error = error_of(RequestOutput(error_code=6), "text")
     assert (type(error), error.message) == (InternalError, "the worker failed on this request")
-
-
-def test_a_very_long_detail_is_cut():
-    assert len(refused(InvalidArgumentError, "sampling.structured_output: " + "x" * 10**6).message) < 2100

@@ -6,7 +6,7 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.struct_pb2 import Struct
 
-from common.errors import InvalidArgumentError, UnimplementedError
+from common.errors import MAX_VIOLATIONS, InvalidArgumentError, UnimplementedError
 from fissile.v1 import (
     BeamSearch,
     ChatMessage,
@@ -25,8 +25,9 @@ from fissile.v1 import (
     Tool,
     ToolCall,
 )
-from router.validation import MAX_VIOLATIONS, check_length, validate
+from router.validation import check_length, validate
 from router.validation_checks import Limits
+from router.validation_together import broken_together
 
 LIMITS = Limits(vocab_size=100, max_model_len=16, max_prompt_bytes=60, dp_size=2)
 NAN, INF = float("nan"), float("inf")
@@ -392,7 +393,8 @@ def test_beam_search_names_all_that_cannot_go_with_it():
         structured_output=StructuredOutput(regex="a"),
     )
     words = "cannot go with beam search"
-    assert faults(ask(sampling=sampling, n=3, stop=["a"], bad_words=["b"])) == {
+    request = ask(sampling=sampling, n=3, stop=["a"], bad_words=["b"])
+    assert {v.field: v.description for v in broken_together(request, LIMITS)} == {
         "options.n": "must not exceed the beam width 2, is 3",
         "options.stop": "beam search has no stop strings; use stop_token_ids",
         "options.sampling.presence_penalty": words,
@@ -427,7 +429,7 @@ def test_of_very_many_violations_the_first_are_named():
     with pytest.raises(InvalidArgumentError) as caught:
         validate(biased(*[(i + 100, 0) for i in range(1000)]), LIMITS)
     assert len(caught.value.violations) == MAX_VIOLATIONS
-    assert caught.value.message.endswith("; and 984 more")
+    assert caught.value.message.endswith("; and 992 more")
 
 
 def test_what_is_not_served_yet_is_refused_by_name():
