@@ -3,9 +3,11 @@
 import threading
 import time
 from collections import deque
+from concurrent.futures import Future
 
 from tests.core.fake_runner import FakeRunner
 from worker.core.batch import BatchOutput, ScheduledBatch
+from worker.core.params import Grammar
 from worker.executor import ExecutorDiedError, ExecutorStartError
 from worker.loader.config import ModelConfig, RopeConfig
 from worker.runner.config import MemoryReport, ModelInfo
@@ -31,6 +33,10 @@ class FakeExecutor:
         self.open = threading.Event()
         """Results come while this is set."""
         self.open.set()
+        self.compiles: dict[Grammar, Future[None]] = {}
+        """What it was asked to compile."""
+        self.compiles_at_once = True
+        """While this is not set, tests settle `compiles`."""
         self.step_seconds = 0.0
         self.start_error: str | None = None
         self.raises_in_submit: Exception | None = None
@@ -49,6 +55,13 @@ class FakeExecutor:
             num_blocks=self.num_blocks, num_host_blocks=0, max_model_len=self.max_model_len,
             memory=MemoryReport(weights=0, activations=0, kv_cache=0, swap=0, num_cache_tokens=0),
         )  # fmt: skip
+
+    def compile(self, grammar: Grammar) -> "Future[None]":
+        future: Future[None] = Future()
+        if self.compiles_at_once:
+            future.set_result(None)
+        self.compiles[grammar] = future
+        return future
 
     def submit(self, batch: ScheduledBatch) -> None:
         self.check()
