@@ -1,23 +1,23 @@
-"""What a chat answer is made of."""
+"""What a chat answer is made of. Events are not frozen: that would double the time to make one, for every token."""
 
 from dataclasses import dataclass
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Content:
     """Text for the user."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Reasoning:
     """Text the model thought with."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class CallStart:
     """A tool call begins; `index` counts the calls of the answer."""
 
@@ -25,7 +25,7 @@ class CallStart:
     name: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class CallArguments:
     """More JSON text of a call's arguments."""
 

@@ -52,9 +52,10 @@ def read_string(scanner: Scanner) -> Steps[str]:
     if (yield from scanner.peek()) != '"':
         raise Malformed
     start = scanner.at
+    end = start + 1
     while True:
-        found = _STRING.match(scanner.text, start + 1)
-        end = found.end() if found else start + 1
+        found = _STRING.match(scanner.text, end)
+        end = found.end() if found else end
         if scanner.text[end : end + 1] == '"':
             break
         yield from scanner.more()

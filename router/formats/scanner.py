@@ -13,7 +13,9 @@ Steps = Generator[None, None, T]
 """Yields when more text is needed; returns a T."""
 
 _SPACE = re.compile(r"\s*")
-_WORD = re.compile(r"[^\s<>]*")
+MAX_WORD = 128
+"""Characters. In prose without spaces, a word would have no end."""
+_WORD = re.compile(rf"[^\s<>]{{0,{MAX_WORD + 1}}}")
 
 
 class EndOfText(Exception):
@@ -27,7 +29,7 @@ class Malformed(Exception):
 class Markers:
     """Strings that are no text; none may begin another. Up to `newlines` line ends before one belong to it."""
 
-    __slots__ = ("_begun", "_complete", "_longest")
+    __slots__ = ("_begun", "_complete", "_longest", "is_possible")
 
     def __init__(self, *markers: str, newlines: int = 0) -> None:
         before = f"\n{{0,{newlines}}}"
@@ -36,6 +38,9 @@ class Markers:
         self._complete = re.compile(f"{before}({any_of})")
         self._begun = re.compile(f"(?:{before}(?:{prefixes}))\\Z" + (f"|\n{{1,{newlines}}}\\Z" if newlines else ""))
         self._longest = newlines + max(map(len, markers))
+        first = re.escape("".join({marker[0] for marker in markers}) + ("\n" if newlines else ""))
+        self.is_possible = re.compile(f"[{first}]").search
+        """Whether a text can have anything of a marker at all. Most have not."""
 
     def search(self, text: str) -> re.Match[str] | None:
         """The first marker; group 1 is it without line ends."""
@@ -114,15 +119,15 @@ class Scanner:
 
     def word(self) -> Steps[str]:
         """Read white space and then what is neither white space nor an angle bracket. Raises Malformed when there is
-        nothing of it."""
+        nothing of it, or more than MAX_WORD."""
         yield from self.peek()
         while True:
             found = _WORD.match(self.text, self.at)
             end = found.end() if found else self.at
-            if end < len(self.text):
+            if end < len(self.text) or end - self.at > MAX_WORD:
                 break
             yield from self.more()
-        if end == self.at:
+        if not 0 < end - self.at <= MAX_WORD:
             raise Malformed
         word, self.at = self.text[self.at : end], end
         return word
@@ -140,6 +145,10 @@ class Scanner:
         """Emit text as it comes, up to the first marker. That is read, not taken, and returned. Raises EndOfText once
         everything is emitted."""
         while True:
+            while markers.is_possible(self.text) is None:
+                self.at = len(self.text)
+                emit(self.take())
+                yield from self.more()
             found = markers.search(self.text)
             if found:
                 self.at = found.start()

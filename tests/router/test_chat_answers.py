@@ -8,12 +8,16 @@ import pytest
 from tokenizers import AddedToken
 
 from fissile.v1 import (
+    BeamHypothesis,
+    BeamSearch,
     ChatMessage,
     ChatRequest,
     FinishReason,
     GenerateRequest,
     GenerationOptions,
     OutputOptions,
+    RequestOutput,
+    SamplingParams,
     Tool,
 )
 from router.config import RouterSettings
@@ -274,6 +278,19 @@ def test_a_lost_worker_changes_nothing(piece):
     assert answer.parts == ("Yes", "hm, let me think", [["f", '{"x": 1}']])
     assert len(answer.ids) == 1
     assert answer.usage.num_reasoning_tokens == num_tokens("hm, let me think</think>")
+
+
+def test_hypotheses_of_beam_search_are_read_as_any_answer():
+    ids = tokenizer_for(QWEN).encode(f"<think>hm</think>Yes{CALL}", add_special_tokens=False).ids
+    eos, length = FinishReason.FINISH_REASON_EOS, FinishReason.FINISH_REASON_LENGTH
+    best = BeamHypothesis(token_ids=[*ids, EOS], score=-0.5, finish_reason=eos)
+    second = BeamHypothesis(token_ids=ids, score=-0.75, finish_reason=length)
+    result = RequestOutput(finish_reason=length, hypotheses=[best, second])
+    worker = worker_saying("x", refuse=result, capabilities=["beam_search"])
+    answer = ask(worker, request(sampling=SamplingParams(beam_search=BeamSearch(width=2))))
+    assert answer.parts == ("Yes", "hm", [["f", '{"x": 1}']])
+    assert answer.finish.reason == eos
+    assert answer.usage.num_reasoning_tokens == num_tokens("hm</think>")
 
 
 def test_generate_never_parses():

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from tests.router.formats.answers import Answer, read
+from router.formats.scanner import MAX_WORD
+from tests.router.formats.answers import Answer, read, shown
 
 SCHEMAS = {
     "f": {
@@ -55,6 +56,13 @@ def test_schemas_that_say_nothing(schema):
 @pytest.mark.parametrize("text", ["<tool_call> is a tag", "<tool_call></tool_call>", "<tool_call>f", "<tool_call>f<b>"])
 def test_what_is_no_call_in_tags_is_content(text):
     assert read("glm", text) == Answer(text)
+
+
+def test_prose_behind_an_opening_tag_is_not_held_back_for_long():
+    prose = "是" * MAX_WORD
+    texts = ["".join(event.text for event in events) for events in shown("glm", "<tool_call>", prose, "是", "的")]
+    assert texts == ["", "", f"<tool_call>{prose}是", "的", ""]
+    assert read("glm", f"<tool_call>{prose}</tool_call>") == Answer("", "", [[prose, "{}"]])
 
 
 def test_a_call_in_tags_that_is_cut_off_stays_open():
