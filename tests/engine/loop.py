@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from worker.core.batch import TokenLogprobs
 from worker.core.config import CacheConfig, SchedulerConfig
 from worker.core.outputs import SequenceOutput
 from worker.core.params import SamplingParams, StopConditions
@@ -32,6 +33,9 @@ class Loop:
     scheduler: Scheduler = field(init=False)
     tokens: dict[int, list[int]] = field(default_factory=dict)
     ended: dict[int, SequenceOutput] = field(default_factory=dict)
+    logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
+    """Of the tokens of those that ask for them, as `prompt_logprobs`."""
+    prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     num_scheduled_tokens: int = 0
     num_copied_blocks: int = 0
 
@@ -80,5 +84,11 @@ class Loop:
             if output.hypotheses is None:
                 assert output.token_offset == len(got), "no gap, no repeat"
                 got += output.token_ids
+            if output.logprobs is not None:
+                assert len(output.logprobs) == len(output.token_ids)
+                self.logprobs.setdefault(output.sequence_id, []).extend(output.logprobs)
+            if output.prompt_logprobs is not None:
+                assert output.sequence_id not in self.prompt_logprobs, "they come once"
+                self.prompt_logprobs[output.sequence_id] = output.prompt_logprobs
             if output.finish_reason is not None:
                 self.ended[output.sequence_id] = output
