@@ -69,7 +69,7 @@ def generate_request(
     elif any(not isinstance(entry, Integral) for entry in prompt):
         request.prompts.extend([_prompt(entry) for entry in prompt])
     else:
-        request.tokens.CopyFrom(sampling_pb2.TokenSequence(token_ids=prompt))  # type: ignore[arg-type]
+        request.tokens.CopyFrom(_prompt(prompt).tokens)
     return request
 
 

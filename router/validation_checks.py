@@ -79,8 +79,8 @@ def entries(low: int, high: int) -> Check:
     return check
 
 
-def at_most_vocabulary(values: Sequence[int], limits: Limits) -> str | None:
-    return entries(0, limits.vocab_size)(values, limits)  # type: ignore[return-value]
+def at_most_vocabulary(values: Sequence[int], limits: Limits) -> Fault | str | None:
+    return entries(0, limits.vocab_size)(values, limits)
 
 
 def distinct(key: Callable[[Any], Any], name: str) -> Check:
@@ -98,8 +98,10 @@ def distinct(key: Callable[[Any], Any], name: str) -> Check:
 
 
 def characters(low: int, high: int) -> Check:
+    wanted = f"{low} to {high}" if low else f"at most {high}"
+
     def check(value: str, limits: Limits) -> str | None:
-        return None if low <= len(value) <= high else f"must have {low} to {high} characters, has {len(value)}"
+        return None if low <= len(value) <= high else f"must have {wanted} characters, has {len(value)}"
 
     return check
 
@@ -108,6 +110,16 @@ def at_most_bytes(high: int) -> Check:
     def check(value: str | bytes, limits: Limits) -> str | None:
         size = len(value.encode() if isinstance(value, str) else value)
         return f"must have at most {high} bytes, has {size}" if size > high else None
+
+    return check
+
+
+def together_at_most_bytes(high: int) -> Check:
+    """Of a list of texts."""
+
+    def check(values: Iterable[str], limits: Limits) -> str | None:
+        size = sum(len(value.encode()) for value in values)
+        return f"must have at most {high} bytes together, has {size}" if size > high else None
 
     return check
 

@@ -30,6 +30,7 @@ from router.validation_checks import (
     not_empty,
     prompt_bytes,
     role,
+    together_at_most_bytes,
     token_id,
     token_ids,
 )
@@ -85,8 +86,8 @@ SAMPLING_RULES: dict[str, Check] = {
     "structured_output.json_object": is_true,
     "structured_output.regex": _GRAMMAR,
     "structured_output.grammar": _GRAMMAR,
-    "structured_output.choice.choices": entries(1, MAX_CHOICES),
-    "structured_output.choice.choices[]": _GRAMMAR,
+    "structured_output.choice.choices": all_of(entries(1, MAX_CHOICES), together_at_most_bytes(MAX_GRAMMAR_BYTES)),
+    "structured_output.choice.choices[]": not_empty,
 }
 OPTION_RULES: dict[str, Check] = {
     **{f"sampling.{path}": rule for path, rule in SAMPLING_RULES.items()},

@@ -160,7 +160,7 @@ BAD = [
         "options.sampling.num_prompt_logprobs",
         "must be unset with several prompts",
     ),
-    (GenerateRequest(text="a", request_id="x" * 129), "request_id", "must have 0 to 128 characters, has 129"),
+    (GenerateRequest(text="a", request_id="x" * 129), "request_id", "must have at most 128 characters, has 129"),
     (GenerateRequest(text="a", request_id="a\nb"), "request_id", "must be printable ASCII, is 'a\\nb'"),
     # Which tokens may come.
     (biased((1, 0), (100, 0)), f"{SAMPLING}.logit_bias[1].token_id", BEYOND),
@@ -225,6 +225,11 @@ BAD = [
         choices(*["a"] * 1025),
         f"{SAMPLING}.structured_output.choice.choices",
         "must have at most 1024 entries, has 1025",
+    ),
+    (
+        choices("a" * MIB, "b"),
+        f"{SAMPLING}.structured_output.choice.choices",
+        "must have at most 1048576 bytes together, has 1048577",
     ),
     (structured()(json_schema=""), f"{SAMPLING}.structured_output.json_schema", "must not be empty"),
     (
@@ -348,6 +353,7 @@ GOOD = [
     structured(stop=["x"])(regex="a" * MIB),
     structured(n=128)(grammar="start: /a/"),
     choices(*["a"] * 1024),
+    choices("a" * MIB),
     ask(n=128, max_tokens=1, stop=["x" * 1024] * 16, stop_token_ids=[99] * 1024, min_tokens=1),
     ask(n=1, max_tokens=2**32 - 1, stop_token_sequences=sequences(*[[99] * 256] * 64)),
     ask(cache_salt=b"x" * 256, dp_rank=1, priority=-(2**31)),
