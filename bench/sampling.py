@@ -29,7 +29,7 @@ FEATURES: dict[str, dict[str, object]] = {
 
 def main() -> None:
     quick = parse_arguments(__doc__).quick
-    num_rows, num_tokens, num_rounds = (4, 8, 1) if quick else (64, 48, 5)
+    num_rows, num_tokens, num_rounds = (4, 8, 1) if quick else (64, 24, 3)
     threads = num_cores()
     config = RunnerConfig(
         model="smollm2", max_num_seqs=num_rows, max_model_len=1024, num_threads=threads, max_num_batched_tokens=4096

@@ -149,7 +149,7 @@ def _add_ending(message: v1.RequestOutput, output: SequenceOutput, reason: Finis
     message.finish_reason = _FINISH_REASONS[reason]
     message.detail = output.detail
     if reason is FinishReason.ERROR:
-        message.error_code = code_pb2.INTERNAL
+        message.error_code = code_pb2.INVALID_ARGUMENT if output.is_request_fault else code_pb2.INTERNAL
     if reason in _STOPPED_BY_TOKEN and output.token_ids:
         message.stop_token_id = output.token_ids[-1]
     if output.timings is not None:

@@ -170,4 +170,5 @@ def test_a_contradiction_ends_its_own_sequence(tiny):
     loop.run(make_sequence(0, PROMPTS[2], 5, contradiction), make_sequence(1, PROMPTS[2], 5, GREEDY))
     assert loop.ended[0].finish_reason is FinishReason.ERROR
     assert "leave no token" in loop.ended[0].detail
+    assert loop.ended[0].is_request_fault
     assert loop.tokens[1] == tiny.references[2][:5]

@@ -93,6 +93,8 @@ class BatchOutput:
     none."""
     errors: dict[int, str] = field(default_factory=dict)
     """Row → why it could not be sampled (logits that are not finite, nothing allowed). Such a row has no tokens."""
+    unsatisfiable_rows: list[int] = field(default_factory=list)
+    """Of the rows in `errors`, those whose own request is to blame: its rules leave no token."""
     logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     """Row → one entry for each of its new tokens; rows that ask for them only."""
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)

@@ -42,7 +42,7 @@ class Committer:
             if status is not running and status in over:
                 continue
             if output.errors and row in output.errors:
-                self._fail(seq, output.errors[row])
+                self._fail(seq, output.errors[row], is_request_fault=row in output.unsatisfiable_rows)
                 continue
             if status is running and computed + scheduled >= seq.publish_at:
                 self._blocks.publish(seq, computed + scheduled)
@@ -82,11 +82,12 @@ class Committer:
         if step.has_prefill:
             state.last_prefill_seconds = output.run_seconds
 
-    def _fail(self, seq: Sequence, detail: str) -> None:
+    def _fail(self, seq: Sequence, detail: str, *, is_request_fault: bool) -> None:
         root = seq.beam_group.root if seq.beam_group is not None else seq
         # Chunks before the failing one may be as broken as it: only what others had computed stays in the cache.
         self._blocks.pool.forget(seq.block_table[root.num_cached_tokens // self._blocks.block_size :])
         self._state.end(root, FinishReason.ERROR, detail, [])
+        self._state.outputs[-1].is_request_fault = is_request_fault
 
     def _commit_with_stops(self, seq: Sequence, tokens: list[int], logprobs: list[TokenLogprobs] | None) -> int:
         """Returns how many are kept: what comes after a stop is neither emitted nor counted."""

@@ -40,6 +40,8 @@ class SequenceOutput:
     token_ids: list[int]
     finish_reason: FinishReason | None = None
     detail: str = ""
+    is_request_fault: bool = False
+    """With ERROR: the request's own rules cannot be met."""
     num_cached_tokens: int = 0
     """Set on the terminal output, as is `timings`."""
     timings: SequenceTimings | None = None

@@ -12,7 +12,7 @@ from worker.runner.timer import Timing
 
 ERRORS = {
     FAILED: "the model's logits are not finite",
-    NOTHING_ALLOWED: "the request's own rules (allowed and banned tokens, grammar) leave no token to generate",
+    NOTHING_ALLOWED: "sampling: allowed and banned tokens, bad sequences, min_tokens and grammar leave no token",
 }
 
 
@@ -42,9 +42,12 @@ class PendingStep:
         seconds = self.timing.wait()
         tokens: list[list[int]] = [[] for _ in self.batch.slots]
         errors = dict(self.grammar_errors)
+        unsatisfiable: list[int] = []
         for row, token in zip(self.sampled_rows, self._sampled_tokens(), strict=True):
             if token in ERRORS:
                 errors.setdefault(row, ERRORS[token])
+                if errors[row] == ERRORS[NOTHING_ALLOWED]:
+                    unsatisfiable.append(row)
             elif row not in errors:
                 tokens[row] = [token]
         for row in self.batch.beam_rows:
@@ -53,6 +56,7 @@ class PendingStep:
             step=self.batch.step,
             token_ids=tokens,
             errors=errors,
+            unsatisfiable_rows=unsatisfiable,
             logprobs=self._logprobs(),
             prompt_logprobs=self._prompt_logprobs(),
             candidates=self._candidates(errors),
