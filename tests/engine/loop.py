@@ -45,7 +45,8 @@ class Loop:
     def run(
         self, *arriving: Sequence | list[Sequence], each_step: int = 0, before_step: Callable[[], None] = lambda: None
     ) -> dict[int, list[int]]:
-        """Tokens by id. A list is a group. With `each_step`, so many arrive before each step, in place of all at once.
+        """Generated tokens by id, those of another worker included. A list is a group. With `each_step`, so many arrive
+        before each step, in place of all at once.
 
         `before_step` may change anything, as what comes between two steps may.
         """
@@ -71,10 +72,10 @@ class Loop:
 
     def _add(self, arrived: Sequence | list[Sequence]) -> None:
         if isinstance(arrived, list):
-            self.tokens |= {member.id: [] for member in arrived}
+            self.tokens |= {member.id: member.token_ids[member.num_prompt_tokens :] for member in arrived}
             self.scheduler.add_group(arrived)
         else:
-            self.tokens[arrived.id] = []
+            self.tokens[arrived.id] = arrived.token_ids[arrived.num_prompt_tokens :]
             self.scheduler.add(arrived)
 
     def _take(self) -> None:

@@ -1,6 +1,7 @@
 """The same runner on a GPU: tokens equal the CPU's, and nothing in `submit` waits for the device."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,19 @@ from worker.executor import Executor
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
 
 SAMPLED = SamplingParams(temperature=0.9, top_k=40, top_p=0.9, min_p=0.01, seed=7)
+EVERY = replace(
+    SAMPLED,
+    presence_penalty=0.5,
+    frequency_penalty=0.3,
+    repetition_penalty=1.3,
+    logit_bias=((5, 2.0), (6, -2.0)),
+    allowed_token_ids=tuple(range(3, 100)),
+    banned_token_ids=(4, 9),
+    bad_token_sequences=((11,), (12, 13), (14, 15, 16)),
+    num_logprobs=5,
+    num_prompt_logprobs=3,
+)
+"""Every parameter but a grammar."""
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +51,7 @@ def test_seeded_tokens_equal_the_cpus(tiny: tuple[Path, LlamaForCausalLM]) -> No
     outputs = []
     for device in ("cpu", "cuda"):
         driver = make_driver(tiny[0], device=device)
-        seqs = [driver.add(random_prompt(n, n), SAMPLED) for n in (4, 20)]
+        seqs = [driver.add(random_prompt(n, n), params) for n, params in ((4, SAMPLED), (20, EVERY), (9, EVERY))]
         driver.prefill(*seqs)
         driver.decode(*seqs, steps=31)
         outputs.append([seq.output for seq in seqs])
@@ -47,7 +61,7 @@ def test_seeded_tokens_equal_the_cpus(tiny: tuple[Path, LlamaForCausalLM]) -> No
 def test_submit_never_waits_for_the_device(tiny: tuple[Path, LlamaForCausalLM]) -> None:
     """torch raises at any call that would synchronise."""
     driver = make_driver(tiny[0], device="cuda", swap_space_gib=0.001)
-    params = (SAMPLED, SamplingParams(seed=3), SamplingParams(temperature=0.0))
+    params = (SAMPLED, SamplingParams(seed=3), EVERY)
     a, b, c = (driver.add(random_prompt(n, n), p) for n, p in zip((20, 9, 5), params, strict=True))
     driver.prefill(a, b, c)
     spare = [driver.free.pop() for _ in range(4)]
