@@ -2,7 +2,8 @@
 
 The completion of a text prompt is its words, one a message; the prompt chooses what else happens:
 "slow" words come until the call is cancelled, "fail" ends with a typed error, "cut" ends without a finish reason.
-With several prompts each has its words in one message. A chat with tools thinks and calls the first one.
+With several prompts each has its words in one message. A chat with tools thinks and calls the first one;
+one that ends with "think" thinks before it answers.
 """
 
 import threading
@@ -76,6 +77,8 @@ class FakeService(v1.GenerationServiceServicer):
             yield from call_of(request.tools[0])
             return
         answer = f"{len(request.messages)} messages"
+        if request.messages[-1].content == "think":
+            yield v1.ChatResponse(completions=[v1.ChatDelta(reasoning="well")])
         for part in answer.split(" "):
             yield v1.ChatResponse(completions=[v1.ChatDelta(content=part, token_ids=[1])])
         finish = v1.Finish(reason=v1.FINISH_REASON_EOS, stop_token_id=2)

@@ -165,6 +165,13 @@ def test_chat_keeps_the_history(run, service):
     ]
 
 
+def test_chat_shows_reasoning_apart_and_keeps_it(run, service):
+    result = run("chat", stdin="think\nagain\n")
+    assert result.stdout == "well\n\n1messages\n3messages\n"
+    answer = service.requests[1].messages[1]
+    assert (answer.reasoning, answer.content) == ("well", "1messages")
+
+
 def test_chat_reset_forgets_all_but_the_system_message(run, service):
     run("chat", "-s", "be brief", stdin="hello\n/reset\nagain\n")
     assert [message.content for message in service.requests[1].messages] == ["be brief", "again"]
