@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.runner.conftest import random_prompt, save_llama
+from tests.runner.byte_tokenizer import save_byte_model
+from tests.runner.conftest import random_prompt
 from tests.runner.test_executor import WAIT, alive, driver_of, rank_pid, tiny_config
-from tests.runner.test_grammar import EOS, SECOND_EOS, VOCAB_SIZE, byte_tokenizer
 from worker import executor as module
 from worker.core.params import Grammar, GrammarKind
 from worker.executor import Executor, ExecutorDiedError, ExecutorError
@@ -25,8 +25,7 @@ LARGE = Grammar(GrammarKind.REGEX, "a" * 500_000)
 @pytest.fixture(scope="session")
 def tiny_with_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("tiny-with-tokenizer")
-    save_llama(path, vocab_size=VOCAB_SIZE, eos_token_id=[EOS, SECOND_EOS])
-    byte_tokenizer().save(str(path / "tokenizer.json"))
+    save_byte_model(path)
     return path
 
 

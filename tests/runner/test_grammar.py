@@ -1,12 +1,12 @@
 """Grammars over a byte-level tokenizer and over SmolLM2's: exact sets of allowed tokens, and what is refused."""
 
 import json
-from functools import cache
 
 import numpy as np
 import pytest
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer
 
+from tests.runner.byte_tokenizer import END, EOS, VOCAB_SIZE, byte_tokenizer, make_compiler, of
 from worker.core.params import Grammar, GrammarKind
 from worker.loader.config import load_model_config
 from worker.loader.source import resolve_model
@@ -14,35 +14,6 @@ from worker.loader.tokenizer import load_tokenizer_files
 from worker.runner import grammar as module
 from worker.runner.grammar import GrammarCompiler
 from worker.runner.messages import GrammarError
-
-EOS, SECOND_EOS = 256, 257
-WORDS = ("ab", "abc")
-VOCAB_SIZE = 300
-"""Of the model: some ids more than the tokenizer has."""
-
-
-@cache
-def byte_tokenizer() -> Tokenizer:
-    """A token for each byte, with the byte as its id; two ends; "ab" and "abc"."""
-    alphabet = byte_alphabet()
-    vocabulary = {letter: byte for byte, letter in enumerate(alphabet)}
-    vocabulary |= {"<end>": EOS, "<stop>": SECOND_EOS} | {word: 258 + i for i, word in enumerate(WORDS)}
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[("a", "b"), ("ab", "c")]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in ("<end>", "<stop>")])
-    return tokenizer
-
-
-def byte_alphabet() -> list[str]:
-    """Byte-level BPE's letter for each byte: printable ones stand for themselves, the others come from 256 on."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = iter(range(256, 512))
-    return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]
-
-
-def make_compiler() -> GrammarCompiler:
-    return GrammarCompiler(lambda: byte_tokenizer().to_str().encode(), VOCAB_SIZE, (EOS, SECOND_EOS))
 
 
 @pytest.fixture(scope="module")
@@ -62,11 +33,6 @@ def allowed(matcher) -> set[int]:
     return set(np.nonzero(bits)[0].tolist())
 
 
-def of(*texts: str) -> set[int]:
-    """Tokens of these texts: a byte, or a whole word."""
-    return {258 + WORDS.index(text) if text in WORDS else text.encode()[0] for text in texts}
-
-
 def after(compiler: GrammarCompiler, kind: GrammarKind, text: str, output: str) -> set[int]:
     """What may follow `output`, byte by byte."""
     matcher = compiler.matcher(Grammar(kind, text))
@@ -74,7 +40,6 @@ def after(compiler: GrammarCompiler, kind: GrammarKind, text: str, output: str) 
     return allowed(matcher)
 
 
-END = {EOS, SECOND_EOS}
 SCHEMA = {"type": "object", "properties": {"n": {"enum": [7, 12]}}, "required": ["n"], "additionalProperties": False}
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.runner.test_grammar import END, EOS, VOCAB_SIZE, make_compiler, of
+from tests.runner.byte_tokenizer import END, EOS, VOCAB_SIZE, make_compiler, of
 from worker.core.batch import DEFERRED_TOKEN, NewSequence, ScheduledBatch
 from worker.core.params import Grammar, GrammarKind, SamplingParams
 from worker.runner.grammar_masks import SlotGrammars
