@@ -34,7 +34,7 @@ CLOSE_SECONDS = 1.0
 
 
 class RouterServer:
-    """`start`, then `stop` once. Health follows whether a request would find a worker."""
+    """`start`, then `stop` once, even if the start failed. Health follows whether a request would find a worker."""
 
     def __init__(self, settings: RouterSettings, resolver: Resolver = resolve) -> None:
         self._settings = settings
@@ -165,6 +165,8 @@ async def serve(settings: RouterSettings) -> None:
     """Until a signal comes."""
     stop = stop_event_on_signals()
     server = RouterServer(settings)
-    await server.start()
-    await stop.wait()
-    await server.stop()
+    try:
+        await server.start()
+        await stop.wait()
+    finally:
+        await server.stop()

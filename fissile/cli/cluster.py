@@ -33,6 +33,8 @@ class ClusterConfig:
     """Of the router; 0 takes a free one. Workers always take free ones."""
     model: str
     worker_arguments: tuple[str, ...] = ()
+    http_port: int | None = None
+    """Of the router's HTTP front; 0 takes a free one, None has no front."""
     start_timeout: float = 300.0
     stop_grace: float = 10.0
 
@@ -43,6 +45,8 @@ class Cluster:
 
     router: Child
     router_address: str
+    http_address: str | None
+    """A URL."""
     workers: dict[Child, str]
     """With their addresses."""
     children: Children
@@ -74,11 +78,18 @@ def _start(config: ClusterConfig, children: Children, folder: Path) -> Cluster:
     port_file = folder / "router"
     arguments = ["--host", HOST, "--port", str(config.port), "--port-file", str(port_file)]
     arguments += ["--workers", ",".join(workers.values())]
+    http_port_file = folder / "http"
+    if config.http_port is not None:
+        arguments += ["--http-host", HOST, "--http-port", str(config.http_port)]
+        arguments += ["--http-port-file", str(http_port_file)]
     router = children.start("router", service_command("router", arguments))
     router_address = _bound_address(router, port_file, children, deadline)
     for child, address in (*workers.items(), (router, router_address)):
         _wait_until_serving(child, address, children, deadline)
-    return Cluster(router, router_address, workers, children)
+    http_address = None
+    if config.http_port is not None:
+        http_address = f"http://{_bound_address(router, http_port_file, children, deadline)}"
+    return Cluster(router, router_address, http_address, workers, children)
 
 
 def _worker_command(config: ClusterConfig, port_file: Path) -> list[str]:

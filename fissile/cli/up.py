@@ -22,6 +22,11 @@ if TYPE_CHECKING:
     show_default=True,
     help="Port of the router; 0 takes a free one. Workers take free ones.",
 )
+@click.option(
+    "--http-port",
+    type=click.IntRange(min=0, max=65535),
+    help="Port of the router's OpenAI-compatible HTTP front; 0 takes a free one. Default: no front.",
+)
 @click.option("--start-timeout", type=float, default=300.0, show_default=True, help="Seconds until all must be ready.")
 @click.option("--grace", type=float, default=10.0, show_default=True, help="Seconds to finish before being killed.")
 @click.option("-q", "--quiet", is_flag=True, help="Do not print the services' logs.")
@@ -30,6 +35,7 @@ def up(
     workers: int,
     model: str,
     port: int,
+    http_port: int | None,
     start_timeout: float,
     grace: float,
     quiet: bool,
@@ -43,7 +49,7 @@ def up(
     """
     from fissile.cli.cluster import ClusterConfig, StartError, running_cluster
 
-    config = ClusterConfig(workers, port, model, worker_arguments, start_timeout, grace)
+    config = ClusterConfig(workers, port, model, worker_arguments, http_port, start_timeout, grace)
     signal.signal(signal.SIGTERM, _interrupt)
     signal.signal(signal.SIGHUP, _interrupt)
     try:
@@ -79,6 +85,8 @@ def _print_addresses(cluster: "Cluster") -> None:
 
     table = Table("service", "address", "pid")
     table.add_row("router", cluster.router_address, str(cluster.router.pid))
+    if cluster.http_address:
+        table.add_row("HTTP", f"{cluster.http_address}/v1", str(cluster.router.pid))
     for child, address in cluster.workers.items():
         table.add_row(child.name, address, str(child.pid))
     Console().print(table)
