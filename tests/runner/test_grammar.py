@@ -63,7 +63,7 @@ SCHEMA = {"type": "object", "properties": {"n": {"enum": [7, 12]}}, "required": 
         (GrammarKind.EBNF, "start: N (\",\" N)*\nN: /[0-9]/", "1,2", of(",") | END),
         (GrammarKind.JSON_OBJECT, "", "", of("{")),
         (GrammarKind.JSON_OBJECT, "", '{"k": [1]}', END),
-        (GrammarKind.JSON_SCHEMA, json.dumps(SCHEMA), '{"n":', of("7", "1", " ", "\t", "\n", "\r")),
+        (GrammarKind.JSON_SCHEMA, json.dumps(SCHEMA), '{"n":', of("7", "1", " ", "\n", "\r")),
         (GrammarKind.JSON_SCHEMA, json.dumps(SCHEMA), '{"n":12}', END),
         (GrammarKind.JSON_SCHEMA, '{"const": "ab"}', '"', of("ab")),
     ],
@@ -73,9 +73,16 @@ def test_allowed_tokens(compiler, kind, text, output, expected):
 
 
 def test_blanks_between_parts_of_json_are_bounded(compiler):
-    blanks = of(" ", "\t", "\n", "\r")
-    assert blanks < after(compiler, GrammarKind.JSON_SCHEMA, json.dumps(SCHEMA), "{" + " " * 39)
-    assert after(compiler, GrammarKind.JSON_SCHEMA, json.dumps(SCHEMA), "{" + " " * 40) == of('"')
+    """A space, or a line break and an indent."""
+    blanks = {"": " \n\r", " ": "", "\n": " \t", "\r": "\n", "\n" + " " * 39: " \t", "\n" + " " * 40: ""}
+    for before, after_it in blanks.items():
+        expected = of(*after_it) | (of('"') if before != "\r" else set())
+        assert after(compiler, GrammarKind.JSON_SCHEMA, json.dumps(SCHEMA), "{" + before) == expected, repr(before)
+
+
+def test_a_schema_may_have_blanks_of_its_own(compiler):
+    text = json.dumps(SCHEMA | {"x-guidance": {"whitespace_pattern": "_"}})
+    assert after(compiler, GrammarKind.JSON_SCHEMA, text, "{") == of("_", '"')
 
 
 def test_a_token_after_the_end_is_refused(compiler):

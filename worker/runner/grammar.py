@@ -29,8 +29,9 @@ MAX_MULTIPLE = 100_000
 MAX_ERROR_LENGTH = 500
 NO_EXTENSION = ("NoExtension", "NoExtensionBias")
 """The library's words for it."""
-WHITESPACE = r"[\x20\x0A\x0D\x09]{1,40}"
-"""Between the parts of JSON, bounded: a model could go on with blanks for ever. `x-guidance` in a schema goes first."""
+WHITESPACE = r"\x20|\r?\n[\x20\t]{0,40}"
+"""Between the parts of JSON: a space, or a line break and an indent. Where more is allowed, small models go on with
+blanks until they are out of tokens. `x-guidance` in a schema goes first."""
 
 
 class GrammarCompiler:
