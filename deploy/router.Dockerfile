@@ -9,8 +9,8 @@ COPY common common
 COPY fissile fissile
 COPY router router
 # Tokenizers are all the router needs of transformers: no deep-learning framework is installed with it.
-RUN pip install --no-cache-dir .
+RUN pip install --no-cache-dir '.[http]'
 
 USER fissile
-EXPOSE 50051 9101
+EXPOSE 50051 8000 9101
 CMD ["python", "-P", "-m", "router", "--host", "0.0.0.0"]

@@ -14,8 +14,8 @@ STOP_SECONDS = 40
 class LocalContainer:
     """Runs a service's own command with its own environment; ports and host names are mapped to loopback."""
 
-    def __init__(self, name: str, service: dict[str, Any], port: int, log: Path) -> None:
-        self.name, self.log = name, log
+    def __init__(self, name: str, service: dict[str, Any], port: int, http_port: int, log: Path) -> None:
+        self.name, self.log, self.http_port = name, log, http_port
         self._service, self._port = service, port
         self._kind = "ROUTER" if name == "router" else "WORKER"
         self._process: subprocess.Popen[bytes] | None = None
@@ -37,6 +37,8 @@ class LocalContainer:
         environment |= {
             f"FISSILE_{self._kind}_HOST": "127.0.0.1",
             f"FISSILE_{self._kind}_PORT": str(self._port),
+            "FISSILE_ROUTER_HTTP_HOST": "127.0.0.1",
+            "FISSILE_ROUTER_HTTP_PORT": str(self.http_port),
             f"FISSILE_{self._kind}_METRICS_HOST": "127.0.0.1",
             f"FISSILE_{self._kind}_METRICS_PORT": "0",
         }

@@ -5,6 +5,7 @@ import json
 import re
 import socket
 import time
+import urllib.request
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -66,9 +67,10 @@ def free_ports(number: int) -> list[int]:
 
 def test_the_same_commands_run_as_processes(tmp_path):
     """Only what the network of containers gives is replaced: names and addresses become loopback ports."""
+    http_port, *ports = free_ports(1 + len(DEFAULT_SERVICES))
     containers = {
-        name: LocalContainer(name, COMPOSE["services"][name], port, log=tmp_path / f"{name}.log")
-        for name, port in zip(DEFAULT_SERVICES, free_ports(len(DEFAULT_SERVICES)), strict=True)
+        name: LocalContainer(name, COMPOSE["services"][name], port, http_port, log=tmp_path / f"{name}.log")
+        for name, port in zip(DEFAULT_SERVICES, ports, strict=True)
     }
     addresses = {container.inside_address: container.outside_address for container in containers.values()}
     try:
@@ -85,6 +87,8 @@ def test_the_same_commands_run_as_processes(tmp_path):
                 time.sleep(0.2)
             answer = client.generate("The capital of France is", max_tokens=2, temperature=0.0).result()
         assert "Paris" in answer.completions[0].text
+        with urllib.request.urlopen(f"http://127.0.0.1:{http_port}/v1/models", timeout=10) as response:
+            assert json.load(response)["data"][0]["id"] == "smollm2"
         log = containers["worker-0"].log.read_text().splitlines()
         assert all(json.loads(line)["message"] for line in log), "logs are JSON, as the file asks"
     finally:

@@ -17,7 +17,9 @@ WORKER_ARGUMENTS = ("--max-model-len", "2048", "--num-threads", "1", "--kv-cache
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
-    with running_cluster(ClusterConfig(2, 0, "smollm2", WORKER_ARGUMENTS), lambda _name, _line: None) as running:
+    with running_cluster(
+        ClusterConfig(2, 0, "smollm2", WORKER_ARGUMENTS, http_port=0), lambda _name, _line: None
+    ) as running:
         yield running
 
 
