@@ -3,7 +3,7 @@
 import pytest
 
 from tests.fakes.worker import FakeWorker, says
-from tests.router.http.front import chat, choices_of, events
+from tests.router.http.front import chat, choices_of, events, run_front
 
 
 def test_a_whole_answer():
@@ -64,3 +64,39 @@ def test_logprobs(stream):
 def test_logprobs_of_the_chosen_tokens_alone():
     logprobs = chat(FakeWorker(says("b")), logprobs=True).json()["choices"][0]["logprobs"]
     assert [token["top_logprobs"] for token in logprobs["content"]] == [[], []]
+
+
+THINKS_AND_CALLS = (
+    "<think>\nhm\n</think>\n\nLet me see.\n"
+    '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
+)
+TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object"}}}
+
+
+def thinking(**body):
+    async def scenario(client, system):
+        messages = [{"role": "user", "content": "a"}]
+        return await client.post("/v1/chat/completions", json={"messages": messages, "tools": [TOOL], **body})
+
+    return run_front(scenario, FakeWorker(says(THINKS_AND_CALLS)), chat_format="qwen3")
+
+
+def test_reasoning_and_a_tool_call_of_a_whole_answer():
+    answer = thinking().json()
+    (choice,) = answer["choices"]
+    message = choice["message"]
+    assert (message["reasoning_content"], message["content"].strip()) == ("hm", "Let me see.")
+    (call,) = message["tool_calls"]
+    assert call["id"].startswith("call_") and call["type"] == "function"
+    assert call["function"] == {"name": "get_weather", "arguments": '{"city": "Paris"}'}
+    assert choice["finish_reason"] == "tool_calls"
+    assert answer["usage"]["completion_tokens_details"]["reasoning_tokens"] > 0
+
+
+def test_a_streamed_tool_call_says_its_name_once():
+    deltas = [choice["delta"] for chunk in events(thinking(stream=True)) for choice in chunk["choices"]]
+    assert "".join(delta.get("reasoning_content", "") for delta in deltas) == "hm"
+    calls = [call for delta in deltas for call in delta.get("tool_calls", ())]
+    assert [call["function"].get("name") for call in calls if "id" in call] == ["get_weather"]
+    assert "".join(call["function"]["arguments"] for call in calls) == '{"city": "Paris"}'
+    assert {call["index"] for call in calls} == {0}
