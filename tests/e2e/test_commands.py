@@ -62,7 +62,7 @@ def up(*arguments: str) -> tuple[subprocess.Popen[str], dict[str, int]]:
     pids: dict[str, int] = {}
     assert process.stdout is not None
     for line in process.stdout:
-        if row := re.search(r"(router|worker-\d) .*\s(\d+)\s+[│|]$", line.strip()):
+        if row := re.search(r"(router|HTTP|worker-\d) .*\s(\d+)\s+[│|]$", line.strip()):
             pids[row[1]] = int(row[2])
         if "Ready" in line:
             break
@@ -80,8 +80,8 @@ def gone(pids: dict[str, int]) -> bool:
 
 
 def test_up_serves_and_one_interrupt_stops_all():
-    process, pids = up("--workers", "1", *SMALL)
-    assert sorted(pids) == ["router", "worker-0"]
+    process, pids = up("--workers", "1", "--http-port", "0", *SMALL)
+    assert sorted(pids) == ["HTTP", "router", "worker-0"] and pids["HTTP"] == pids["router"]
     process.send_signal(signal.SIGINT)
     process.communicate()
     assert process.returncode == 0
@@ -116,12 +116,13 @@ def test_quiet_up_still_says_why_it_failed():
     assert "no model '/no/such'" in said
 
 
-def test_up_on_a_taken_port():
+@pytest.mark.parametrize("flag", ["--port", "--http-port"])
+def test_up_on_a_taken_port(flag):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
-        assert f"cannot listen on 127.0.0.1:{port}" in failed_up("--port", port, *SMALL)
+        assert f"cannot listen on 127.0.0.1:{port}" in failed_up("--port", "0", flag, port, *SMALL)
 
 
 @pytest.mark.parametrize("service", ["router", "worker"])

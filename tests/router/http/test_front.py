@@ -194,6 +194,49 @@ def test_https_with_the_routers_certificate(tmp_path):
     assert run_front(scenario, FakeWorker(says("b")), **tls) == 200
 
 
+def test_https_with_certificates_of_clients(tmp_path):
+    authority = Authority(tmp_path / "ca")
+    certificate, key = authority.issue()
+
+    async def scenario(client, system):
+        url = f"https://127.0.0.1:{system.router.http_port}/health"
+        known = ssl.create_default_context(cafile=authority.certificate)
+        known.load_cert_chain(*authority.issue("client"))
+        async with httpx2.AsyncClient(verify=known) as secure:
+            status = (await secure.get(url)).status_code
+        unknown = ssl.create_default_context(cafile=authority.certificate)
+        async with httpx2.AsyncClient(verify=unknown) as secure:
+            with pytest.raises((httpx2.ReadError, httpx2.RemoteProtocolError)):
+                await secure.get(url)
+        return status
+
+    tls = {"tls_certificate": certificate, "tls_key": key, "tls_client_ca": authority.certificate}
+    tls["tls"] = authority.client(with_certificate=True)
+    assert run_front(scenario, FakeWorker(says("b")), **tls) == 200
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        bytes(range(256)) * 16,
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: -5\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 50\r\n\r\n{",
+        b"GET /" + b"a" * 100_000,
+    ],
+    ids=["bytes", "length", "half a body", "endless line"],
+)
+def test_garbage_on_the_port(garbage):
+    async def scenario(client, system):
+        _, writer = await asyncio.open_connection("127.0.0.1", system.router.http_port)
+        writer.write(garbage)
+        await writer.drain()
+        writer.close()
+        await system.quiet()
+        return (await client.post("/v1/completions", json={"prompt": "a"})).status_code
+
+    assert run_front(scenario, FakeWorker(says("b"))) == 200
+
+
 def test_a_taken_port():
     async def scenario(client, system):
         router = RouterServer(RouterSettings(port=0, http_port=system.router.http_port))

@@ -1,0 +1,58 @@
+"""The front of a router that is a process of its own."""
+
+import asyncio
+import sys
+from pathlib import Path
+
+import httpx2
+
+from tests.fakes.system import until
+from tests.fakes.worker import FakeWorker, says
+
+ROOT = Path(__file__).parents[3]
+
+
+async def start(*flags, **environment):
+    return await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "router", "--port", "0", *flags, cwd=ROOT, env=environment, stderr=asyncio.subprocess.PIPE
+    )
+
+
+def test_it_serves_says_its_port_and_ends_on_a_signal(tmp_path):
+    port_file = tmp_path / "http"
+
+    async def scenario():
+        worker = await FakeWorker(says(" Paris")).start()
+        flags = ("--workers", worker.address, "--http-port", "0", "--http-port-file", str(port_file))
+        router = await start(*flags, FISSILE_ROUTER_HTTP_API_KEY="secret")
+        try:
+            await until(port_file.exists)
+            url = f"http://127.0.0.1:{port_file.read_text().strip()}/v1/completions"
+            async with httpx2.AsyncClient(headers={"authorization": "Bearer secret"}, timeout=20) as client:
+                answer = await client.post(url, json={"prompt": "a"})
+                router.terminate()  # with a connection that is still open
+                _, err = await asyncio.wait_for(router.communicate(), 20)
+        finally:
+            if router.returncode is None:
+                router.kill()
+            await worker.kill()
+        return answer.json()["choices"][0]["text"], router.returncode, err.decode()
+
+    text, code, err = asyncio.run(scenario())
+    assert (text, code) == (" Paris", 0)
+    assert "HTTP on http://127.0.0.1:" in err
+    assert err.rstrip().endswith("stopped")
+    assert "Traceback" not in err and "secret" not in err and "ERROR" not in err
+
+
+def test_a_taken_port_ends_it():
+    async def scenario():
+        worker = await FakeWorker(says("x")).start()
+        router = await start("--http-port", str(worker.port))
+        _, err = await asyncio.wait_for(router.communicate(), 20)
+        await worker.kill()
+        return worker.port, router.returncode, err.decode()
+
+    port, code, err = asyncio.run(scenario())
+    assert code == 1
+    assert err.splitlines()[-1] == f"router: cannot listen on 127.0.0.1:{port} for HTTP: Address already in use"
