@@ -104,7 +104,7 @@ def test_a_silent_stream_is_kept_alive():
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_goes_ends_its_request_at_the_worker(stream):
+def test_a_client_that_goes_ends_its_request_at_the_worker(stream, caplog):
     worker = FakeWorker(counts(1000), step_seconds=0.01)
 
     async def scenario(client, system):
@@ -119,6 +119,7 @@ def test_a_client_that_goes_ends_its_request_at_the_worker(stream):
     assert run_front(scenario, worker) == {"cancelled": 1}
     assert worker.aborted == [worker.received[0].id]
     assert worker.num_emitted < 100
+    assert not [record for record in caplog.records if record.name.startswith("uvicorn")], "that is no fault"
 
 
 def test_a_client_that_reads_nothing_and_goes_leaves_nothing():
