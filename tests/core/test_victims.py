@@ -3,7 +3,7 @@
 import pytest
 
 from tests.core.builders import make_sequence
-from worker.core.preemption import MAX_UNSHIELDED_PREEMPTIONS, choose_victim, senior_of
+from worker.core.preemption import MAX_PREEMPTIONS, choose_victim, senior_of
 from worker.core.sequence import Sequence
 
 STEP = 50
@@ -79,14 +79,14 @@ def test_sequence_scheduled_in_this_step_is_never_chosen() -> None:
     assert victim([runner(1), runner(2), runner(3, last_step=STEP)]) == 2
 
 
-def test_often_preempted_sequence_is_chosen_only_when_nobody_else_is_left() -> None:
-    shielded = runner(3, preemptions=MAX_UNSHIELDED_PREEMPTIONS)
-    assert victim([runner(1), runner(2), shielded]) == 2
-    assert victim([runner(1), runner(2, last_step=STEP), shielded]) == 3
+def test_often_preempted_sequence_is_never_chosen() -> None:
+    often = runner(3, preemptions=MAX_PREEMPTIONS)
+    assert victim([runner(1), runner(2), often]) == 2
+    assert victim([runner(1), runner(2, last_step=STEP), often]) is None
 
 
-def test_one_preemption_less_gives_no_shield() -> None:
-    assert victim([runner(1), runner(2), runner(3, preemptions=MAX_UNSHIELDED_PREEMPTIONS - 1)]) == 3
+def test_sequence_with_one_preemption_less_is_chosen_as_any() -> None:
+    assert victim([runner(1), runner(2), runner(3, preemptions=MAX_PREEMPTIONS - 1)]) == 3
 
 
 def test_urgent_latecomer_is_senior() -> None:

@@ -53,6 +53,7 @@ class BeamSteps:
             else:
                 member.slot = group.slots[member.order[2]]
                 self._state.place(member)
+        self._state.release_idle_slots(group)
 
     def _make(self, group: BeamGroup, at: int, parent: Sequence, beam: NextBeam) -> Sequence:
         root = group.root

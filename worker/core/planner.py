@@ -28,11 +28,14 @@ class StepPlanner:
     def plan(self) -> BatchBuilder:
         """The next step, maybe without rows. Sequences may have been preempted for it."""
         builder = BatchBuilder(self._state.next_step, self._config.max_num_batched_tokens)
-        self._fill(builder)
-        while not builder.rows and self._room.break_stall():
+        counters = self._state.counters
+        while True:
+            num_preemptions = counters.preemptions
             builder.is_blocked = False
             self._fill(builder)
-        return builder
+            # Without rows, but somebody gave way: what is free now may be enough for others.
+            if builder.rows or (counters.preemptions == num_preemptions and not self._room.break_stall()):
+                return builder
 
     def _fill(self, builder: BatchBuilder) -> None:
         if self._config.scheduling_policy == "chunked":
@@ -86,8 +89,11 @@ class StepPlanner:
                 self._schedule_prefill(seq, builder)
 
     def _swap_in(self, builder: BatchBuilder) -> None:
-        """Brings back swapped sequences, in queue order, while there is room: before anything new is admitted."""
+        """Brings back swapped sequences while there is room. They stand in one line with those that wait."""
+        waiting = self._state.waiting.peek()
         for seq in sorted(self._state.swapped.values(), key=lambda seq: seq.order):
+            if waiting is not None and waiting[0] < seq.order:
+                return
             if not builder.budget or seq.num_in_flight_tokens or not self._admission.try_swap_in(seq, builder):
                 return
             self._state.start(seq)
@@ -97,7 +103,7 @@ class StepPlanner:
     def _schedule_prefills(self, builder: BatchBuilder) -> None:
         for seq in list(self._state.prefilling.values()):
             self._schedule_prefill(seq, builder)
-        if not builder.is_blocked and not self._state.swapped and self._is_delay_over():
+        if not builder.is_blocked and self._is_delay_over():
             while builder.budget and self._admit_next(builder):
                 pass
 
@@ -134,12 +140,15 @@ class StepPlanner:
         return head[1].time_queued + self._config.scheduler_delay_factor * state.last_prefill_seconds
 
     def _admit_next(self, builder: BatchBuilder) -> bool:
-        """Admits the head of the queue. False, changing nothing, if it has to wait: nobody overtakes it."""
+        """Admits the head of the queue. False, changing nothing, if it has to wait: nobody overtakes it, nor does it
+        overtake one that is swapped."""
         state = self._state
         head = state.waiting.peek()
         if head is None:
             return False
-        seq = head[1]
+        order, seq = head
+        if any(swapped.order < order for swapped in state.swapped.values()):
+            return False
         if seq.num_in_flight_tokens or not self._admission.try_admit(seq, builder):
             return False
         state.start(seq)

@@ -5,8 +5,11 @@ from collections.abc import Callable, Collection
 from worker.core.config import PreemptionPolicy
 from worker.core.sequence import Sequence
 
-MAX_UNSHIELDED_PREEMPTIONS = 2
-"""A sequence preempted so often is a victim only when nobody else is, and comes back only with room to its end."""
+MAX_PREEMPTIONS = 2
+"""A sequence preempted so often comes back with all the blocks it will ever need, and keeps them to its end.
+
+So it needs no room that others must make, and can be let alone: it ends, whoever comes meanwhile.
+"""
 
 
 def choose_victim(
@@ -14,8 +17,9 @@ def choose_victim(
 ) -> Sequence | None:
     """The running sequence to preempt for `requester` in `step`, or None if there is none.
 
-    Never the requester, never one already scheduled in the step, and never the senior: it always goes on, so every
-    sequence that fits alone finishes in the end.
+    Never the requester, never one already scheduled in the step, never one that has its blocks for good, and never
+    the senior. Either those with their blocks for good go on or the senior does, so every sequence that fits alone
+    finishes in the end.
     """
     senior = senior_of(running)
     key = _KEYS[policy]
@@ -23,11 +27,19 @@ def choose_victim(
         (
             seq
             for seq in running
-            if seq is not requester and seq.last_step != step and not belongs_to_senior(seq, senior)
+            if seq is not requester
+            and seq.last_step != step
+            and not keeps_blocks(seq)
+            and not belongs_to_senior(seq, senior)
         ),
-        key=lambda seq: (seq.num_preemptions < MAX_UNSHIELDED_PREEMPTIONS, key(seq)),
+        key=key,
         default=None,
     )
+
+
+def keeps_blocks(seq: Sequence) -> bool:
+    """Whether it has been preempted for the last time. Beams share blocks and change hands every round: never."""
+    return seq.num_preemptions >= MAX_PREEMPTIONS and seq.beam_group is None
 
 
 def senior_of(running: Collection[Sequence]) -> Sequence:

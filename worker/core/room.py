@@ -1,7 +1,7 @@
 """Room in the cache: who may come in, and who has to go."""
 
 from worker.core.batch_builder import BatchBuilder
-from worker.core.preemption import MAX_UNSHIELDED_PREEMPTIONS, belongs_to_senior, choose_victim, senior_of
+from worker.core.preemption import belongs_to_senior, choose_victim, keeps_blocks, senior_of
 from worker.core.sequence import Sequence, SequenceStatus
 from worker.core.state import SchedulerState
 
@@ -103,7 +103,7 @@ class Admission:
 
     def try_swap_in(self, seq: Sequence, builder: BatchBuilder) -> bool:
         """Binds blocks to a swapped sequence and has its content brought back; False changes nothing."""
-        num_blocks = self._blocks.num_blocks_for(seq.num_tokens)
+        num_blocks = self._num_blocks_to_return(seq)
         if not self._state.free_slots or not self._blocks.can_allocate([], num_blocks, self._num_spare_blocks(seq)):
             return False
         host_blocks = list(seq.host_block_table)
@@ -125,6 +125,7 @@ class Admission:
             or parent.num_preemptions  # it may be computing the prompt again in this very step
             or seq.num_output_tokens
             or num_computed == 0
+            or keeps_blocks(seq)  # it needs more than the prompt's
             or self._blocks.has_groups
             or self._blocks.pool.num_free < 1
         ):
@@ -142,8 +143,10 @@ class Admission:
         can_chunk = self._config.can_chunk
         if not can_chunk and num_tokens < num_remaining and num_remaining <= self._config.max_num_batched_tokens:
             return False  # whole prompts only, save for what outgrew the budget
-        needs_all = not can_chunk or seq.num_preemptions > 0
-        num_blocks = self._blocks.num_blocks_for(seq.num_tokens if needs_all else num_cached + num_tokens)
+        if seq.num_preemptions:
+            num_blocks = self._num_blocks_to_return(seq)
+        else:
+            num_blocks = self._blocks.num_blocks_for(num_cached + num_tokens if can_chunk else seq.num_tokens)
         if not self._blocks.can_allocate(hits, num_blocks, self._num_spare_blocks(seq)):
             return False
         self._blocks.allocate(seq, hits, anchor, num_blocks)
@@ -155,14 +158,10 @@ class Admission:
         running = list(state.running())
         if not running or belongs_to_senior(seq, senior_of([*running, seq])):
             return 0  # it will not be thrown out
-        if seq.num_preemptions >= MAX_UNSHIELDED_PREEMPTIONS:
-            to_end = sum(self._num_blocks_to_end(other) for other in running)
-            return to_end + self._num_blocks_for_all(seq) - self._blocks.num_blocks_for(seq.num_tokens)
         num_growing = len(running) if seq.num_preemptions else 0
         return self._num_watermark_blocks + num_growing + len(state.parked.get(seq.id, ()))
 
-    def _num_blocks_for_all(self, seq: Sequence) -> int:
-        return self._blocks.num_blocks_for(seq.max_length - 1)
-
-    def _num_blocks_to_end(self, seq: Sequence) -> int:
-        return max(self._num_blocks_for_all(seq) - len(seq.block_table), 0)
+    def _num_blocks_to_return(self, seq: Sequence) -> int:
+        """Blocks for a preempted sequence: for all its tokens so far, or to its end. The last token's KV is never
+        computed."""
+        return self._blocks.num_blocks_for(seq.max_length - 1 if keeps_blocks(seq) else seq.num_tokens)

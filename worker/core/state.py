@@ -159,6 +159,14 @@ class SchedulerState:
             seq.move_to(SequenceStatus.WAITING)
             seq.num_computed_tokens = 0
             self.enqueue(seq)
+        if seq.beam_group is not None:
+            self.release_idle_slots(seq.beam_group)
+
+    def release_idle_slots(self, group: BeamGroup) -> None:
+        """A search that waits as a whole holds no slots: whoever stands before it in the queue may need them."""
+        if not any(member.status is SequenceStatus.RUNNING for member in group.members):
+            self.free_slots += reversed(group.slots)
+            group.slots = []
 
     def end(
         self,
