@@ -87,7 +87,7 @@ def test_logprobs_of_a_completion_with_its_prompt(api):
 
 
 def test_a_chat(api):
-    answer = api.chat.completions.create(messages=QUESTION, max_completion_tokens=20, **GREEDY)
+    answer = api.chat.completions.create(messages=QUESTION, max_completion_tokens=8, **GREEDY)
     message = answer.choices[0].message
     assert message.role == "assistant" and "Paris" in message.content and message.tool_calls is None
     assert answer.usage.prompt_tokens_details.cached_tokens >= 0
@@ -95,9 +95,9 @@ def test_a_chat(api):
 
 
 def test_a_conversation_goes_on_with_the_answer_as_it_came(api):
-    first = api.chat.completions.create(messages=QUESTION, max_tokens=20, **GREEDY).choices[0].message
+    first = api.chat.completions.create(messages=QUESTION, max_tokens=8, **GREEDY).choices[0].message
     again = [*QUESTION, first.model_dump(), {"role": "user", "content": [{"type": "text", "text": "And of Italy?"}]}]
-    assert api.chat.completions.create(messages=again, max_tokens=20, **GREEDY).choices[0].message.content
+    assert api.chat.completions.create(messages=again, max_tokens=4, **GREEDY).choices[0].message.content
 
 
 def test_a_streamed_chat_with_several_choices(api):
@@ -160,7 +160,7 @@ class City(BaseModel):
 def test_an_answer_that_follows_a_schema(api):
     schema = {
         "type": "object",
-        "properties": {"name": {"type": "string", "maxLength": 10}, "big": {"type": "boolean"}},
+        "properties": {"name": {"type": "string", "maxLength": 4}, "big": {"type": "boolean"}},
         "required": ["name", "big"],
         "additionalProperties": False,
     }
@@ -186,7 +186,7 @@ def test_any_json_object(api):
     answer = api.chat.completions.create(
         messages=[{"role": "user", "content": "A JSON object with one key, please."}],
         response_format={"type": "json_object"},
-        max_tokens=60,
+        max_tokens=15,
         **GREEDY,
     )
     assert answer.choices[0].message.content.startswith("{")
