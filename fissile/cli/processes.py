@@ -10,6 +10,8 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
+from common.parent import bound_to_this_process
+
 LogLine = Callable[[str, str], None]
 """Called with a child's name and one line of its output, from a thread of that child."""
 
@@ -17,14 +19,15 @@ _KEPT_LINES = 30
 
 
 class Child:
-    """One child process. Lives in a session of its own, so that Ctrl-C in the terminal reaches only the parent."""
+    """One child process. Lives in a session of its own, so that Ctrl-C in the terminal reaches only the parent. It
+    ends with the thread that starts it."""
 
     def __init__(self, name: str, command: list[str], log: LogLine, exited: "queue.SimpleQueue[Child]") -> None:
         self.name = name
         self.last_lines: deque[str] = deque(maxlen=_KEPT_LINES)
         self._log = log
         self._process = subprocess.Popen(
-            command,
+            bound_to_this_process(command),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -72,7 +75,7 @@ class Child:
 
 
 class Children:
-    """All children of one command, in order of their start."""
+    """All children of one command, in order of their start. Start them in the main thread: they end with theirs."""
 
     def __init__(self, log: LogLine) -> None:
         self._log = log

@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 FISSILE = str(Path(sys.executable).parent / "fissile")
@@ -94,6 +95,14 @@ def test_up_reports_dead_workers_and_ends_after_the_last():
     output, _ = process.communicate(timeout=30)
     assert process.returncode == 1
     assert "worker-0 ended with code -9\nno worker is left" in output
+    assert gone(pids)
+
+
+def test_nothing_outlives_an_up_that_was_killed():
+    process, pids = up("--workers", "1", *SMALL)
+    pids["rank"] = psutil.Process(pids["worker-0"]).children()[0].pid
+    process.kill()
+    process.communicate()
     assert gone(pids)
 
 

@@ -1,11 +1,13 @@
 """Child processes of `fissile up`."""
 
+import subprocess
 import sys
 import threading
 import time
 
 import psutil
 
+from common.parent import EXIT_ORPHANED
 from fissile.cli.processes import Children
 
 
@@ -73,3 +75,27 @@ def test_stop_kills_who_does_not_listen_and_what_it_started():
     assert child.exit_code == -9
     psutil.wait_procs([grandchild], timeout=5)
     assert not grandchild.is_running() or grandchild.status() == psutil.STATUS_ZOMBIE
+
+
+PARENT = """
+import sys, time
+from fissile.cli.processes import Children
+child = Children(lambda *_: None).start("one", [sys.executable, "-c", "import time; time.sleep(60)"])
+print(child.pid, flush=True)
+time.sleep(60)
+"""
+
+
+def test_children_do_not_outlive_a_parent_that_was_killed():
+    parent = subprocess.Popen(python(PARENT), stdout=subprocess.PIPE, text=True)
+    child = psutil.Process(int(parent.stdout.readline()))
+    parent.kill()
+    parent.communicate()
+    _, left = psutil.wait_procs([child], timeout=5)
+    assert all(process.status() == psutil.STATUS_ZOMBIE for process in left)
+
+
+def test_a_command_whose_parent_has_gone_does_not_start(tmp_path):
+    path = tmp_path / "started"
+    ended = subprocess.run([sys.executable, "-P", "-m", "common.parent", "0", "touch", str(path)])
+    assert (ended.returncode, path.exists()) == (EXIT_ORPHANED, False)

@@ -5,7 +5,6 @@ results and sends them; on rank 0, two compile grammars. The request pipe breaks
 way; the rank ends with it.
 """
 
-import ctypes
 import faulthandler
 import logging
 import os
@@ -20,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 from common.logging import setup_logging
+from common.parent import EXIT_ORPHANED, die_with_parent
 from worker.core.batch import ScheduledBatch
 from worker.kernels.registry import KernelBackendError
 from worker.layers.parallel import TensorParallel
@@ -42,8 +42,7 @@ from worker.runner.messages import (
 from worker.runner.model_runner import ModelRunner
 from worker.runner.pending import PendingStep
 
-PR_SET_PDEATHSIG = 1
-EXIT_FAILED, EXIT_ORPHANED = 1, 3
+EXIT_FAILED = 1
 NUM_COMPILERS = 2
 """Threads that compile grammars: a slow one does not hold up the others."""
 USER_ERRORS = (ModelError, KernelBackendError, CacheMemoryError, ValueError)
@@ -89,14 +88,6 @@ class Replies:
     def send(self, message: Ready | StepDone | Compiled | Failed) -> None:
         with self._lock:
             send(self._connection, message)
-
-
-def die_with_parent(parent_pid: int) -> None:
-    """Have the kernel kill this process when the thread that started it ends; at once if that has happened."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent_pid:
-        os._exit(EXIT_ORPHANED)
 
 
 def _drain(requests: Connection, steps: "SimpleQueue[ScheduledBatch | Stop]", compiles: "SimpleQueue[Compile]") -> None:
