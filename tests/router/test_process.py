@@ -1,6 +1,7 @@
 """The router as a process: flags, port file, readiness, memory, signals."""
 
 import asyncio
+import subprocess
 import sys
 from pathlib import Path
 
@@ -118,3 +119,9 @@ def test_help_documents_tls():
     for flag in ("--tls-certificate", "--tls-client-ca", "--worker-tls-ca", "--worker-tls-certificate"):
         assert flag in text
     assert "(mutual TLS)" in text
+
+
+def test_nothing_is_said_of_a_torch_that_no_router_needs():
+    code = "import sys; sys.modules['torch'] = None; import router.server; sys.exit('transformers' not in sys.modules)"
+    ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (0, "")
