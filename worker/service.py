@@ -7,13 +7,13 @@ import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib.metadata import version
 
 import grpc
 
 from common.block_hash import HASH_SCHEME
 from common.errors import UnavailableError, UnimplementedError
 from common.server import abort
+from common.version import package_version
 from fissile import v1
 from worker.config import WorkerSettings
 from worker.convert import duration_to_pb, load_to_pb
@@ -122,7 +122,7 @@ class WorkerService(v1.WorkerServiceServicer):
             device=model.device,
             kernel_backend=", ".join(sorted(set(model.kernels.values()))),
             eos_token_ids=model.config.eos_token_ids,
-            version=version("fissile"),
+            version=package_version(),
         )
 
     async def GetTokenizer(
