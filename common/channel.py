@@ -69,7 +69,9 @@ class ClientTls:
     """What the server's certificate must name; empty: the host of the address."""
 
     def credentials(self) -> grpc.ChannelCredentials:
-        """Raises InvalidArgumentError, naming the file, if one cannot be used."""
+        """Raises InvalidArgumentError, naming the file, if one cannot be used, or if only one of a pair is given."""
+        if (self.certificate is None) != (self.key is None):
+            raise InvalidArgumentError("TLS: a certificate and its key go together")
         _check(self.certificate, self.key, self.ca)
         return grpc.ssl_channel_credentials(
             root_certificates=self.ca.read_bytes() if self.ca else None,

@@ -2,5 +2,5 @@
 
 import os
 
-# When transformers is imported without torch it advises that models are not available: true, and no concern of a router.
+# Imported without torch, transformers advises that its models are not available: true, and of no concern here.
 os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")

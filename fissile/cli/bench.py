@@ -1,11 +1,10 @@
 """`fissile bench`: load a router and measure it."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from fissile.cli.options import Target, connection_options, target
+from fissile.cli.options import Target, connection_options
 
 if TYPE_CHECKING:
     from fissile.cli.load import LoadConfig, Outcome
@@ -55,9 +54,7 @@ def bench(
     goal_ttft: float | None,
     goal_tpot: float | None,
     as_json: bool,
-    address: str,
-    tls: bool,
-    tls_ca: Path | None,
+    to: Target,
     **load: Any,
 ) -> None:
     """Send requests with random prompts and report latency, throughput, errors and goodput.
@@ -78,7 +75,7 @@ def bench(
         raise click.UsageError("--rate (open loop) and --concurrency (closed loop) exclude each other")
     config = LoadConfig(num_requests=num_requests, rate=rate, concurrency=concurrency or 8, **load)
     warm_config = replace(config, num_requests=warmup, rate=None, seed=config.seed - 1) if warmup else None
-    outcomes = asyncio.run(_run(target(address, tls, tls_ca), config, warm_config))
+    outcomes = asyncio.run(_run(to, config, warm_config))
     goal = Goal(_seconds(goal_ttft), _seconds(goal_tpot))
     figures = report(outcomes, goal)
     if as_json:

@@ -1,12 +1,11 @@
 """`fissile chat`: a conversation in the terminal."""
 
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from fissile.cli.options import connection_options, request_options, sampling_options, target, valid_text
+from fissile.cli.options import Target, connection_options, request_options, sampling_options, valid_text
 
 if TYPE_CHECKING:
     from fissile import Client
@@ -24,15 +23,12 @@ def chat(
     system: str,
     model: str,
     timeout: float | None,
-    address: str,
-    tls: bool,
-    tls_ca: Path | None,
+    to: Target,
     **sampling: Any,
 ) -> None:
     """Talk to a model. Answers stream; the conversation is kept until /reset."""
     from fissile import Client
 
-    to = target(address, tls, tls_ca)
     with Client(to.address, tls=to.tls) as client:
         models = client.models(timeout=10)
         names = ", ".join(entry.id for entry in models) or "no model"

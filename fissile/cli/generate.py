@@ -3,12 +3,11 @@
 import sys
 from collections.abc import Iterator
 from math import exp
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from fissile.cli.options import connection_options, request_options, sampling_options, target, valid_text
+from fissile.cli.options import Target, connection_options, request_options, sampling_options, valid_text
 
 if TYPE_CHECKING:
     from fissile.results import Generation
@@ -39,9 +38,7 @@ def generate(
     timings: bool,
     model: str,
     timeout: float | None,
-    address: str,
-    tls: bool,
-    tls_ca: Path | None,
+    to: Target,
     **sampling: Any,
 ) -> None:
     """Continue PROMPT and stream what comes. Without PROMPT, or with -, it is read from standard input."""
@@ -53,7 +50,6 @@ def generate(
         token_ids_or_text: str | list[int] = valid_text(_read_stdin() if prompt in (None, "-") else prompt or "")
     else:
         token_ids_or_text = token_ids
-    to = target(address, tls, tls_ca)
     with Client(to.address, tls=to.tls) as client:
         options = request_options(**sampling)
         options["return_token_ids"] = as_json

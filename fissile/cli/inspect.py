@@ -1,11 +1,10 @@
 """`fissile models` and `fissile stats`."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from fissile.cli.options import connection_options, target
+from fissile.cli.options import Target, connection_options
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -18,11 +17,10 @@ _TIMEOUT = 10.0
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @connection_options
-def models(as_json: bool, address: str, tls: bool, tls_ca: Path | None) -> None:
+def models(as_json: bool, to: Target) -> None:
     """List the models that a router serves."""
     from fissile import Client
 
-    to = target(address, tls, tls_ca)
     with Client(to.address, tls=to.tls) as client:
         found = client.models(timeout=_TIMEOUT)
     _show(found, as_json, [_models_table(found)])
@@ -32,11 +30,10 @@ def models(as_json: bool, address: str, tls: bool, tls_ca: Path | None) -> None:
 @click.option("--window", type=click.IntRange(min=0), default=0, help="Only the last so many seconds. 0: all kept.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @connection_options
-def stats(window: int, as_json: bool, address: str, tls: bool, tls_ca: Path | None) -> None:
+def stats(window: int, as_json: bool, to: Target) -> None:
     """Show a router's latencies and its workers."""
     from fissile import Client
 
-    to = target(address, tls, tls_ca)
     with Client(to.address, tls=to.tls) as client:
         seen = client.stats(window=window, timeout=_TIMEOUT)
     _show(seen, as_json, [_latency_table(seen), _workers_table(seen)])

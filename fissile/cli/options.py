@@ -1,5 +1,6 @@
 """Options that several commands share."""
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +32,13 @@ class Target:
     tls: "ClientTls | None"
 
 
-connection_options = _apply(
+def _tls_file(name: str, what: str) -> Callable[[F], F]:
+    envvar = f"FISSILE_{name.upper().replace('-', '_')}"
+    path = click.Path(exists=True, dir_okay=False, path_type=Path)
+    return click.option(f"--{name}", type=path, envvar=envvar, show_envvar=True, help=f"{what} (PEM); implies --tls.")
+
+
+_connection_flags = _apply(
     [
         click.option(
             "-a",
@@ -42,22 +49,40 @@ connection_options = _apply(
             show_envvar=True,
             help="Router, as host:port.",
         ),
-        click.option("--tls/--no-tls", default=False, envvar="FISSILE_TLS", show_envvar=True, help="Connect with TLS."),
-        click.option(
-            "--tls-ca",
-            type=click.Path(exists=True, dir_okay=False, path_type=Path),
-            help="CA certificate (PEM) to trust, in place of the system's; implies --tls.",
-        ),
+        click.option("--tls/--no-tls", default=None, envvar="FISSILE_TLS", show_envvar=True, help="Connect with TLS."),
+        _tls_file("tls-ca", "CA certificate to trust, in place of the system's"),
+        _tls_file("tls-certificate", "Certificate to show to a router that wants one"),
+        _tls_file("tls-key", "Its key"),
     ]
 )
 
 
-def target(address: str, tls: bool, tls_ca: Path | None) -> Target:
-    if not (tls or tls_ca):
-        return Target(address, None)
+def connection_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The flags that say which router to talk to, and how; `command` gets them as one `Target` called `to`."""
+
+    @functools.wraps(command)
+    def with_target(
+        *,
+        address: str,
+        tls: bool | None,
+        tls_ca: Path | None,
+        tls_certificate: Path | None,
+        tls_key: Path | None,
+        **others: Any,
+    ) -> Any:
+        if tls is None:
+            tls = bool(tls_ca or tls_certificate or tls_key)
+        if (tls_certificate is None) != (tls_key is None):
+            raise click.UsageError("--tls-certificate and --tls-key go together")
+        return command(to=Target(address, _client_tls(tls_ca, tls_certificate, tls_key) if tls else None), **others)
+
+    return _connection_flags(with_target)
+
+
+def _client_tls(ca: Path | None, certificate: Path | None, key: Path | None) -> "ClientTls":
     from common.channel import ClientTls
 
-    return Target(address, ClientTls(ca=tls_ca))
+    return ClientTls(ca, certificate, key)
 
 
 sampling_options = _apply(

@@ -213,8 +213,3 @@ def test_models(run):
 def test_stats(run):
     assert json.loads(run("stats", "--json").output)["finished"] == {"eos": 7}
     assert "5 of 10" in run("stats").output
-
-
-def test_tls_ca_must_exist(run):
-    result = run("models", "--tls-ca", "/no/such/file")
-    assert result.exit_code == 2 and "does not exist" in result.output

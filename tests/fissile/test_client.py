@@ -19,7 +19,7 @@ from fissile.results import (
     ToolCallDelta,
     Usage,
 )
-from tests.fissile.certificates import self_signed
+from tests.fakes.certificates import Authority
 from tests.fissile.fake_service import FakeService, serve
 
 
@@ -150,12 +150,19 @@ def test_stats(client):
 
 
 def test_tls(tmp_path):
-    server_tls, certificate = self_signed(tmp_path)
-    with serve(FakeService(), server_tls) as address:
-        with Client(address, tls=ClientTls(ca=certificate)) as client:
+    authority = Authority(tmp_path / "ca")
+    with serve(FakeService(), authority.server("localhost")) as address:
+        with Client(address, tls=authority.client()) as client:
             assert client.generate("hello").result().text == "hello"
         with Client(address) as client, pytest.raises(UnavailableError):
             client.models(timeout=5)
+
+
+def test_a_certificate_without_its_key_is_refused(tmp_path):
+    certificate, key = Authority(tmp_path / "ca").issue()
+    for tls in (ClientTls(certificate=certificate), ClientTls(key=key)):
+        with pytest.raises(InvalidArgumentError, match="a certificate and its key go together"):
+            Client("localhost:1", tls=tls)
 
 
 def test_importing_the_stubs_loads_no_client():
