@@ -5,6 +5,7 @@ import re
 
 import jsonschema
 import pytest
+import torch
 
 from tests.engine.conftest import MAX_MODEL_LEN
 from tests.engine.loop import Loop, make_sequence
@@ -206,6 +207,20 @@ def test_output_that_does_not_match_ends_its_sequence_only(runner, alone, depth)
     assert "structured output failed" in loop.ended[50].detail
     assert tokens.pop(50) == [ord("?")]
     assert tokens == alone
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+@pytest.mark.parametrize("depth", [0, 1])
+def test_on_a_gpu(model_path, depth):
+    """Masks go through pinned memory, and the helper waits for the event of the step before."""
+    runner = build_runner(config(model_path, device="cuda"), TensorParallel())[0]
+    loop = make_loop(runner, 10, async_depth=depth)
+    tokens = loop.run(*mixed())
+    constrained_ids = [i for i in range(14) if i % 3]
+    assert all(loop.ended[i].finish_reason is FinishReason.EOS for i in constrained_ids)
+    assert all(is_match(GRAMMARS[i % 4], text_of(tokens[i])) for i in constrained_ids)
+    assert tokens == {seq.id: make_loop(runner, async_depth=0).run(seq)[seq.id] for seq in mixed()}
 
 
 def test_two_ranks_give_the_tokens_of_one(model_path, alone):

@@ -126,6 +126,7 @@ def test_smollm2_tokens(smollm2):
         (GrammarKind.JSON_SCHEMA, '{"items":' * 700 + "{}" + "}" * 700, "nested too deeply|recursion"),
         (GrammarKind.REGEX, "(", "unclosed group"),
         (GrammarKind.REGEX, "(?=a)b", "look-around"),
+        (GrammarKind.REGEX, "|".join(f"w{i}" for i in range(100_000)), "too big"),
         (GrammarKind.REGEX, r"a[^\s\S]", "no text matches it"),
         (GrammarKind.EBNF, "start: word", "unknown name"),
         (GrammarKind.EBNF, "start: (", r"Expected token '\)'"),
@@ -163,15 +164,17 @@ def test_schemas_of_anything(compiler, text):
     assert of("[", "{", '"', "0", "t") <= after(compiler, GrammarKind.JSON_SCHEMA, text, "")
 
 
-def test_a_grammar_is_compiled_once_while_it_is_kept(monkeypatch):
+@pytest.mark.parametrize(("limit", "value"), [("MAX_COMPILED", 2), ("MAX_COMPILED_TEXT", 7)])
+def test_a_grammar_is_compiled_once_while_it_is_kept(monkeypatch, limit, value):
+    """Of three with three characters each, two are kept."""
     compiler = make_compiler()
-    monkeypatch.setattr(module, "MAX_COMPILED", 2)
-    first = compiler.compile(Grammar(GrammarKind.REGEX, "1"))
-    second = compiler.compile(Grammar(GrammarKind.REGEX, "2"))
-    assert compiler.compile(Grammar(GrammarKind.REGEX, "1")) is first
-    compiler.compile(Grammar(GrammarKind.REGEX, "3"))
-    assert compiler.compile(Grammar(GrammarKind.REGEX, "1")) is first
-    assert compiler.compile(Grammar(GrammarKind.REGEX, "2")) is not second
+    monkeypatch.setattr(module, limit, value)
+    first = compiler.compile(Grammar(GrammarKind.REGEX, "111"))
+    second = compiler.compile(Grammar(GrammarKind.REGEX, "222"))
+    assert compiler.compile(Grammar(GrammarKind.REGEX, "111")) is first
+    compiler.compile(Grammar(GrammarKind.REGEX, "333"))
+    assert compiler.compile(Grammar(GrammarKind.REGEX, "111")) is first
+    assert compiler.compile(Grammar(GrammarKind.REGEX, "222")) is not second
 
 
 @pytest.mark.parametrize(

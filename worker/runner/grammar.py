@@ -20,8 +20,10 @@ from worker.core.params import Grammar, GrammarKind
 from worker.loader.errors import ModelError
 from worker.runner.messages import GrammarError
 
-MAX_COMPILED = 64
-"""Grammars that are kept; what is kept of one is as large as its lexer, some kB to some MB."""
+MAX_COMPILED, MAX_COMPILED_TEXT = 256, 8 * 1024 * 1024
+"""Grammars that are kept, and characters of all of them. One takes 50 to 100 kB; large ones 65 bytes a character."""
+LEXER_FUEL = 300_000
+"""For building a lexer: enough for 20,000 alternatives. More would let a few characters take a second and 100 MB."""
 MAX_LEXER_STATES = 50_000
 """Of one matcher, at 1 to 2 kB each."""
 MAX_MULTIPLE = 100_000
@@ -46,8 +48,12 @@ class GrammarCompiler:
         self._tokenizer: LLTokenizer | None = None
         self._tokenizer_lock = threading.Lock()
         self._compiled: OrderedDict[Grammar, LLMatcher] = OrderedDict()
+        self._num_characters = 0
+        """Of the texts of `_compiled`."""
         self._compiled_lock = threading.Lock()
-        self._limits = LLParserLimits(max_lexer_states=MAX_LEXER_STATES, verbose_errors=False)
+        self._limits = LLParserLimits(
+            initial_lexer_fuel=LEXER_FUEL, max_lexer_states=MAX_LEXER_STATES, verbose_errors=False
+        )
 
     def matcher(self, grammar: Grammar) -> LLMatcher:
         """A matcher at the beginning of `grammar`, the caller's own. Raises GrammarError."""
@@ -66,10 +72,17 @@ class GrammarCompiler:
                 return compiled
         compiled = self._compile(grammar)
         with self._compiled_lock:
-            self._compiled[grammar] = compiled
-            if len(self._compiled) > MAX_COMPILED:
-                self._compiled.popitem(last=False)
+            self._keep(grammar, compiled)
         return compiled
+
+    def _keep(self, grammar: Grammar, compiled: LLMatcher) -> None:
+        """The least recently used ones go, so that there is room."""
+        if grammar not in self._compiled:  # two threads may have compiled it
+            self._num_characters += len(grammar.text)
+        self._compiled[grammar] = compiled
+        while len(self._compiled) > MAX_COMPILED or self._num_characters > MAX_COMPILED_TEXT:
+            dropped, _ = self._compiled.popitem(last=False)
+            self._num_characters -= len(dropped.text)
 
     def _compile(self, grammar: Grammar) -> LLMatcher:
         source = _to_source(grammar)
