@@ -120,7 +120,7 @@ class SlotGrammars:
         if ready:
             self._fillers.unsafe_compute_mask_ptr(ready, bits.data_ptr(), self._num_words * 4, len(rows))
         errors |= {i: error_of(matcher) for matcher, i in ready if matcher.is_error()}
-        return _Filled(bits, {i: f"structured output failed: {error}" for i, error in errors.items()})
+        return _Filled(bits, {i: f"sampling.structured_output: {error}" for i, error in errors.items()})
 
     def _advance(self, row: _Row) -> LLMatcher:
         """The row's matcher, all tokens before the one to be sampled seen. Raises GrammarError."""

@@ -42,12 +42,12 @@ class PendingStep:
         seconds = self.timing.wait()
         tokens: list[list[int]] = [[] for _ in self.batch.slots]
         errors = dict(self.grammar_errors)
-        unsatisfiable: list[int] = []
+        unsatisfiable = list(self.grammar_errors)
         for row, token in zip(self.sampled_rows, self._sampled_tokens(), strict=True):
             if token in ERRORS:
-                errors.setdefault(row, ERRORS[token])
-                if errors[row] == ERRORS[NOTHING_ALLOWED]:
+                if token == NOTHING_ALLOWED and row not in errors:
                     unsatisfiable.append(row)
+                errors.setdefault(row, ERRORS[token])
             elif row not in errors:
                 tokens[row] = [token]
         for row in self.batch.beam_rows:
