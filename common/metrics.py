@@ -30,7 +30,10 @@ def new_registry() -> CollectorRegistry:
 
 def serve_metrics(registry: CollectorRegistry, host: str, port: int) -> Callable[[], None]:
     """Serve `/metrics` from a thread; returns the function that stops it. Raises OSError if the port is taken."""
-    server, thread = start_http_server(port, addr=host, registry=registry)
+    try:
+        server, thread = start_http_server(port, addr=host, registry=registry)
+    except OSError as error:
+        raise OSError(f"cannot listen on {host}:{port} for metrics: {error.strerror}") from error
     logger.info("metrics on http://%s:%d/metrics", host, server.server_address[1])
 
     def stop() -> None:

@@ -56,7 +56,7 @@ class ModelExecutor(StepExecutor, Protocol):
 
 
 class WorkerServer:
-    """`listen`, `load`, then `stop` once. `failed` is set when it cannot go on."""
+    """`listen`, `load`, then `stop` once, even if one of them failed. `failed` is set when it cannot go on."""
 
     def __init__(
         self,
@@ -223,7 +223,17 @@ async def _in_thread(function: Callable[[], T]) -> T:
 
 async def run_until_stopped(server: WorkerServer, stop: asyncio.Event) -> None:
     """Serve until `stop` is set. Raises what kept it from starting, or WorkerFailedError."""
-    await server.listen()
+    try:
+        await server.listen()
+        await _load_and_wait(server, stop)
+    finally:
+        await server.stop()
+    if server.failure is not None:
+        raise server.failure
+
+
+async def _load_and_wait(server: WorkerServer, stop: asyncio.Event) -> None:
+    """Until `stop` is set or the worker fails, while it loads or later."""
     stopping, failing = asyncio.create_task(stop.wait()), asyncio.create_task(server.failed.wait())
     loading = asyncio.create_task(server.load())
     try:
@@ -234,9 +244,6 @@ async def run_until_stopped(server: WorkerServer, stop: asyncio.Event) -> None:
     finally:
         for task in (stopping, failing, loading):
             task.cancel()
-        await server.stop()
-    if server.failure is not None:
-        raise server.failure
 
 
 async def serve(settings: WorkerSettings) -> None:

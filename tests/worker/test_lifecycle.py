@@ -1,6 +1,8 @@
 """Health, draining, and what happens when the device or the engine is lost."""
 
 import asyncio
+import gc
+import socket
 
 import grpc
 import pytest
@@ -228,3 +230,12 @@ def test_a_signal_while_loading_does_not_wait_for_the_model():
     serve(executor, stop_at_once=True)
     assert not executor.is_shut_down
     executor.loading.set()
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_taken_metrics_port_is_named_and_leaves_nothing_running():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(OSError, match=f"cannot listen on 127.0.0.1:{port} for metrics: Address already in use"):
+            serve(FakeExecutor(), metrics_port=port)
+        gc.collect()
