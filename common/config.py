@@ -8,6 +8,7 @@ import sys
 from typing import Annotated, TypeVar
 
 from pydantic import BeforeValidator, ValidationError
+from pydantic_core import ErrorDetails
 from pydantic_settings import (
     BaseSettings,
     CliApp,
@@ -55,11 +56,16 @@ def parse_settings(cls: type[S], argv: list[str], prog: str) -> S:
         return CliApp.run(cls, cli_args=argv, cli_settings_source=source)
     except ValidationError as error:
         for fault in error.errors():
-            print(f"{prog}: {_flag(fault['loc'])}: {fault['msg']} (got {fault['input']!r})", file=sys.stderr)
+            print(f"{prog}: {_described(fault)}", file=sys.stderr)
     except SettingsError as error:
         print(f"{prog}: {error}", file=sys.stderr)
     raise SystemExit(EXIT_USAGE)
 
 
-def _flag(location: tuple[int | str, ...]) -> str:
-    return "--" + ".".join(str(part).replace("_", "-") for part in location) if location else "settings"
+def _described(fault: ErrorDetails) -> str:
+    """With the flag and its value, or, of a rule of ours over several flags, what that says."""
+    message = fault["msg"].removeprefix("Value error, ")
+    if not fault["loc"]:
+        return message
+    flag = "--" + ".".join(str(part).replace("_", "-") for part in fault["loc"])
+    return f"{flag}: {message} (got {fault['input']!r})"

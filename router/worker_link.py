@@ -163,7 +163,7 @@ class WorkerLink:
         if self._connected:
             logger.warning("worker %s lost with %d open sequences: %s", self.address, len(self._sinks), detail)
         elif detail != self.detail:
-            logger.warning("worker %s cannot be reached: %s", self.address, detail)
+            logger.warning("worker %s is not ready: %s", self.address, detail)
         self._connected = self._serving = False
         self.detail = detail
         sinks, self._sinks = set(self._sinks.values()), {}

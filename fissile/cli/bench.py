@@ -19,7 +19,7 @@ def _lengths(_context: click.Context, _parameter: click.Parameter, value: str) -
         raise click.BadParameter(str(error)) from None
 
 
-@click.command()
+@click.command(short_help="Load a router and report latency and throughput.")
 @click.option("-n", "--num-requests", type=click.IntRange(min=1), default=100, show_default=True, help="How many.")
 @click.option(
     "-r",
@@ -78,15 +78,16 @@ def bench(
     outcomes = asyncio.run(_run(to, config, warm_config))
     goal = Goal(_seconds(goal_ttft), _seconds(goal_tpot))
     figures = report(outcomes, goal)
+    all_failed = figures["num_errors"] == figures["num_requests"]
     if as_json:
         click.echo(json.dumps(figures))
-    else:
+    elif not all_failed:
         from rich.console import Console
 
         Console().print(latency_table(figures))
         click.echo(_throughput(figures))
-    if figures["num_errors"] == figures["num_requests"]:
-        raise click.ClickException(f"every request failed: {figures['errors']}")
+    if all_failed:
+        raise click.ClickException(f"every request failed: {figures['errors']}; the first one: {outcomes[0].complaint}")
 
 
 async def _run(to: Target, config: "LoadConfig", warm_config: "LoadConfig | None") -> "list[Outcome]":

@@ -8,7 +8,7 @@ QUESTION = "What is the capital of France?"
 EXPECTED = "Paris"
 
 
-@click.command()
+@click.command(short_help="Start all, ask a real model one question, stop.")
 @click.option("-m", "--model", default="smollm2", show_default=True, help="As for `fissile worker`.")
 @click.option("-v", "--verbose", is_flag=True, help="Print the services' logs.")
 def demo(model: str, verbose: bool) -> None:

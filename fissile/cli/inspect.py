@@ -85,9 +85,12 @@ def _latency_table(seen: "Stats") -> "Table":
 
 
 def _workers_table(seen: "Stats") -> "Table":
-    from rich.table import Table
+    from rich.table import Column, Table
 
-    table = Table("worker", "state", "open", "running", "waiting", "KV blocks used", "tokens out")
+    # An address cut short would be of no use, however narrow the terminal is.
+    table = Table(Column("worker", no_wrap=True, overflow="fold"))
+    for name in ("state", "open", "running", "waiting", "KV blocks used", "tokens out"):
+        table.add_column(name)
     for worker in seen.workers:
         table.add_row(
             worker.address,

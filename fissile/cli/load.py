@@ -50,6 +50,8 @@ class Outcome:
     """Messages with tokens: when, and how many."""
     error: str = ""
     """gRPC status of a request that failed; empty for one that did not."""
+    complaint: str = ""
+    """What came with that status."""
 
     @property
     def num_output_tokens(self) -> int:
@@ -151,6 +153,6 @@ async def measure(client: AsyncClient, config: LoadConfig, request: Request, due
             if delta.token_ids:
                 outcome.arrivals.append((time.monotonic(), len(delta.token_ids)))
     except FissileError as error:
-        outcome.error = error.code.name
+        outcome.error, outcome.complaint = error.code.name, error.message
     outcome.end = time.monotonic()
     return outcome

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from fissile.cli.cluster import Cluster
 
 
-@click.command(context_settings={"ignore_unknown_options": False})
+@click.command(short_help="Start a router and workers on this machine.")
 @click.option("-w", "--workers", type=click.IntRange(min=1), default=1, show_default=True, help="How many workers.")
 @click.option("-m", "--model", default="smollm2", show_default=True, help="As for `fissile worker`.")
 @click.option(
@@ -43,7 +43,9 @@ def up(
 ) -> None:
     """Start a router and workers on this machine, as processes of their own. Ctrl-C stops all of them.
 
-    What follows `--` goes to each worker: fissile up --workers 2 -- --max-model-len 2048
+    \b
+    What follows `--` goes to each worker:
+    fissile up --workers 2 -- --max-model-len 2048
 
     Everything else of both services can be set in the environment: FISSILE_ROUTER_..., FISSILE_WORKER_...
     """

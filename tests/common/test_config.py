@@ -1,7 +1,7 @@
 """Flags, environment and faults of a service's settings."""
 
 import pytest
-from pydantic import Field
+from pydantic import Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from common.config import CommaList, Settings, parse_settings
@@ -14,6 +14,12 @@ class Example(Settings):
     port: int = Field(1, ge=0, le=65535, description="Port.")
     workers: CommaList = Field((), description="Workers.")
     metrics: bool = Field(True, description="Serve metrics.")
+
+    @model_validator(mode="after")
+    def _check_together(self) -> "Example":
+        if self.port == 13 and not self.workers:
+            raise ValueError("port 13 needs workers")
+        return self
 
 
 def parse(*argv: str) -> Example:
@@ -61,3 +67,9 @@ def test_help_exits_0(capsys):
         parse("--help")
     assert exited.value.code == 0
     assert "Serve metrics." in capsys.readouterr().out
+
+
+def test_a_rule_over_several_flags_says_what_it_says(capsys):
+    with pytest.raises(SystemExit):
+        parse("--port", "13")
+    assert capsys.readouterr().err == "example: port 13 needs workers\n"

@@ -16,7 +16,7 @@ from google.protobuf import duration_pb2
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from common.channel import SERVER_OPTIONS, ServerTls
-from common.errors import STATUS_DETAILS_KEY, InvalidArgumentError
+from common.errors import STATUS_DETAILS_KEY, InvalidArgumentError, NotFoundError
 from fissile import v1
 
 
@@ -37,6 +37,8 @@ class FakeService(v1.GenerationServiceServicer):
         words = request.text.split() or [str(t) for t in request.tokens.token_ids]
         if words == ["fail"]:
             abort(context, InvalidArgumentError.of("options.sampling.top_p", "must be in (0, 1], is 2"))
+        if request.model not in ("", "fake"):
+            abort(context, NotFoundError(f"model {request.model!r} is not served here"))
         if words == ["slow"]:
             context.add_callback(self.cancelled.set)
             while not self.cancelled.is_set():
@@ -114,7 +116,7 @@ class FakeService(v1.GenerationServiceServicer):
             ttft=v1.LatencyQuantiles(count=2, mean=0.5, p50=0.5, p90=0.9, p95=0.95, p99=0.99, max=1.0),
             num_open_requests=1,
             finished=[v1.FinishCount(reason="eos", count=7)],
-            workers=[v1.WorkerStats(address="w:1", healthy=True, num_open_requests=1, load=load)],
+            workers=[v1.WorkerStats(address="127.0.0.1:50061", healthy=True, num_open_requests=1, load=load)],
             uptime=seconds(3),
         )
 

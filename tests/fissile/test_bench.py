@@ -99,3 +99,10 @@ def test_table_for_people(address):
     result = bench(address, "-n", "4")
     assert result.exit_code == 0
     assert "TTFT" in result.stdout and "4 requests in" in result.stdout
+
+
+def test_when_all_fail_the_reason_is_said_and_no_table(address):
+    result = bench(address, "-n", "2", "-m", "other")
+    assert (result.exit_code, result.stdout) == (1, "")
+    said = "every request failed: {'NOT_FOUND': 2}; the first one: model 'other' is not served here"
+    assert said in result.stderr

@@ -213,3 +213,9 @@ def test_models(run):
 def test_stats(run):
     assert json.loads(run("stats", "--json").output)["finished"] == {"eos": 7}
     assert "5 of 10" in run("stats").output
+
+
+def test_stats_show_whole_addresses_in_any_terminal(address):
+    environment = {"FISSILE_ADDRESS": address, "COLUMNS": "60"}
+    whole = json.loads(CliRunner().invoke(main, ["stats", "--json"], env=environment).output)["workers"][0]["address"]
+    assert whole in CliRunner().invoke(main, ["stats"], env=environment).output
