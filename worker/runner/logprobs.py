@@ -25,16 +25,16 @@ class LogprobTensors:
         return [list(zip(*row, strict=True)) for row in rows]
 
 
-def token_logprobs(logits: Tensor, token_ids: Tensor, most: int) -> LogprobTensors:
-    """logits float32 [N, V] as the model gave them, token_ids int64 [N] (negative: no token, any entry will do)."""
+def token_logprobs(logprobs: Tensor, token_ids: Tensor, most: int) -> LogprobTensors:
+    """logprobs float32 [N, V] of the model, token_ids int64 [N] (negative: no token, any entry will do)."""
     chosen_ids = token_ids.clamp(min=0)[:, None]
-    chosen = logits.gather(1, chosen_ids)
-    # Of equal logits all have the better rank.
-    rank = (logits > chosen).sum(-1, keepdim=True) + 1
-    best = logits.topk(most)
-    ranks = torch.arange(1, most + 1, device=logits.device).expand(len(logits), -1)
+    chosen = logprobs.gather(1, chosen_ids)
+    # Of equal ones all have the better rank.
+    rank = (logprobs > chosen).sum(-1, keepdim=True) + 1
+    best = logprobs.topk(most)
+    ranks = torch.arange(1, most + 1, device=logprobs.device).expand(len(logprobs), -1)
     return LogprobTensors(
         token_ids=torch.cat((chosen_ids, best.indices), 1),
-        logprobs=torch.cat((chosen, best.values), 1) - logits.logsumexp(-1, keepdim=True),
+        logprobs=torch.cat((chosen, best.values), 1),
         ranks=torch.cat((rank, ranks), 1),
     )

@@ -132,8 +132,8 @@ class ModelRunner:
         for step_tokens, token_ids in zip(
             prompt.step_tokens.split(PROMPT_LOGITS), targets.split(PROMPT_LOGITS), strict=True
         ):
-            logits = self._model.logits(hidden.index_select(0, step_tokens)).float()
-            parts.append(token_logprobs(logits, token_ids, min(most, logits.shape[1])))
+            logprobs = self._model.logits(hidden.index_select(0, step_tokens)).float().log_softmax(-1)
+            parts.append(token_logprobs(logprobs, token_ids, min(most, logprobs.shape[1])))
         return LogprobTensors(
             torch.cat([part.token_ids for part in parts]),
             torch.cat([part.logprobs for part in parts]),

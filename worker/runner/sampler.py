@@ -80,23 +80,24 @@ class Sampler:
         """Chooses a token for each row. logits: float32 [R, V], contiguous; may be overwritten."""
         plan = rows.plan
         asking = plan.logprobs
-        best, ids = logits.max(-1)
+        best = logits.amax(-1)
         is_finite = best.isfinite()
-        edits = plan.edits is not None or rows.grammar_mask is not None
-        raw = logits
-        if asking is not None and (edits or asking.rows is not None):
-            raw = logits.clone() if asking.rows is None else logits.index_select(0, asking.rows)
-        if edits:
+        model_logprobs = None
+        if asking is not None:
+            # Before any edit: they are the model's own.
+            asked = logits if asking.rows is None else logits.index_select(0, asking.rows)
+            model_logprobs = asked.log_softmax(-1)
+        has_edits = plan.edits is not None or rows.grammar_mask is not None
+        if has_edits:
             self._edit(logits, rows)
-            best, ids = logits.max(-1)
-        if plan.num_drawn:
-            ids = self._draw_into(ids, logits, best, rows)
-        ids = torch.where(best.isfinite(), ids, NOTHING_ALLOWED) if edits else ids
+            best = logits.amax(-1)
+        ids = self._choose(logits, best, rows)
+        ids = torch.where(best.isfinite(), ids, NOTHING_ALLOWED) if has_edits else ids
         ids = torch.where(is_finite, ids, FAILED)
-        if asking is None:
+        if asking is None or model_logprobs is None:
             return Sampled(ids, None)
         chosen = ids if asking.rows is None else ids.index_select(0, asking.rows)
-        return Sampled(ids, token_logprobs(raw, chosen, asking.most))
+        return Sampled(ids, token_logprobs(model_logprobs, chosen, asking.most))
 
     def _edit(self, logits: Tensor, rows: SamplingRows) -> None:
         if rows.plan.edits is not None:
@@ -104,17 +105,20 @@ class Sampler:
         if rows.grammar_mask is not None:
             apply_mask(logits, rows.grammar_mask)
 
-    def _draw_into(self, ids: Tensor, logits: Tensor, best: Tensor, rows: SamplingRows) -> Tensor:
-        index = rows.plan.drawn
-        if index is None:
+    def _choose(self, logits: Tensor, best: Tensor, rows: SamplingRows) -> Tensor:
+        plan = rows.plan
+        if plan.num_drawn == 0:
+            return logits.argmax(-1)
+        if plan.drawn is None:
             return self._draw(logits, best, rows.drawn())
-        drawn = self._draw(logits.index_select(0, index), best.index_select(0, index), rows.drawn())
-        return ids.index_copy(0, index, drawn)
+        drawn = self._draw(logits.index_select(0, plan.drawn), best.index_select(0, plan.drawn), rows.drawn())
+        return logits.argmax(-1).index_copy_(0, plan.drawn, drawn)
 
     def _draw(self, logits: Tensor, best: Tensor, rows: DrawnRows) -> Tensor:
         temperature = rows.floats[:, :1].float()
         scaled = (logits - best[:, None]).div_(temperature)
-        weights = scaled.exp()
+        # Not exp: that is slow for what is as good as zero.
+        weights = scaled.softmax(-1)
         threshold = self._threshold(scaled, weights, rows)
         if threshold is not None:
             weights = weights.masked_fill_(scaled < threshold, 0)
