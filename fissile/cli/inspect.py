@@ -38,6 +38,9 @@ def stats(window: int, as_json: bool, to: Target) -> None:
         seen = client.stats(window=window, timeout=_TIMEOUT)
     _show(seen, as_json, [_latency_table(seen), _workers_table(seen)])
     if not as_json:
+        for worker in seen.workers:
+            if not worker.healthy:
+                click.echo(f"{worker.address} is down: {worker.detail}")
         ends = ", ".join(f"{count} {reason}" for reason, count in sorted(seen.finished.items())) or "none"
         click.echo(f"up {seen.uptime:.0f} s · {seen.num_open_requests} open · ended: {ends}")
         click.echo(f"{seen.num_prompt_tokens} tokens in · {seen.num_completion_tokens} tokens out")
@@ -94,7 +97,7 @@ def _workers_table(seen: "Stats") -> "Table":
     for worker in seen.workers:
         table.add_row(
             worker.address,
-            "healthy" if worker.healthy else f"down: {worker.detail}",
+            "healthy" if worker.healthy else "down",
             str(worker.num_open_requests),
             str(worker.num_running),
             str(worker.num_waiting),

@@ -116,7 +116,10 @@ class FakeService(v1.GenerationServiceServicer):
             ttft=v1.LatencyQuantiles(count=2, mean=0.5, p50=0.5, p90=0.9, p95=0.95, p99=0.99, max=1.0),
             num_open_requests=1,
             finished=[v1.FinishCount(reason="eos", count=7)],
-            workers=[v1.WorkerStats(address="127.0.0.1:50061", healthy=True, num_open_requests=1, load=load)],
+            workers=[
+                v1.WorkerStats(address="127.0.0.1:50061", healthy=True, num_open_requests=1, load=load),
+                v1.WorkerStats(address="127.0.0.1:50062", detail="connection refused"),
+            ],
             uptime=seconds(3),
         )
 
