@@ -29,8 +29,8 @@ MIX = [
     {"seed": 1, "presence_penalty": 1.0, "frequency_penalty": 0.5, "top_k": 40},
     {"seed": 2, "min_p": 0.05, "logit_bias": {260: -5.0, 28: 2.0}, "logprobs": 0},
     {"seed": 3, "top_p": 0.9, "bad_words": ["the", "very", "mountain"], "prompt_logprobs": 1},
-    {"seed": 4, "json_schema": PERSON},
-    {"seed": 5, "regex": r"[a-z]{3,8}( [a-z]{3,8}){2}"},
+    {"seed": 4, "json_schema": PERSON, "max_tokens": 64},
+    {"seed": 5, "regex": r"[a-z]{3,8}( [a-z]{3,8}){2}", "max_tokens": 40},
     {"seed": 6, "choice": ["cold and wet", "warm", "cold"], "n": 3},
     {"seed": 7, "allowed_token_ids": list(range(1000, 2000)), "banned_token_ids": list(range(1500, 1600))},
     {"seed": 8, "min_tokens": 10, "stop": ["."]},
@@ -43,7 +43,7 @@ def token_ids(client, text):
 
 
 def outcome(client, options):
-    answer = client.generate(PROMPT, max_tokens=48, return_token_ids=True, **options).result()
+    answer = client.generate(PROMPT, return_token_ids=True, **{"max_tokens": 16, **options}).result()
     return [(c.token_ids, c.text, c.finish) for c in answer.completions]
 
 

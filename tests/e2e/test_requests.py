@@ -124,15 +124,15 @@ def test_deadline_reaches_the_client_and_the_worker(client, idle):
 def test_slow_reader_gets_every_token(cluster, idle):
     request = GenerateRequest(
         text=STORY,
-        options=GenerationOptions(max_tokens=60, ignore_eos=True, sampling=SamplingParams(temperature=0.0)),
+        options=GenerationOptions(max_tokens=40, ignore_eos=True, sampling=SamplingParams(temperature=0.0)),
     )
     with channel(cluster.router_address) as connection:
         text = ""
         for message in GenerationServiceStub(connection).Generate(request):
-            time.sleep(0.25)  # slower than the worker
+            time.sleep(0.2)  # slower than the worker
             text += "".join(delta.text for delta in message.completions)
     with Client(cluster.router_address) as quick:
-        whole = quick.generate(STORY, max_tokens=60, temperature=0.0, ignore_eos=True).result()
+        whole = quick.generate(STORY, max_tokens=40, temperature=0.0, ignore_eos=True).result()
     assert text == whole.completions[0].text
     idle()
 
