@@ -28,6 +28,8 @@ class Run:
     device_seconds: float
     """The device's own time in all steps."""
     load: LoadSnapshot
+    decode_step_seconds: list[float]
+    """From one result to the next, of steps with one token for each sequence."""
 
     @property
     def tokens_per_second(self) -> float:
@@ -76,7 +78,8 @@ class LocalEngine:
         token_ids: list[list[int]] = [[] for _ in prompts]
         in_flight: deque[ScheduledBatch] = deque()
         num_steps, device_seconds = 0, 0.0
-        begin = time.perf_counter()
+        decode_step_seconds: list[float] = []
+        begin = last = time.perf_counter()
         while scheduler.has_unfinished() or in_flight:
             batch = scheduler.schedule()
             if batch is not None:
@@ -86,14 +89,19 @@ class LocalEngine:
                 result = self._executor.collect(COLLECT_SECONDS)
                 device_seconds += result.run_seconds
                 num_steps += 1
-                scheduler.postprocess(in_flight.popleft(), result)
+                done = in_flight.popleft()
+                scheduler.postprocess(done, result)
+                now = time.perf_counter()
+                if done.num_scheduled_tokens == [1] * len(prompts):
+                    decode_step_seconds.append(now - last)
+                last = now
             for output in scheduler.take_outputs():
                 token_ids[output.sequence_id] += output.token_ids
         seconds = time.perf_counter() - begin
         scheduler.check_integrity()
         load = scheduler.load()
         assert load.num_blocks_free == load.num_blocks, load
-        return Run(token_ids, seconds, num_steps, device_seconds, load)
+        return Run(token_ids, seconds, num_steps, device_seconds, load, decode_step_seconds)
 
     def _scheduler(self, async_depth: int, num_blocks: int | None, preemption_mode: PreemptionMode) -> Scheduler:
         info, config = self._info, self._config

@@ -40,27 +40,19 @@ def main() -> None:
     cases = {"greedy": {}, **FEATURES, "all_features": every}
     seconds: dict[str, list[float]] = {name: [] for name in cases}
     with LocalEngine(config) as engine:
-
-        def decode_seconds(name: str) -> float:
-            """Of the steps after the first token of each."""
-            rows = [replace(GREEDY, seed=i, **cases[name]) for i in range(num_rows)]
-            full, first = (engine.generate(
-                prompts, n, async_depth=1, sampling=rows, stop=stop_after(n, early=name == "all_features")
-            ).seconds for n in (num_tokens, 1))  # fmt: skip
-            return full - first
-
-        decode_seconds("all_features")  # warm up
-        for _ in range(num_rounds):  # taking turns, because the machine drifts
-            for name in cases:
-                seconds[name].append(decode_seconds(name))
+        for turn in range(-1, num_rounds):  # the first warms up
+            for name, features in cases.items():  # taking turns, because the machine drifts
+                rows = [replace(GREEDY, seed=i, **features) for i in range(num_rows)]
+                stop = stop_after(num_tokens, early=name == "all_features")
+                run = engine.generate(prompts, num_tokens, async_depth=1, sampling=rows, stop=stop)
+                if turn >= 0:
+                    seconds[name] += run.decode_step_seconds
     figures: dict[str, Figure] = {
-        f"{name}_step_ms_{num_rows}": round(median(values, 6) / (num_tokens - 1) * 1e3, 1)
-        for name, values in seconds.items()
+        f"{name}_step_ms_{num_rows}": median([value * 1e3 for value in values], 1) for name, values in seconds.items()
     }
     for name in cases:
         if name != "greedy":
-            turns = zip(seconds[name], seconds["greedy"], strict=True)
-            figures[f"ratio_{name}_{num_rows}"] = median([ours / greedy for ours, greedy in turns], 3)
+            figures[f"ratio_{name}_{num_rows}"] = round(median(seconds[name], 6) / median(seconds["greedy"], 6), 3)
     finish("sampling", figures, quick=quick, dtype="float32", threads=threads, packages=PACKAGES)
 
 
