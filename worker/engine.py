@@ -179,9 +179,7 @@ class Engine:
             self._on_failure(failure)
 
     def _loop(self) -> None:
-        while not self._is_stopping:
-            for command in self._inbox.take(0):
-                command()
+        while self._keep_on():
             self._fill()
             if self._in_flight:
                 self._finish_step()
@@ -189,6 +187,12 @@ class Engine:
                 self._sleep()
         while self._in_flight:
             self._finish_step()
+
+    def _keep_on(self) -> bool:
+        """Carry out what was posted; false if the end was among it, before anything could wait for more to come."""
+        for command in self._inbox.take(0):
+            command()
+        return not self._is_stopping
 
     def _fill(self) -> None:
         """Keep the device supplied: one step running and, with asynchronous scheduling, one behind it."""

@@ -162,3 +162,18 @@ def test_nothing_is_accepted_after_the_end():
     engine.abort([1], "")
     with pytest.raises(Exception, match="the engine has stopped"):
         engine.call(lambda scheduler: 5)
+
+
+def test_a_stop_that_comes_while_a_command_runs_is_heard():
+    """It is taken together with nothing else to do: the engine must not go to sleep over it."""
+    engine, _, _ = make_engine()
+    stopped = []
+    stopper = threading.Thread(target=lambda: stopped.append(engine.stop(5)))
+
+    def command(_scheduler):
+        stopper.start()
+        time.sleep(0.05)
+
+    engine.call(command).result(20)
+    stopper.join()
+    assert stopped == [True]
