@@ -117,5 +117,5 @@ class BatchBuilder:
 
 
 def _without_prompt_logprobs(sampling: SamplingParams) -> SamplingParams:
-    """They were reported before a preemption, or are another member's of the group."""
+    """They were reported before a preemption."""
     return sampling if sampling.num_prompt_logprobs is None else replace(sampling, num_prompt_logprobs=None)

@@ -7,6 +7,7 @@ work is decided by the plan and carried out by tensor operations over all rows a
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -117,34 +118,36 @@ def make_plan(bindings: Sequence[Binding], vocab_size: int, device: torch.device
 def _make_edits(bindings: Sequence[Binding], vocab_size: int, device: torch.device) -> LogitEdits | None:
     params = [binding.sampling for binding in bindings]
 
-    def places(pairs: Iterable[tuple[int, int]]) -> Places:
-        rows, tokens = zip(*pairs, strict=True)
+    def places(lists: Iterable[tuple[int, Sequence[int]]]) -> Places:
+        """Of each row, a list of tokens: it may be as long as the vocabulary."""
+        row_indices, token_lists = zip(*lists, strict=True)
+        rows = np.repeat(np.array(row_indices, np.int64), [len(tokens) for tokens in token_lists])
+        tokens = np.concatenate([np.array(tokens, np.int64) for tokens in token_lists])
         return Places(
-            _index([row * vocab_size + token for row, token in zip(rows, tokens, strict=True)], device),
-            _index(rows, device),
+            to_device(torch.from_numpy(rows * vocab_size + tokens), device), to_device(torch.from_numpy(rows), device)
         )
 
     bias = [(i, token, value) for i, p in enumerate(params) for token, value in p.logit_bias]
     penalised = [i for i, p in enumerate(params) if p.has_penalties]
-    allowed = [(i, token) for i, p in enumerate(params) for token in p.allowed_token_ids]
+    allowed = [(i, p.allowed_token_ids) for i, p in enumerate(params) if p.allowed_token_ids]
     # A bad sequence of one token is a banned one.
-    banned = [(i, token) for i, p in enumerate(params) for token in p.banned_token_ids]
-    banned += [(i, bad[0]) for i, p in enumerate(params) for bad in p.bad_token_sequences if len(bad) == 1]
+    banned = [(i, p.banned_token_ids) for i, p in enumerate(params) if p.banned_token_ids]
+    banned += [(i, bad) for i, p in enumerate(params) for bad in p.bad_token_sequences if len(bad) == 1]
     early = [(i, token, b.min_length) for i, b in enumerate(bindings) for token in b.ending_token_ids]
     bad = [(i, bad) for i, p in enumerate(params) for bad in p.bad_token_sequences if len(bad) > 1]
     if not (bias or penalised or allowed or banned or early or bad):
         return None
     return LogitEdits(
-        bias=(places((i, token) for i, token, _ in bias), _floats([v for *_, v in bias], device)) if bias else None,
+        bias=(places((i, (token,)) for i, token, _ in bias), _floats([v for *_, v in bias], device)) if bias else None,
         penalised=_index(penalised, device) if penalised else None,
         has_repetition=any(p.repetition_penalty != 1 for p in params),
         has_output_penalties=any(p.presence_penalty or p.frequency_penalty for p in params),
-        allowed=(_index(sorted({i for i, _ in allowed}), device), places(allowed)) if allowed else None,
+        allowed=(_index([i for i, _ in allowed], device), places(allowed)) if allowed else None,
         banned=places(banned) if banned else None,
-        early=(places((i, token) for i, token, _ in early), _index([at for *_, at in early], device))
+        early=(places((i, (token,)) for i, token, _ in early), _index([at for *_, at in early], device))
         if early
         else None,
-        bad=_bad_tokens(bad, places((i, ids[-1]) for i, ids in bad), device) if bad else None,
+        bad=_bad_tokens(bad, places((i, ids[-1:]) for i, ids in bad), device) if bad else None,
     )
 
 
