@@ -15,10 +15,10 @@ from pathlib import Path
 import psutil
 
 from bench.common import Figure, finish, median, parse_arguments
-from common.channel import aio_channel
-from common.healthcheck import wait_until_serving
+from fissile.channel import aio_channel
 from fissile.cli.processes import Child, Children
 from fissile.cli.report import quantile
+from fissile.healthcheck import wait_until_serving
 from fissile.v1 import (
     ExecuteCommand,
     ExecuteRequest,

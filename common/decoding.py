@@ -8,7 +8,7 @@ from google.protobuf.empty_pb2 import Empty
 from google.protobuf.message import DecodeError
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from common.errors import FieldViolation, InvalidArgumentError
+from fissile.errors import FieldViolation, InvalidArgumentError
 
 _LENGTH_DELIMITED = 2
 

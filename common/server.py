@@ -17,9 +17,9 @@ from grpc_channelz.v1 import channelz
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from common.channel import SERVER_OPTIONS, ServerTls
 from common.decoding import decode
-from common.errors import STATUS_DETAILS_KEY, FissileError, InternalError, UnavailableError
+from fissile.channel import SERVER_OPTIONS, ServerTls
+from fissile.errors import STATUS_DETAILS_KEY, FissileError, InternalError, UnavailableError
 
 logger = logging.getLogger(__name__)
 

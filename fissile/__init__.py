@@ -14,45 +14,77 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from common.channel import ClientTls
-    from common.errors import FissileError
     from fissile.async_client import AsyncClient, AsyncStream
+    from fissile.channel import ClientTls
     from fissile.client import Client, Stream
+    from fissile.errors import (
+        AlreadyExistsError,
+        CancelledError,
+        DeadlineExceededError,
+        FieldViolation,
+        FissileError,
+        InternalError,
+        InvalidArgumentError,
+        NotFoundError,
+        ResourceExhaustedError,
+        UnavailableError,
+        UnimplementedError,
+    )
     from fissile.requests import Message, Tool
     from fissile.results import Completion, Delta, Generation, Model, Stats, ToolCall
 
 _HOMES = {
+    "AlreadyExistsError": "fissile.errors",
     "AsyncClient": "fissile.async_client",
     "AsyncStream": "fissile.async_client",
+    "CancelledError": "fissile.errors",
     "Client": "fissile.client",
-    "ClientTls": "common.channel",
+    "ClientTls": "fissile.channel",
     "Completion": "fissile.results",
+    "DeadlineExceededError": "fissile.errors",
     "Delta": "fissile.results",
-    "FissileError": "common.errors",
+    "FieldViolation": "fissile.errors",
+    "FissileError": "fissile.errors",
     "Generation": "fissile.results",
+    "InternalError": "fissile.errors",
+    "InvalidArgumentError": "fissile.errors",
     "Message": "fissile.requests",
     "Model": "fissile.results",
+    "NotFoundError": "fissile.errors",
+    "ResourceExhaustedError": "fissile.errors",
     "Stats": "fissile.results",
     "Stream": "fissile.client",
     "Tool": "fissile.requests",
     "ToolCall": "fissile.results",
+    "UnavailableError": "fissile.errors",
+    "UnimplementedError": "fissile.errors",
 }
 
 __all__ = [
+    "AlreadyExistsError",
     "AsyncClient",
     "AsyncStream",
+    "CancelledError",
     "Client",
     "ClientTls",
     "Completion",
+    "DeadlineExceededError",
     "Delta",
+    "FieldViolation",
     "FissileError",
     "Generation",
+    "InternalError",
+    "InvalidArgumentError",
     "Message",
     "Model",
+    "NotFoundError",
+    "ResourceExhaustedError",
     "Stats",
     "Stream",
     "Tool",
     "ToolCall",
+    "UnavailableError",
+    "UnimplementedError",
 ]
 
 

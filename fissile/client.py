@@ -7,9 +7,9 @@ from typing import Any, Self, TypeVar, Unpack
 
 import grpc
 
-from common.channel import ClientTls, channel
-from common.errors import from_rpc_error
 from fissile import requests, responses
+from fissile.channel import ClientTls, channel
+from fissile.errors import from_rpc_error
 from fissile.options import Options
 from fissile.requests import Message, Prompt, Tool
 from fissile.results import Delta, Generation, Model, Stats, Token
@@ -22,7 +22,7 @@ class Stream(Iterator[Delta]):
     """An answer that is being generated: iterate over its deltas, or ask for the `result`.
 
     Closing it, leaving its `with` block or dropping it cancels the request: the worker frees its memory within a step.
-    Errors arrive as `common.errors.FissileError` from the iteration.
+    Errors arrive as `fissile.errors.FissileError` from the iteration.
     """
 
     def __init__(self, call: Any, cumulative: bool) -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from google.protobuf import duration_pb2
 
-from common.errors import InternalError
+from fissile.errors import InternalError
 from fissile.results import (
     Completion,
     Delta,

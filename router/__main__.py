@@ -4,8 +4,8 @@ import asyncio
 import sys
 
 from common.config import parse_settings
-from common.errors import FissileError
 from common.logging import setup_logging
+from fissile.errors import FissileError
 from router.config import RouterSettings
 from router.server import serve
 

@@ -11,7 +11,7 @@ from copy import copy
 
 from google.protobuf.message import Message
 
-from common.errors import FissileError, InvalidArgumentError
+from fissile.errors import FissileError, InvalidArgumentError
 from fissile.v1 import (
     ChatRequest,
     ChatResponse,

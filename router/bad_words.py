@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 
-from common.errors import InvalidArgumentError
+from fissile.errors import InvalidArgumentError
 from fissile.v1 import TokenSequence
 from router.tokenizer import Tokenizer
 

@@ -9,7 +9,7 @@ from google.protobuf.json_format import MessageToDict
 from jinja2 import TemplateError
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from common.errors import InvalidArgumentError
+from fissile.errors import InvalidArgumentError
 from fissile.v1 import ChatMessage, ChatRequest, ChatRole, Tool, ToolCall
 from router.formats.registry import FORMATS, Beginning, Reading, detect
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from common.errors import InternalError
+from fissile.errors import InternalError
 from fissile.v1 import BeamHypothesis, Finish, FinishReason, RequestOutput, TokenLogprobs, ToolCallDelta
 from router.detokenizer import Detokenizer
 from router.formats.events import Content, Event, Reasoning

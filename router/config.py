@@ -6,9 +6,9 @@ from typing import Literal
 from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import SettingsConfigDict
 
-from common.channel import ClientTls, ServerTls
 from common.config import CommaList, Settings
 from common.logging import LogFormat
+from fissile.channel import ClientTls, ServerTls
 
 DNS_PREFIX = "dns:///"
 

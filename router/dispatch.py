@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from common.errors import UnavailableError
+from fissile.errors import UnavailableError
 from router.balancer.policy import Policy
 from router.merging import merged
 from router.metrics import RouterMetrics

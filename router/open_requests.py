@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
 
-from common.errors import AlreadyExistsError, FissileError, ResourceExhaustedError, UnavailableError
+from fissile.errors import AlreadyExistsError, FissileError, ResourceExhaustedError, UnavailableError
 from router.refusals import RETRY_AFTER_SECONDS
 from router.request import OpenRequest
 

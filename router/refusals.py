@@ -2,7 +2,7 @@
 
 import re
 
-from common.errors import (
+from fissile.errors import (
     FieldViolation,
     FissileError,
     InternalError,

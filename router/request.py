@@ -11,7 +11,7 @@ from collections.abc import Sequence as List
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from common.errors import FissileError, InternalError
+from fissile.errors import FissileError, InternalError
 from fissile.v1 import FinishReason, RequestOutput, RequestTimings, Sequence, TokenLogprobs, Usage
 from router.completion import Completion, Delta, TokenGapError
 from router.latency import LatencyWindows, Stopwatch

@@ -4,7 +4,7 @@ import secrets
 from collections.abc import Sequence
 from typing import Final
 
-from common.errors import InvalidArgumentError, UnimplementedError
+from fissile.errors import InvalidArgumentError, UnimplementedError
 from fissile.v1 import GenerationOptions, SamplingParams, TokenSequence
 from router.completion import TextRules
 from router.spec import Prompt, RequestSpec

@@ -7,9 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from common.errors import UnavailableError
 from common.metrics import new_registry, serve_metrics
 from common.server import ServiceServer, stop_event_on_signals, write_port_file
+from fissile.errors import UnavailableError
 from fissile.v1 import add_GenerationServiceServicer_to_server
 from router.api import GenerationApi
 from router.balancer.policy import POLICIES

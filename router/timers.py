@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from common.errors import DeadlineExceededError
+from fissile.errors import DeadlineExceededError
 from router.request import OpenRequest
 
 

@@ -12,7 +12,7 @@ from typing import ParamSpec, TypeVar
 
 import tokenizers
 
-from common.errors import InternalError
+from fissile.errors import InternalError
 from fissile.v1 import GetTokenizerResponse, SamplingParams
 from router.chat import ChatTemplate, load_template
 from router.defaults import default_sampling

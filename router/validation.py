@@ -9,7 +9,7 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from common.errors import MAX_VIOLATIONS, FieldViolation, InvalidArgumentError, UnimplementedError
+from fissile.errors import MAX_VIOLATIONS, FieldViolation, InvalidArgumentError, UnimplementedError
 from fissile.v1 import ChatRequest, GenerateRequest
 from router.validation_checks import Check, Fault, Limits
 from router.validation_rules import RULES

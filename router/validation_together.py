@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from google.protobuf.message import Message
 
-from common.errors import FieldViolation
+from fissile.errors import FieldViolation
 from fissile.v1 import ChatRequest, GenerateRequest, GenerationOptions, SamplingParams
 from router.validation_checks import Limits
 from router.validation_rules import MIN_BEAMS

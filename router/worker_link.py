@@ -14,8 +14,8 @@ from typing import Any, Protocol
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from common.channel import ClientTls, aio_channel
-from common.errors import FissileError, with_hint
+from fissile.channel import ClientTls, aio_channel
+from fissile.errors import FissileError, with_hint
 from fissile.v1 import (
     AbortSequence,
     ExecuteCommand,

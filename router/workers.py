@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, replace
 from itertools import chain
 
-from common.errors import InvalidArgumentError, NotFoundError, UnavailableError
+from fissile.errors import InvalidArgumentError, NotFoundError, UnavailableError
 from fissile.v1 import GetWorkerResponse
 from router.config import DNS_PREFIX
 from router.tokenizer import Tokenizer, TokenizerStore

@@ -4,8 +4,8 @@ import asyncio
 import sys
 
 from common.config import EXIT_USAGE, parse_settings
-from common.errors import FissileError
 from common.logging import setup_logging
+from fissile.errors import FissileError
 from worker.config import WorkerSettings
 from worker.core.errors import ConfigError
 from worker.executor import ExecutorError

@@ -6,9 +6,9 @@ from typing import Literal
 from pydantic import Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
-from common.channel import ServerTls
 from common.config import Settings
 from common.logging import LogFormat
+from fissile.channel import ServerTls
 from worker.core.config import CacheConfig, SchedulerConfig
 from worker.core.errors import ConfigError
 from worker.runner.config import RunnerConfig

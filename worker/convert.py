@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from google.protobuf import duration_pb2
 from google.rpc import code_pb2
 
-from common.errors import FissileError, InvalidArgumentError, ResourceExhaustedError
 from fissile import v1
+from fissile.errors import FissileError, InvalidArgumentError, ResourceExhaustedError
 from worker.convert_sampling import check_together, check_token_ids, require, sampling_from_pb
 from worker.core.batch import TokenLogprobs
 from worker.core.errors import AdmissionError, QueueFullError

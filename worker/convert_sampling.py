@@ -4,8 +4,8 @@ import json
 import secrets
 from collections.abc import Iterable
 
-from common.errors import InvalidArgumentError
 from fissile import v1
+from fissile.errors import InvalidArgumentError
 from worker.core.params import Grammar, GrammarKind, SamplingParams
 
 MAX_PENALTY = 2.0

@@ -11,13 +11,13 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from common.errors import (
+from fissile import v1
+from fissile.errors import (
     AlreadyExistsError,
     FissileError,
     InvalidArgumentError,
     UnavailableError,
 )
-from fissile import v1
 from worker.compiling import CompilingRequests
 from worker.convert import (
     ModelLimits,

@@ -16,7 +16,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from common.errors import UnavailableError
+from fissile.errors import UnavailableError
 from worker.core.batch import BatchOutput, ScheduledBatch
 from worker.core.errors import AdmissionError, QueueFullError
 from worker.core.outputs import LoadSnapshot, SequenceOutput

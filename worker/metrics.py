@@ -6,8 +6,8 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from common.errors import FissileError
 from common.metrics import REQUEST_BUCKETS, TOKEN_BUCKETS
+from fissile.errors import FissileError
 from worker.convert import phase_seconds
 from worker.core.outputs import LoadSnapshot, SequenceOutput
 from worker.engine import StepStats

@@ -13,10 +13,10 @@ from contextlib import suppress
 from functools import partial
 from typing import Protocol, TypeVar
 
-from common.errors import UnavailableError
 from common.metrics import new_registry, serve_metrics
 from common.server import ServiceServer, stop_event_on_signals, write_port_file
 from fissile import v1
+from fissile.errors import UnavailableError
 from worker.config import WorkerSettings
 from worker.convert import ModelLimits
 from worker.core.params import Grammar

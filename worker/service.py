@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import grpc
 
 from common.block_hash import HASH_SCHEME
-from common.errors import UnavailableError, UnimplementedError
 from common.server import abort
 from common.version import package_version
 from fissile import v1
+from fissile.errors import UnavailableError, UnimplementedError
 from worker.config import WorkerSettings
 from worker.convert import duration_to_pb, load_to_pb
 from worker.core.scheduler import Scheduler

@@ -6,7 +6,7 @@ Used on the event loop only.
 import asyncio
 from collections import deque
 
-from common.errors import FissileError, ResourceExhaustedError
+from fissile.errors import FissileError, ResourceExhaustedError
 from fissile.v1 import ExecuteResponse
 
 

@@ -18,7 +18,7 @@ class FissileGroup(click.Group):
         try:
             return super().invoke(ctx)
         except Exception as error:
-            from common.errors import FissileError  # here, because it brings grpc with it
+            from fissile.errors import FissileError  # here, because it brings grpc with it
 
             if not isinstance(error, FissileError):
                 raise

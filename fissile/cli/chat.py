@@ -76,7 +76,7 @@ class Conversation:
                 return None
 
     def _answer(self, text: str) -> None:
-        from common.errors import FissileError
+        from fissile.errors import FissileError
 
         self._messages.append({"role": "user", "content": text})
         answer: list[str] = []

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import click
 
-from common.healthcheck import health
 from fissile.cli.processes import Child, Children, LogLine
 from fissile.cli.services import service_command
+from fissile.healthcheck import health
 
 HOST = "127.0.0.1"
 _POLL_SECONDS = 0.1

@@ -13,9 +13,9 @@ from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from common.errors import FissileError
 from fissile.async_client import AsyncClient
 from fissile.cli.lengths import Lengths
+from fissile.errors import FissileError
 
 
 @dataclass(frozen=True, slots=True)

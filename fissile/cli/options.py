@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeVar, cast
 import click
 
 if TYPE_CHECKING:
-    from common.channel import ClientTls
+    from fissile.channel import ClientTls
     from fissile.options import Options
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -80,7 +80,7 @@ def connection_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _client_tls(ca: Path | None, certificate: Path | None, key: Path | None) -> "ClientTls":
-    from common.channel import ClientTls
+    from fissile.channel import ClientTls
 
     return ClientTls(ca, certificate, key)
 

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
-from common.parent import bound_to_this_process
+from fissile.parent import bound_to_this_process
 
 LogLine = Callable[[str, str], None]
 """Called with a child's name and one line of its output, from a thread of that child."""

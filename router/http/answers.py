@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
-from common.errors import DeadlineExceededError, InternalError
+from fissile.errors import DeadlineExceededError, InternalError
 from fissile.v1 import Finish, FinishReason, Usage
 
 M = TypeVar("M", contravariant=True)

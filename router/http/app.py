@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from common.errors import FissileError, InternalError, NotFoundError
+from fissile.errors import FissileError, InternalError, NotFoundError
 from fissile.v1 import ListModelsRequest, Model
 from router.api import GenerationApi
 from router.http.answers import Json

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, model_validator
 
-from common.errors import FieldViolation
+from fissile.errors import FieldViolation
 
 MAX_DEPTH = 100
 """Of free-form JSON, such as a schema."""

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
-from common.errors import FissileError
+from fissile.errors import FissileError
 from fissile.v1 import DetokenizeRequest, GetModelRequest, TokenizeRequest
 from router.api import GenerationApi
 from router.http.answers import Envelope, Writer

@@ -5,7 +5,7 @@ from typing import Any
 
 import grpc
 
-from common.errors import FissileError
+from fissile.errors import FissileError
 
 _INVALID = "invalid_request_error"
 _SERVER = "server_error"

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from starlette.types import Send
 
-from common.errors import FissileError, InternalError
+from fissile.errors import FissileError, InternalError
 from router.http.answers import Json, Writer
 from router.http.errors import error_object
 from router.http.field_names import FieldNames

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from common.errors import FieldViolation, FissileError
+from fissile.errors import FieldViolation, FissileError
 
 _Rules = tuple[tuple[str, str], ...]
 """Pattern of a whole path, and what it is in the JSON body. The first that fits counts."""

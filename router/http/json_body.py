@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from common.errors import FieldViolation, InvalidArgumentError
+from fissile.errors import FieldViolation, InvalidArgumentError
 from router.http.bodies import GenerationBody
 
 B = TypeVar("B", bound=GenerationBody)

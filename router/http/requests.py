@@ -5,7 +5,7 @@ from typing import Any
 
 from google.protobuf.struct_pb2 import Struct
 
-from common.errors import InvalidArgumentError
+from fissile.errors import InvalidArgumentError
 from fissile.v1 import (
     ChatMessage,
     ChatRequest,

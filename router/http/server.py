@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import uvicorn
 from starlette.types import ASGIApp
 
-from common.channel import ServerTls
+from fissile.channel import ServerTls
 
 logger = logging.getLogger(__name__)
 

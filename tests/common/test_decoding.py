@@ -3,7 +3,7 @@
 import pytest
 
 from common.decoding import decode
-from common.errors import InvalidArgumentError
+from fissile.errors import InvalidArgumentError
 from fissile.v1 import ChatMessage, ChatRequest, GenerateRequest, GenerationOptions
 
 

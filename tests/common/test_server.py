@@ -8,9 +8,9 @@ from grpc_channelz.v1 import channelz_pb2, channelz_pb2_grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from common.channel import aio_channel
-from common.errors import InvalidArgumentError, UnavailableError
 from common.server import ServiceServer, abort
+from fissile.channel import aio_channel
+from fissile.errors import InvalidArgumentError, UnavailableError
 from fissile.v1 import (
     GenerationServiceServicer,
     GenerationServiceStub,

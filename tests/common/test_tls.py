@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from common.channel import ServerTls, aio_channel
-from common.errors import InvalidArgumentError, UnavailableError, from_rpc_error
-from common.healthcheck import main as healthcheck
 from common.server import ServiceServer
+from fissile.channel import ServerTls, aio_channel
+from fissile.errors import InvalidArgumentError, UnavailableError, from_rpc_error
+from fissile.healthcheck import main as healthcheck
 from tests.fakes.certificates import Authority
 
 NAME = "fissile.v1.GenerationService"

@@ -13,8 +13,8 @@ import jsonschema
 import pytest
 import yaml
 
-from common.healthcheck import main as healthcheck
 from fissile import Client
+from fissile.healthcheck import main as healthcheck
 from tests.deploy.local_container import LocalContainer
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,7 +34,7 @@ def test_by_default_it_is_a_router_and_two_workers():
 @pytest.mark.parametrize("name", COMPOSE["services"])
 def test_every_service_has_a_health_check_and_an_image_that_can_be_built(name):
     service = COMPOSE["services"][name]
-    assert service["healthcheck"]["test"][:5] == ["CMD", "python", "-P", "-m", "common.healthcheck"]
+    assert service["healthcheck"]["test"][:5] == ["CMD", "python", "-P", "-m", "fissile.healthcheck"]
     dockerfile = (ROOT / service["build"]["dockerfile"]).read_text()
     for source in re.findall(r"^COPY (.+) \S+$", dockerfile, re.MULTILINE):
         assert all((ROOT / path).exists() for path in source.split()), source

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from common.healthcheck import wait_until_serving
 from fissile import Client
 from fissile.cli.cluster import Cluster, ClusterConfig, running_cluster
 from fissile.cli.processes import Child, Children
 from fissile.cli.services import service_command
+from fissile.healthcheck import wait_until_serving
 
 WORKER_ARGUMENTS = ("--max-model-len", "2048", "--num-threads", "1", "--kv-cache-gib", "0.5")
 

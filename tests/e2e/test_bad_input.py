@@ -6,9 +6,9 @@ import socket
 import grpc
 import pytest
 
-from common.channel import channel
-from common.errors import FissileError
 from fissile import Client
+from fissile.channel import channel
+from fissile.errors import FissileError
 from fissile.v1 import GenerateRequest, GenerationServiceStub
 
 CASES = {

@@ -6,9 +6,9 @@ import time
 
 import pytest
 
-from common.errors import UnavailableError
-from common.healthcheck import health
 from fissile import Client
+from fissile.errors import UnavailableError
+from fissile.healthcheck import health
 from tests.e2e.conftest import WORKER_ARGUMENTS
 
 STORY = "Once upon a time, in a small village by the sea,"

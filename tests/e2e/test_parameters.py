@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 import jsonschema
 import pytest
 
-from common.errors import InvalidArgumentError
 from fissile import Client
+from fissile.errors import InvalidArgumentError
 
 CAPITAL = [{"role": "user", "content": "What is the capital of France?"}]
 PROMPT = "The weather in the mountains is"

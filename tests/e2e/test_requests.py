@@ -7,10 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from common.channel import channel
-from common.errors import DeadlineExceededError
 from fissile import Client
+from fissile.channel import channel
 from fissile.cli.processes import Child
+from fissile.errors import DeadlineExceededError
 from fissile.v1 import (
     ChatMessage,
     ChatRequest,

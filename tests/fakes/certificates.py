@@ -5,7 +5,7 @@ from pathlib import Path
 
 import trustme
 
-from common.channel import ClientTls, ServerTls
+from fissile.channel import ClientTls, ServerTls
 
 
 @dataclass

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 import grpc
 
-from common.channel import ClientTls, aio_channel
-from common.errors import FissileError, from_rpc_error
+from fissile.channel import ClientTls, aio_channel
+from fissile.errors import FissileError, from_rpc_error
 from fissile.v1 import CompletionDelta, Finish, GenerateRequest, GenerationServiceStub, RequestTimings, Usage
 from router.config import RouterSettings
 from router.server import RouterServer

@@ -6,9 +6,9 @@ import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from common.channel import ServerTls
-from common.errors import UnavailableError
 from common.server import ServiceServer
+from fissile.channel import ServerTls
+from fissile.errors import UnavailableError
 from fissile.v1 import (
     AbortSequence,
     ExecuteResponse,

@@ -15,9 +15,9 @@ import grpc
 from google.protobuf import duration_pb2
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from common.channel import SERVER_OPTIONS, ServerTls
-from common.errors import STATUS_DETAILS_KEY, InvalidArgumentError, NotFoundError
 from fissile import v1
+from fissile.channel import SERVER_OPTIONS, ServerTls
+from fissile.errors import STATUS_DETAILS_KEY, InvalidArgumentError, NotFoundError
 
 
 def seconds(value: float) -> duration_pb2.Duration:

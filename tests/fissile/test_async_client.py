@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from common.errors import DeadlineExceededError, InternalError, InvalidArgumentError
 from fissile import AsyncClient
+from fissile.errors import DeadlineExceededError, InternalError, InvalidArgumentError
 from fissile.results import Delta
 
 

@@ -3,7 +3,7 @@
 import pytest
 from click.testing import CliRunner
 
-from common.channel import ClientTls
+from fissile.channel import ClientTls
 from fissile.cli import main
 from tests.fakes.certificates import Authority
 from tests.fissile.fake_service import FakeService, serve

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from common.errors import DeadlineExceededError, InternalError, InvalidArgumentError, UnavailableError
 from fissile import Client, ClientTls
+from fissile.errors import DeadlineExceededError, InternalError, InvalidArgumentError, UnavailableError
 from fissile.results import (
     Completion,
     Delta,

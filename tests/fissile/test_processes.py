@@ -7,8 +7,8 @@ import time
 
 import psutil
 
-from common.parent import EXIT_ORPHANED
 from fissile.cli.processes import Children
+from fissile.parent import EXIT_ORPHANED
 
 
 def python(code: str) -> list[str]:
@@ -97,5 +97,5 @@ def test_children_do_not_outlive_a_parent_that_was_killed():
 
 def test_a_command_whose_parent_has_gone_does_not_start(tmp_path):
     path = tmp_path / "started"
-    ended = subprocess.run([sys.executable, "-P", "-m", "common.parent", "0", "touch", str(path)])
+    ended = subprocess.run([sys.executable, "-P", "-m", "fissile.parent", "0", "touch", str(path)])
     assert (ended.returncode, path.exists()) == (EXIT_ORPHANED, False)

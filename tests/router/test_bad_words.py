@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from common.errors import InvalidArgumentError
+from fissile.errors import InvalidArgumentError
 from fissile.v1 import GenerateRequest, GenerationOptions, SamplingParams, TokenSequence
 from router.bad_words import bad_token_sequences
 from router.tokenizer import Tokenizer, TokenizerFiles

@@ -2,7 +2,7 @@
 
 import pytest
 
-from common.errors import InvalidArgumentError
+from fissile.errors import InvalidArgumentError
 from fissile.v1 import ChatMessage, ChatRequest, Tool, ToolCall
 from router.chat import AUTO, NONE, ChatTemplate, render, render_chat
 

@@ -5,7 +5,7 @@ import asyncio
 import grpc
 import pytest
 
-from common.channel import aio_channel
+from fissile.channel import aio_channel
 from fissile.v1 import (
     FinishReason,
     GenerateRequest,

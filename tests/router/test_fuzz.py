@@ -5,7 +5,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from common.errors import FissileError
+from fissile.errors import FissileError
 from fissile.v1 import ChatMessage, ChatRequest, GenerateRequest
 from router.validation import validate
 from router.validation_checks import Limits

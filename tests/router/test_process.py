@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from common.channel import aio_channel
+from fissile.channel import aio_channel
 from fissile.v1 import GenerateRequest, GenerationServiceStub
 from tests.fakes.system import collect, until
 from tests.fakes.worker import FakeWorker, says

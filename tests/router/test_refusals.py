@@ -2,7 +2,7 @@
 
 import pytest
 
-from common.errors import (
+from fissile.errors import (
     FieldViolation,
     InternalError,
     InvalidArgumentError,

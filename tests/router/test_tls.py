@@ -5,7 +5,7 @@ from dataclasses import replace
 import grpc
 import pytest
 
-from common.errors import InvalidArgumentError
+from fissile.errors import InvalidArgumentError
 from fissile.v1 import GenerateRequest, GetStatsRequest
 from router.config import RouterSettings
 from tests.fakes.certificates import Authority

@@ -6,7 +6,7 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.struct_pb2 import Struct
 
-from common.errors import MAX_VIOLATIONS, InvalidArgumentError, UnimplementedError
+from fissile.errors import MAX_VIOLATIONS, InvalidArgumentError, UnimplementedError
 from fissile.v1 import (
     BeamSearch,
     ChatMessage,

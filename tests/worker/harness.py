@@ -10,7 +10,7 @@ from typing import Any
 
 import grpc
 
-from common.channel import aio_channel
+from fissile.channel import aio_channel
 from fissile.v1 import (
     AbortSequence,
     ExecuteCommand,

@@ -10,7 +10,7 @@ from google.protobuf import duration_pb2
 from google.rpc import code_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from common.channel import aio_channel
+from fissile.channel import aio_channel
 from fissile.v1 import DrainRequest, FinishReason, GetWorkerRequest
 from tests.worker.fake_executor import FakeExecutor
 from tests.worker.harness import TOKENIZER, connect, quiet, run_all, run_worker, sequence, until

@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from common.channel import channel
-from common.healthcheck import health
+from fissile.channel import channel
+from fissile.healthcheck import health
 from fissile.v1 import (
     ExecuteCommand,
     ExecuteRequest,

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from common.logging import setup_logging
-from common.parent import EXIT_ORPHANED, die_with_parent
+from fissile.parent import EXIT_ORPHANED, die_with_parent
 from worker.core.batch import ScheduledBatch
 from worker.kernels.registry import KernelBackendError
 from worker.layers.parallel import TensorParallel

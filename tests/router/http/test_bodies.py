@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.errors import InvalidArgumentError
+from fissile.errors import InvalidArgumentError
 from router.http.bodies import ChatBody, CompletionBody
 from router.http.json_body import IGNORED, parse_body
 from router.http.requests import chat_request, completion_request

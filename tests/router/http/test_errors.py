@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from common.errors import (
+from fissile.errors import (
     AlreadyExistsError,
     DeadlineExceededError,
     FissileError,

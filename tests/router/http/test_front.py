@@ -10,7 +10,7 @@ from contextlib import suppress
 import httpx2
 import pytest
 
-from common.errors import UnavailableError
+from fissile.errors import UnavailableError
 from router.config import RouterSettings
 from router.http.app import AppConfig, build_app
 from router.server import RouterServer, http_server

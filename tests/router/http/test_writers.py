@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from common.errors import DeadlineExceededError, InternalError
+from fissile.errors import DeadlineExceededError, InternalError
 from fissile.v1 import (
     ChatDelta,
     ChatResponse,

@@ -1,6 +1,7 @@
 """Ask a service for its gRPC health (grpc.health.v1). For containers and scripts:
 
-    python -m common.healthcheck HOST:PORT [--service NAME] [--wait SECONDS] [--ca FILE [--certificate FILE --key FILE]]
+    python -m fissile.healthcheck HOST:PORT [--service NAME] [--wait SECONDS]
+        [--ca FILE [--certificate FILE --key FILE]]
 
 Exits 0 when it answers SERVING, 1 with one line otherwise. `--wait` keeps asking for so long.
 """
@@ -13,7 +14,7 @@ from pathlib import Path
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from common.channel import ClientTls, channel
+from fissile.channel import ClientTls, channel
 
 _ATTEMPT_SECONDS = 5.0
 _PAUSE_SECONDS = 0.2
@@ -42,7 +43,7 @@ def wait_until_serving(address: str, wait: float, service: str = "", tls: Client
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m common.healthcheck", description="Ask for gRPC health.")
+    parser = argparse.ArgumentParser(prog="python -m fissile.healthcheck", description="Ask for gRPC health.")
     parser.add_argument("address", help="host:port")
     parser.add_argument("--service", default="", help="which service; default: the server as a whole")
     parser.add_argument("--wait", type=float, default=0.0, help="seconds to keep asking")

@@ -1,6 +1,6 @@
 """Processes that end with the one that started them, however it ends: nobody is left to stop them after a SIGKILL.
 
-`python -m common.parent PID COMMAND...` binds itself to its parent and becomes COMMAND: any command can be bound, and
+`python -m fissile.parent PID COMMAND...` binds itself to its parent and becomes COMMAND: any command can be bound, and
 nothing of ours runs between fork and exec. The kernel's side of it exists on Linux only.
 """
 
@@ -23,7 +23,7 @@ def die_with_parent(parent_pid: int) -> None:
 
 def bound_to_this_process(command: list[str]) -> list[str]:
     """`command`, to be started by this process in a thread that lives as long as the command may."""
-    return [sys.executable, "-P", "-m", "common.parent", str(os.getpid()), *command]
+    return [sys.executable, "-P", "-m", "fissile.parent", str(os.getpid()), *command]
 
 
 if __name__ == "__main__":

@@ -5,8 +5,9 @@ import asyncio
 import grpc
 import pytest
 
-from common.channel import aio_channel
-from common.errors import (
+from common.server import ServiceServer
+from fissile.channel import aio_channel
+from fissile.errors import (
     MAX_MESSAGE_BYTES,
     MAX_VIOLATIONS,
     AlreadyExistsError,
@@ -18,7 +19,6 @@ from common.errors import (
     ResourceExhaustedError,
     from_rpc_error,
 )
-from common.server import ServiceServer
 from fissile.v1 import (
     GenerateRequest,
     GenerateResponse,

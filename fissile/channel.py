@@ -6,7 +6,7 @@ from pathlib import Path
 
 import grpc
 
-from common.errors import InvalidArgumentError
+from fissile.errors import InvalidArgumentError
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 """Both directions. gRPC's own limit of 4 MiB is below a long prompt with log probabilities."""

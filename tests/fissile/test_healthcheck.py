@@ -1,6 +1,6 @@
-"""`python -m common.healthcheck`."""
+"""`python -m fissile.healthcheck`."""
 
-from common.healthcheck import main
+from fissile.healthcheck import main
 from tests.fissile.fake_service import FakeService, serve
 
 
