@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests.runner.conftest import greedy_reference, make_driver, random_prompt
 from tests.runner.driver import Driver
@@ -105,6 +105,21 @@ def test_cache_is_sized_from_what_the_device_has_left(tiny: tuple[Path, LlamaFor
     free, total = torch.cuda.mem_get_info()
     assert cache.k.shape[1] > 1000
     assert 0.25 * total < total - free < 0.32 * total
+
+
+def test_cache_of_the_probe_does_not_count(tmp_path: Path) -> None:
+    """A context of 512 k tokens is 4 GiB here; the probe's rows are a few tokens long."""
+    config = LlamaConfig(
+        vocab_size=320, hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=4, head_dim=128, max_position_embeddings=1 << 19,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(tmp_path)
+    driver = make_driver(
+        tmp_path, device="cuda", num_blocks=None, gpu_memory_utilization=0.5, max_num_seqs=4, max_model_len=1 << 19
+    )
+    free, total = torch.cuda.mem_get_info()
+    assert driver.runner is not None
+    assert 0.48 * total < total - free < 0.51 * total
 
 
 def test_executor_queues_steps_ahead(tiny: tuple[Path, LlamaForCausalLM]) -> None:

@@ -25,6 +25,7 @@ from worker.loader.tokenizer import TokenizerFiles, load_tokenizer_files
 from worker.runner.build import build_runner
 from worker.runner.config import RunnerConfig
 from worker.runner.memory import CacheMemoryError, blocks_on_gpu
+from worker.runner.probe import dummy_batch
 
 
 def build(path: Path | str, **options: object) -> None:
@@ -304,6 +305,14 @@ def test_gpu_without_room_names_the_least_utilization() -> None:
         blocks_on_gpu(config, bytes_per_block=1000, used=7_000_000, total=10_000_000)
     fits = RunnerConfig(gpu_memory_utilization=0.701)
     assert blocks_on_gpu(fits, bytes_per_block=1000, used=7_000_000, total=10_000_000) == 10
+
+
+@pytest.mark.parametrize(("max_num_seqs", "num_blocks"), [(512, 2), (1, 1024)])
+def test_the_probe_needs_blocks_for_its_tokens_alone(max_num_seqs: int, num_blocks: int) -> None:
+    """With 512 rows of 32 tokens, not for a context of 40 k."""
+    batch = dummy_batch(16_384, max_num_seqs, block_size=16, max_model_len=40_960)
+    assert batch.num_tokens == 16_384
+    assert {row.block_ids for row in batch.new_sequences} == {tuple(range(num_blocks))}
 
 
 def test_cache_is_no_larger_than_the_sequences_can_use(tiny: tuple[Path, LlamaForCausalLM]) -> None:

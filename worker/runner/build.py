@@ -7,8 +7,6 @@ import torch
 import torch.distributed as dist
 
 from worker.attention.gqa import GQABuilder
-from worker.core.batch import NewSequence, ScheduledBatch
-from worker.core.params import SamplingParams
 from worker.kernels.registry import create_backend
 from worker.layers.parallel import TensorParallel
 from worker.loader.config import ModelConfig, load_model_config
@@ -23,6 +21,7 @@ from worker.runner.grammar import GrammarCompiler
 from worker.runner.grammar_masks import SlotGrammars
 from worker.runner.memory import GIB, blocks_on_cpu, blocks_on_gpu, physical_cores
 from worker.runner.model_runner import ModelRunner, RunnerParts
+from worker.runner.probe import dummy_batch, measure_peak
 from worker.runner.slots import SlotState
 
 logger = logging.getLogger(__name__)
@@ -83,8 +82,11 @@ def build_runner(config: RunnerConfig, parallel: TensorParallel) -> tuple[ModelR
     elif device.type == "cpu":
         num_blocks = blocks_on_cpu(config, bytes_per_block, config.max_num_seqs * blocks_per_seq)
     else:
-        used, total, activations = _peak_on_gpu(assemble(blocks_per_seq, 0), config, max_model_len, device)
-        num_blocks = blocks_on_gpu(config, bytes_per_block, used, total)
+        largest = dummy_batch(config.max_num_batched_tokens, config.max_num_seqs, config.block_size, max_model_len)
+        num_probe_blocks = len(largest.new_sequences[-1].block_ids)
+        peak = measure_peak(assemble(num_probe_blocks, 0), largest, num_probe_blocks * bytes_per_block, device)
+        activations = peak.activations
+        num_blocks = blocks_on_gpu(config, bytes_per_block, peak.used, peak.total)
     num_blocks = _least(num_blocks, parallel, device)
     num_host_blocks = int(config.swap_space_gib * GIB) // bytes_per_block
     runner = assemble(num_blocks, num_host_blocks)
@@ -155,37 +157,3 @@ def _least(num_blocks: int, parallel: TensorParallel, device: torch.device) -> i
     count = torch.tensor(num_blocks, device=device)
     dist.all_reduce(count, dist.ReduceOp.MIN)
     return int(count)
-
-
-def _peak_on_gpu(
-    runner: ModelRunner, config: RunnerConfig, max_model_len: int, device: torch.device
-) -> tuple[int, int, int]:
-    """(bytes used at the peak of the largest step, by anyone; bytes of the device; of the peak, activations).
-
-    The dummy step fills the token budget with sequences of one and the same table, in a cache of one sequence.
-    """
-    torch.cuda.synchronize(device)
-    torch.cuda.reset_peak_memory_stats(device)
-    before = torch.cuda.memory_allocated(device)
-    largest = dummy_batch(config.max_num_batched_tokens, config.max_num_seqs, config.block_size, max_model_len)
-    runner.execute(largest)
-    torch.cuda.synchronize(device)
-    activations = torch.cuda.max_memory_allocated(device) - before
-    torch.cuda.empty_cache()
-    free, total = torch.cuda.mem_get_info(device)
-    return total - free + activations, total, activations
-
-
-def dummy_batch(num_tokens: int, max_num_seqs: int, block_size: int, max_model_len: int) -> ScheduledBatch:
-    """A step of `num_tokens` tokens (as far as the sequences can be that long) in as many rows as there may be."""
-    lens: list[int] = []
-    for rows_left in range(max_num_seqs, 0, -1):
-        if num_tokens:
-            lens.append(min(max_model_len, max(1, num_tokens // rows_left)))
-            num_tokens -= lens[-1]
-    blocks = tuple(range(-(-max(lens) // block_size)))
-    new = [NewSequence(slot, (0,) * n, n, SamplingParams(temperature=1.0), blocks) for slot, n in enumerate(lens)]
-    return ScheduledBatch(
-        step=0, slots=list(range(len(lens))), num_scheduled_tokens=lens, num_computed_tokens=[0] * len(lens),
-        input_ids=[0] * sum(lens), samples=[True] * len(lens), new_sequences=new, is_dummy=True,
-    )  # fmt: skip
