@@ -31,7 +31,8 @@ from fissile.v1 import (
 )
 from router import responses
 from router.bad_words import bad_token_sequences
-from router.chat import ChatTemplate, RenderedChat, render_chat
+from router.chat import RenderedChat, render_chat
+from router.chat_template import ChatTemplate
 from router.config import RouterSettings
 from router.dispatch import Dispatcher, TimeLeft
 from router.latency import WINDOW_SECONDS, Stopwatch

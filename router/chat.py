@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from google.protobuf.json_format import MessageToDict
@@ -11,6 +11,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from fissile.errors import InvalidArgumentError
 from fissile.v1 import ChatMessage, ChatRequest, ChatRole, Tool, ToolCall
+from router.chat_template import ChatTemplate
 from router.formats.registry import FORMATS, Beginning, Reading, detect
 
 _ROLES: Mapping[int, str] = {
@@ -24,36 +25,6 @@ AUTO, NONE = "auto", "none"
 """In place of a format's name: the one that the template tells, or none."""
 _JOINS_TEXT = "<｜tool▁call▁begin｜>"
 """DeepSeek's templates, which have it, join arguments to the prompt as text, and want None in place of no content."""
-_SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
-
-
-@dataclass(frozen=True, slots=True)
-class ChatTemplate:
-    """The templates of a model and the variables its tokenizer gives them."""
-
-    default: str
-    with_tools: str | None = None
-    """A template of its own for requests with tools, where the model has one."""
-    variables: Mapping[str, str] = field(default_factory=dict)
-
-
-def load_template(files: Mapping[str, bytes]) -> ChatTemplate | None:
-    """From chat_template.jinja, else from tokenizer_config.json. None: the model has no template."""
-    config = json.loads(files.get("tokenizer_config.json", b"{}"))
-    variables = {name: _content(config[name]) for name in _SPECIAL_TOKENS if config.get(name)}
-    source = files.get("chat_template.jinja", b"").decode() or config.get("chat_template")
-    if not source:
-        return None
-    if isinstance(source, str):
-        return ChatTemplate(source, None, variables)
-    named = {entry["name"]: entry["template"] for entry in source}
-    if "default" not in named:
-        return None
-    return ChatTemplate(named["default"], named.get("tool_use"), variables)
-
-
-def _content(token: str | Mapping[str, Any]) -> str:
-    return token if isinstance(token, str) else token["content"]
 
 
 @dataclass(frozen=True, slots=True)

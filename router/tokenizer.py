@@ -2,7 +2,6 @@
 
 import asyncio
 import hashlib
-import json
 import weakref
 from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence, Set
 from concurrent.futures import Executor
@@ -14,7 +13,7 @@ import tokenizers
 
 from fissile.errors import InternalError
 from fissile.v1 import GetTokenizerResponse, SamplingParams
-from router.chat import ChatTemplate, load_template
+from router.chat_template import ChatTemplate, json_object, load_template
 from router.defaults import default_sampling
 from router.detokenizer import (
     ByteDetokenizer,
@@ -34,11 +33,6 @@ class TokenizerFiles:
 
     contents: Mapping[str, bytes]
     fingerprint: str
-
-    def json(self, name: str) -> dict[str, object]:
-        """A JSON file as a dictionary; empty when there is none."""
-        content = self.contents.get(name)
-        return json.loads(content) if content is not None else {}
 
 
 async def receive_files(stream: AsyncIterable[GetTokenizerResponse]) -> TokenizerFiles:
@@ -96,7 +90,7 @@ class Tokenizer:
         return cls(
             fingerprint=files.fingerprint,
             template=load_template(files.contents),
-            default_sampling=default_sampling(files.json("generation_config.json")),
+            default_sampling=default_sampling(json_object(files.contents, "generation_config.json")),
             _backend=backend,
             _executor=executor,
             _byte_level=byte_level,

@@ -4,7 +4,8 @@ import pytest
 
 from fissile.errors import InvalidArgumentError
 from fissile.v1 import ChatMessage, ChatRequest, Tool, ToolCall
-from router.chat import AUTO, NONE, ChatTemplate, render, render_chat
+from router.chat import AUTO, NONE, render, render_chat
+from router.chat_template import ChatTemplate
 
 SYSTEM, USER, ASSISTANT, TOOL, DEVELOPER = 1, 2, 3, 4, 5
 CALL = ToolCall(id="c1", name="f", arguments='{"x": 1, "s": "é"}')

@@ -20,7 +20,8 @@ from fissile.v1 import (
     Tool,
     ToolCall,
 )
-from router.chat import ChatTemplate, load_template, render
+from router.chat import render
+from router.chat_template import ChatTemplate
 from router.tokenizer import receive_files
 from tests.fakes import tokenizer as toys
 from tests.fakes.system import collect, error_of, free_port, run_system, until
@@ -102,15 +103,6 @@ def test_arguments_that_are_no_json_object_are_refused_by_path():
     request = ChatRequest(messages=[ChatMessage(role=ASSISTANT, tool_calls=[call])])
     with pytest.raises(Exception, match=r"messages\[0\].tool_calls\[0\].arguments"):
         render(ChatTemplate("x"), request)
-
-
-def test_where_templates_come_from():
-    assert load_template({}) is None
-    assert load_template({"tokenizer_config.json": b'{"chat_template": "a"}'}) == ChatTemplate("a")
-    both = {"chat_template.jinja": b"b", "tokenizer_config.json": b'{"chat_template": "a", "bos_token": "B"}'}
-    assert load_template(both) == ChatTemplate("b", None, {"bos_token": "B"})
-    named = b'{"chat_template": [{"name": "default", "template": "d"}, {"name": "tool_use", "template": "t"}]}'
-    assert load_template({"tokenizer_config.json": named}) == ChatTemplate("d", "t")
 
 
 def test_tokenise_and_back():

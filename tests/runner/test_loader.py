@@ -12,6 +12,7 @@ from gguf import GGMLQuantizationType, GGUFWriter
 from safetensors.torch import load_file, save_file
 from transformers import LlamaForCausalLM
 
+from tests.runner.byte_tokenizer import byte_tokenizer
 from tests.runner.conftest import TINY, make_driver, random_prompt, save_llama
 from tests.runner.test_logits import assert_logits, capture_logits
 from worker.kernels.registry import KernelBackendError, create_backend
@@ -287,6 +288,15 @@ def test_fingerprint_depends_on_names_and_contents() -> None:
 def test_directory_without_a_tokenizer(tiny: tuple[Path, LlamaForCausalLM]) -> None:
     with pytest.raises(ModelNotFoundError, match="no tokenizer"):
         load_tokenizer_files(resolve_model(str(tiny[0])))
+
+
+def test_named_chat_templates_are_among_the_files(tmp_path: Path) -> None:
+    save_llama(tmp_path)
+    (tmp_path / "tokenizer.json").write_text(byte_tokenizer().to_str())
+    (tmp_path / "additional_chat_templates").mkdir()
+    (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text("tools")
+    files = load_tokenizer_files(resolve_model(str(tmp_path))).files
+    assert files["additional_chat_templates/tool_use.jinja"] == b"tools"
 
 
 # --- sizes and backends

@@ -17,6 +17,8 @@ FILE_NAMES = (
     "special_tokens_map.json",
     "generation_config.json",
 )
+NAMED_TEMPLATES = "additional_chat_templates"
+"""Folder of chat templates beside the default one, a file each."""
 _CONTROL, _USER_DEFINED = 3, 4
 _DIGIT_SPLITTING = {"smollm"}
 _SPECIAL_TOKENS = {
@@ -56,7 +58,7 @@ def load_tokenizer_files(source: ModelSource) -> TokenizerFiles:
         if _is_byte_level(metadata):
             return TokenizerFiles(_byte_level_files(metadata))
         return TokenizerFiles(_converted(source.path.parent, gguf_file=source.path.name))
-    files = {name: (source.path / name).read_bytes() for name in FILE_NAMES if (source.path / name).is_file()}
+    files = _read_files(source.path)
     if "tokenizer.json" not in files:
         files = _converted(source.path) | files
     return TokenizerFiles(files)
@@ -71,7 +73,13 @@ def _converted(folder: Path, **options: str) -> dict[str, bytes]:
         raise ModelNotFoundError(f"{folder} has no tokenizer that can be read: {error}") from error
     with tempfile.TemporaryDirectory() as scratch:
         tokenizer.save_pretrained(scratch)
-        return {name: (Path(scratch) / name).read_bytes() for name in FILE_NAMES if (Path(scratch) / name).is_file()}
+        return _read_files(Path(scratch))
+
+
+def _read_files(folder: Path) -> dict[str, bytes]:
+    named = sorted((folder / NAMED_TEMPLATES).glob("*.jinja"))
+    names = [*FILE_NAMES, *(f"{NAMED_TEMPLATES}/{path.name}" for path in named)]
+    return {name: (folder / name).read_bytes() for name in names if (folder / name).is_file()}
 
 
 def _is_byte_level(metadata: dict[str, Any]) -> bool:

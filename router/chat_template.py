@@ -1,0 +1,130 @@
+"""A model's chat templates, and the special tokens they may name, from the files of its tokenizer."""
+
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from jinja2 import TemplateSyntaxError
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from fissile.errors import InternalError
+from router.detokenizer import is_byte_level
+
+logger = logging.getLogger(__name__)
+
+CONFIG, TOKENS_MAP = "tokenizer_config.json", "special_tokens_map.json"
+TEMPLATE, NAMED_TEMPLATES = "chat_template.jinja", "additional_chat_templates/"
+SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+_LLAMA = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
+_GPT2 = {"unk_token": "<|endoftext|>", "bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>"}
+_QWEN = {"unk_token": "<|endoftext|>", "eos_token": "<|endoftext|>", "pad_token": "<|endoftext|>"}
+CLASS_DEFAULTS: Mapping[str, Mapping[str, str]] = {
+    "LlamaTokenizer": _LLAMA,
+    "CodeLlamaTokenizer": _LLAMA,
+    "GPT2Tokenizer": _GPT2,
+    "GPTNeoXTokenizer": _GPT2 | {"pad_token": "<|padding|>"},
+    "Qwen2Tokenizer": _QWEN,
+    "Qwen3_5Tokenizer": _QWEN,
+    "GemmaTokenizer": {
+        "unk_token": "<unk>", "bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>", "mask_token": "<mask>",
+    },
+}  # fmt: skip
+"""Tokens that `transformers`' tokenizer classes have by default. Its classes import torch where there is one, so the
+router cannot ask them; a test does."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatTemplate:
+    """The templates of a model and the variables its tokenizer gives them."""
+
+    default: str
+    with_tools: str | None = None
+    """A template of its own for requests with tools, where the model has one."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+
+def load_template(files: Mapping[str, bytes]) -> ChatTemplate | None:
+    """None: the model has no template, or none that is a template. Raises InternalError naming a malformed file."""
+    config = json_object(files, CONFIG)
+    sources = _sources(files, config)
+    sources = {name: source for name, source in sources.items() if _is_template(name, source)}
+    if "default" not in sources:
+        return None
+    return ChatTemplate(sources["default"], sources.get("tool_use"), _special_tokens(files, config))
+
+
+def json_object(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
+    """The contents of a JSON file; empty when there is none. Raises InternalError naming the file."""
+    try:
+        value = json.loads(files.get(name, b"{}"))
+    except (ValueError, RecursionError) as error:
+        raise InternalError(f"{name} cannot be read: {error}") from error
+    if not isinstance(value, dict):
+        raise InternalError(f"{name} holds no JSON object")
+    return value
+
+
+def _sources(files: Mapping[str, bytes], config: Mapping[str, Any]) -> dict[str, str]:
+    """Templates by name. Files go before what tokenizer_config.json says."""
+    told = config.get("chat_template") or {}
+    if isinstance(told, list) and all(isinstance(entry, dict) for entry in told):
+        told = {entry.get("name"): entry.get("template") for entry in told}
+    elif isinstance(told, str):
+        told = {"default": told}
+    is_known = isinstance(told, dict) and all(isinstance(text, str) for item in told.items() for text in item)
+    if not is_known:
+        raise InternalError(f"{CONFIG}: chat_template is neither a text nor a list of names and templates")
+    sources = dict(told)
+    for name, content in files.items():
+        if name == TEMPLATE:
+            sources["default"] = _text(name, content)
+        elif name.startswith(NAMED_TEMPLATES):
+            sources[name.removeprefix(NAMED_TEMPLATES).removesuffix(".jinja")] = _text(name, content)
+    return sources
+
+
+def _text(name: str, content: bytes) -> str:
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        raise InternalError(f"{name} cannot be read: {error}") from error
+
+
+def _is_template(name: str, source: str) -> bool:
+    """Whether it is not empty and its syntax is right; it may still refuse a conversation."""
+    try:
+        render_jinja_template([[]], chat_template=source)
+    except TemplateSyntaxError as error:
+        logger.error("the model's chat template %r is not used: line %d: %s", name, error.lineno, error.message)
+        return False
+    except Exception:
+        # No template is made for a conversation without messages.
+        return bool(source)
+    return bool(source)
+
+
+def _special_tokens(files: Mapping[str, bytes], config: Mapping[str, Any]) -> dict[str, str]:
+    """As `transformers` finds them: special_tokens_map.json goes first, but counts only where the configuration lists
+    no tokens itself; what neither of them has, the tokenizer's class may."""
+    told = dict(config)
+    if "added_tokens_decoder" not in config:
+        told |= json_object(files, TOKENS_MAP)
+    told = _class_defaults(files, config) | told
+    return {name: _content(name, told[name]) for name in SPECIAL_TOKENS if told.get(name) is not None}
+
+
+def _class_defaults(files: Mapping[str, bytes], config: Mapping[str, Any]) -> dict[str, str]:
+    name = str(config.get("tokenizer_class")).removesuffix("Fast")
+    # Llama 3's files have called themselves Llama's, which they are not; `transformers` sees that, too.
+    if name == "LlamaTokenizer" and is_byte_level(files.get("tokenizer.json", b"{}")):
+        return {}
+    return dict(CLASS_DEFAULTS.get(name, {}))
+
+
+def _content(name: str, token: Any) -> str:
+    content = token.get("content") if isinstance(token, dict) else token
+    if not isinstance(content, str):
+        raise InternalError(f"{CONFIG}: {name} is {content!r}; a text is needed")
+    return content
