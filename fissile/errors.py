@@ -75,6 +75,17 @@ class InvalidArgumentError(FissileError):
         return cls(f"{field}: {description}", violations=[FieldViolation(field, description)])
 
 
+class FailedPreconditionError(FissileError):
+    """A request that is sound, of a model that cannot do it."""
+
+    code = grpc.StatusCode.FAILED_PRECONDITION
+    reason = "FAILED_PRECONDITION"
+
+    @classmethod
+    def of(cls, field: str, description: str) -> "FailedPreconditionError":
+        return cls(f"{field}: {description}", violations=[FieldViolation(field, description)])
+
+
 class NotFoundError(FissileError):
     code = grpc.StatusCode.NOT_FOUND
     reason = "NOT_FOUND"
@@ -118,6 +129,7 @@ _BY_CODE: dict[grpc.StatusCode, type[FissileError]] = {
     cls.code: cls
     for cls in (
         InvalidArgumentError,
+        FailedPreconditionError,
         NotFoundError,
         AlreadyExistsError,
         ResourceExhaustedError,

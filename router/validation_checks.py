@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
 from google.protobuf.struct_pb2 import ListValue, Struct, Value
 
-from fissile.v1 import ChatRole, StructuredOutput
+from fissile.v1 import ChatRole, StructuredOutput, ToolChoiceMode
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +164,10 @@ def role(value: int, limits: Limits) -> str | None:
     return None if value and value in ChatRole.values() else f"must be a known role, is {value}"
 
 
+def tool_choice_mode(value: int, limits: Limits) -> str | None:
+    return None if value in ToolChoiceMode.values() else f"must be a known mode, is {value}"
+
+
 def dp_rank(value: int, limits: Limits) -> str | None:
     size = max(1, limits.dp_size)
     return None if value < size else f"must be below {size}, is {value}"
@@ -213,6 +218,11 @@ def constraint(value: StructuredOutput, limits: Limits) -> str | None:
     if value.WhichOneof("constraint") is None:
         return "needs one of json_schema, json_object, regex, grammar, choice"
     return None
+
+
+def is_routers(value: Message, limits: Limits) -> str | None:
+    """Of a field that the router alone sets."""
+    return "is set by the router; clients cannot"
 
 
 def finite_numbers(value: Struct, limits: Limits) -> Fault | None:

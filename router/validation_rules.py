@@ -23,6 +23,7 @@ from router.validation_checks import (
     entries,
     finite,
     finite_numbers,
+    is_routers,
     is_true,
     json_object,
     json_schema,
@@ -33,6 +34,7 @@ from router.validation_checks import (
     together_at_most_bytes,
     token_id,
     token_ids,
+    tool_choice_mode,
 )
 
 MAX_STOPS = 16
@@ -88,6 +90,7 @@ SAMPLING_RULES: dict[str, Check] = {
     "structured_output.grammar": _GRAMMAR,
     "structured_output.choice.choices": all_of(entries(1, MAX_CHOICES), together_at_most_bytes(MAX_GRAMMAR_BYTES)),
     "structured_output.choice.choices[]": not_empty,
+    "structured_output.composite": is_routers,
 }
 OPTION_RULES: dict[str, Check] = {
     **{f"sampling.{path}": rule for path, rule in SAMPLING_RULES.items()},
@@ -126,6 +129,7 @@ RULES: dict[type[Message], dict[str, Check]] = {
         "tools": all_of(entries(0, MAX_TOOLS), encoded_bytes, distinct(lambda tool: tool.name, "name")),
         "tools[].name": matches("[a-zA-Z0-9_.-]{1,64}", "1 to 64 of a-z A-Z 0-9 _ . -"),
         "tools[].parameters": json_object,
+        "tool_choice.mode": tool_choice_mode,
         "template_arguments": finite_numbers,
         "chat_template": at_most_bytes(MAX_TEMPLATE_BYTES),
     },

@@ -104,8 +104,7 @@ def _bad_sequences_from_pb(sequences: Iterable[v1.TokenSequence], vocab_size: in
     return tuple(dict.fromkeys(bad))
 
 
-def _grammar_from_pb(message: v1.StructuredOutput) -> Grammar:
-    field = "sampling.structured_output"
+def _grammar_from_pb(message: v1.StructuredOutput, field: str = "sampling.structured_output") -> Grammar:
     kind = message.WhichOneof("constraint")
     if kind is None:
         raise InvalidArgumentError.of(field, "one constraint is needed")
@@ -116,12 +115,27 @@ def _grammar_from_pb(message: v1.StructuredOutput) -> Grammar:
         choices = list(message.choice.choices)
         require(bool(choices) and all(choices), f"{field}.choice.choices", choices, "at least 1, none of them empty")
         text = json.dumps(choices)
+    elif kind == "composite":
+        text = _composite_text(message.composite, f"{field}.{kind}")
     else:
         text = {"json_schema": message.json_schema, "regex": message.regex, "grammar": message.grammar}[kind]
         require(bool(text), f"{field}.{kind}", "empty", "some text")
     size = len(text.encode())
     require(size <= MAX_GRAMMAR_BYTES, f"{field}.{kind}", f"{size} bytes long", f"at most {MAX_GRAMMAR_BYTES}")
     return Grammar(GrammarKind(kind), text)
+
+
+def _composite_text(message: v1.CompositeGrammar, field: str) -> str:
+    """As GrammarKind.COMPOSITE wants it."""
+    require(bool(message.grammar), f"{field}.grammar", "empty", "some text")
+    parts: dict[str, list[str]] = {}
+    for i, part in enumerate(message.parts):
+        at = f"{field}.parts[{i}]"
+        require(part.name not in parts, f"{at}.name", repr(part.name), "a name of its own")
+        require(not part.constraint.HasField("composite"), f"{at}.constraint", "composite", "any other constraint")
+        grammar = _grammar_from_pb(part.constraint, f"{at}.constraint")
+        parts[part.name] = [grammar.kind.value, grammar.text]
+    return json.dumps([message.grammar, parts])
 
 
 def check_token_ids(field: str, token_ids: Iterable[int], vocab_size: int) -> None:

@@ -21,12 +21,23 @@ class ChatRole(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     CHAT_ROLE_ASSISTANT: _ClassVar[ChatRole]
     CHAT_ROLE_TOOL: _ClassVar[ChatRole]
     CHAT_ROLE_DEVELOPER: _ClassVar[ChatRole]
+
+class ToolChoiceMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    TOOL_CHOICE_MODE_UNSPECIFIED: _ClassVar[ToolChoiceMode]
+    TOOL_CHOICE_MODE_AUTO: _ClassVar[ToolChoiceMode]
+    TOOL_CHOICE_MODE_NONE: _ClassVar[ToolChoiceMode]
+    TOOL_CHOICE_MODE_REQUIRED: _ClassVar[ToolChoiceMode]
 CHAT_ROLE_UNSPECIFIED: ChatRole
 CHAT_ROLE_SYSTEM: ChatRole
 CHAT_ROLE_USER: ChatRole
 CHAT_ROLE_ASSISTANT: ChatRole
 CHAT_ROLE_TOOL: ChatRole
 CHAT_ROLE_DEVELOPER: ChatRole
+TOOL_CHOICE_MODE_UNSPECIFIED: ToolChoiceMode
+TOOL_CHOICE_MODE_AUTO: ToolChoiceMode
+TOOL_CHOICE_MODE_NONE: ToolChoiceMode
+TOOL_CHOICE_MODE_REQUIRED: ToolChoiceMode
 
 class GenerationOptions(_message.Message):
     __slots__ = ("sampling", "max_tokens", "min_tokens", "stop", "stop_token_ids", "stop_token_sequences", "include_stop", "ignore_eos", "n", "priority", "cache_salt", "routing_key", "dp_rank", "output", "bad_words", "skip_special_tokens")
@@ -214,8 +225,18 @@ class Tool(_message.Message):
     parameters: str
     def __init__(self, name: _Optional[str] = ..., description: _Optional[str] = ..., parameters: _Optional[str] = ...) -> None: ...
 
+class ToolChoice(_message.Message):
+    __slots__ = ("mode", "names", "single_call")
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    NAMES_FIELD_NUMBER: _ClassVar[int]
+    SINGLE_CALL_FIELD_NUMBER: _ClassVar[int]
+    mode: ToolChoiceMode
+    names: _containers.RepeatedScalarFieldContainer[str]
+    single_call: bool
+    def __init__(self, mode: _Optional[_Union[ToolChoiceMode, str]] = ..., names: _Optional[_Iterable[str]] = ..., single_call: bool = ...) -> None: ...
+
 class ChatRequest(_message.Message):
-    __slots__ = ("model", "request_id", "messages", "tools", "template_arguments", "chat_template", "continue_final_message", "options")
+    __slots__ = ("model", "request_id", "messages", "tools", "template_arguments", "chat_template", "continue_final_message", "options", "tool_choice")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
@@ -224,6 +245,7 @@ class ChatRequest(_message.Message):
     CHAT_TEMPLATE_FIELD_NUMBER: _ClassVar[int]
     CONTINUE_FINAL_MESSAGE_FIELD_NUMBER: _ClassVar[int]
     OPTIONS_FIELD_NUMBER: _ClassVar[int]
+    TOOL_CHOICE_FIELD_NUMBER: _ClassVar[int]
     model: str
     request_id: str
     messages: _containers.RepeatedCompositeFieldContainer[ChatMessage]
@@ -232,7 +254,8 @@ class ChatRequest(_message.Message):
     chat_template: str
     continue_final_message: bool
     options: GenerationOptions
-    def __init__(self, model: _Optional[str] = ..., request_id: _Optional[str] = ..., messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., tools: _Optional[_Iterable[_Union[Tool, _Mapping]]] = ..., template_arguments: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., chat_template: _Optional[str] = ..., continue_final_message: bool = ..., options: _Optional[_Union[GenerationOptions, _Mapping]] = ...) -> None: ...
+    tool_choice: ToolChoice
+    def __init__(self, model: _Optional[str] = ..., request_id: _Optional[str] = ..., messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., tools: _Optional[_Iterable[_Union[Tool, _Mapping]]] = ..., template_arguments: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., chat_template: _Optional[str] = ..., continue_final_message: bool = ..., options: _Optional[_Union[GenerationOptions, _Mapping]] = ..., tool_choice: _Optional[_Union[ToolChoice, _Mapping]] = ...) -> None: ...
 
 class ChatResponse(_message.Message):
     __slots__ = ("request_id", "completions", "usage", "timings", "prompt_token_ids")

@@ -67,18 +67,36 @@ class BeamSearch(_message.Message):
     def __init__(self, width: _Optional[int] = ..., length_penalty: _Optional[float] = ..., early_stopping: bool = ...) -> None: ...
 
 class StructuredOutput(_message.Message):
-    __slots__ = ("json_schema", "json_object", "regex", "grammar", "choice")
+    __slots__ = ("json_schema", "json_object", "regex", "grammar", "choice", "composite")
     JSON_SCHEMA_FIELD_NUMBER: _ClassVar[int]
     JSON_OBJECT_FIELD_NUMBER: _ClassVar[int]
     REGEX_FIELD_NUMBER: _ClassVar[int]
     GRAMMAR_FIELD_NUMBER: _ClassVar[int]
     CHOICE_FIELD_NUMBER: _ClassVar[int]
+    COMPOSITE_FIELD_NUMBER: _ClassVar[int]
     json_schema: str
     json_object: bool
     regex: str
     grammar: str
     choice: Choice
-    def __init__(self, json_schema: _Optional[str] = ..., json_object: bool = ..., regex: _Optional[str] = ..., grammar: _Optional[str] = ..., choice: _Optional[_Union[Choice, _Mapping]] = ...) -> None: ...
+    composite: CompositeGrammar
+    def __init__(self, json_schema: _Optional[str] = ..., json_object: bool = ..., regex: _Optional[str] = ..., grammar: _Optional[str] = ..., choice: _Optional[_Union[Choice, _Mapping]] = ..., composite: _Optional[_Union[CompositeGrammar, _Mapping]] = ...) -> None: ...
+
+class CompositeGrammar(_message.Message):
+    __slots__ = ("grammar", "parts")
+    GRAMMAR_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
+    grammar: str
+    parts: _containers.RepeatedCompositeFieldContainer[GrammarPart]
+    def __init__(self, grammar: _Optional[str] = ..., parts: _Optional[_Iterable[_Union[GrammarPart, _Mapping]]] = ...) -> None: ...
+
+class GrammarPart(_message.Message):
+    __slots__ = ("name", "constraint")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    CONSTRAINT_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    constraint: StructuredOutput
+    def __init__(self, name: _Optional[str] = ..., constraint: _Optional[_Union[StructuredOutput, _Mapping]] = ...) -> None: ...
 
 class Choice(_message.Message):
     __slots__ = ("choices",)

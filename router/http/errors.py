@@ -11,6 +11,7 @@ _INVALID = "invalid_request_error"
 _SERVER = "server_error"
 _STATUS: dict[grpc.StatusCode, tuple[int, str]] = {
     grpc.StatusCode.INVALID_ARGUMENT: (400, _INVALID),
+    grpc.StatusCode.FAILED_PRECONDITION: (400, _INVALID),
     # Not 501: clients would try again.
     grpc.StatusCode.UNIMPLEMENTED: (400, _INVALID),
     grpc.StatusCode.NOT_FOUND: (404, _INVALID),

@@ -16,6 +16,7 @@ from tests.router import messages
 LIMITS = Limits(vocab_size=400, max_model_len=64, max_prompt_bytes=1000, dp_size=2)
 CLIENTS_FAULT = {
     grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.FAILED_PRECONDITION,
     grpc.StatusCode.UNIMPLEMENTED,
     grpc.StatusCode.NOT_FOUND,
     grpc.StatusCode.DEADLINE_EXCEEDED,
@@ -36,6 +37,9 @@ TEXTS = st.one_of(
 )
 
 
+MAX_DEPTH = 6
+
+
 def value_of(field, depth):
     if field.type == FieldDescriptor.TYPE_BYTES:
         return st.binary(max_size=300)
@@ -47,7 +51,9 @@ def value_of(field, depth):
 
 
 def message_of(descriptor, depth=0):
-    """Fields of a message by name; a Struct's recursion ends after some levels."""
+    """Fields of a message by name; recursion ends after some levels."""
+    if depth > MAX_DEPTH:
+        return st.just({})
     if descriptor.full_name == "google.protobuf.Struct":
         return st.dictionaries(TEXTS, st.one_of(st.floats(), TEXTS, st.none(), st.lists(st.floats(), max_size=2)))
     fields = {

@@ -12,6 +12,7 @@ from fissile.v1 import (
     ChatMessage,
     ChatRequest,
     Choice,
+    CompositeGrammar,
     DetokenizeRequest,
     GenerateRequest,
     GenerationOptions,
@@ -212,6 +213,11 @@ BAD = [
         "needs one of json_schema, json_object, regex, grammar, choice",
     ),
     (structured()(json_object=False), f"{SAMPLING}.structured_output.json_object", "must be true when set, is false"),
+    (
+        structured()(composite=CompositeGrammar(grammar="start: A")),
+        f"{SAMPLING}.structured_output.composite",
+        "is set by the router; clients cannot",
+    ),
     (structured()(regex=""), f"{SAMPLING}.structured_output.regex", "must not be empty"),
     (structured()(grammar=""), f"{SAMPLING}.structured_output.grammar", "must not be empty"),
     (

@@ -30,9 +30,11 @@ NEEDS_NO_RULE = {
     "options.output.cumulative": "both values mean something",
     "options.output.final_only": "both values mean something",
     "options.output.prompt_token_ids": "compared with prompts",
+    "tool_choice.names": "compared with tools",
+    "tool_choice.single_call": "both values mean something",
 }
 
-_WHOLE = {"google.protobuf.Duration", "google.protobuf.Struct"}
+_WHOLE = {"google.protobuf.Duration", "google.protobuf.Struct", "fissile.v1.CompositeGrammar"}
 """Messages that have a rule as a whole."""
 
 

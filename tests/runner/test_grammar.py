@@ -72,6 +72,46 @@ def test_allowed_tokens(compiler, kind, text, output, expected):
     assert after(compiler, kind, text, output) == expected
 
 
+def composite(main: str, **parts: tuple[str, str]) -> str:
+    return json.dumps([main, parts])
+
+
+MIXED = composite(
+    'start: <[256]> @n ";" @r @c @g',
+    n=("json_schema", json.dumps(SCHEMA)),
+    r=("regex", "a/?b"),
+    c=("choice", '["x", "y z"]'),
+    g=("grammar", 'start: "(" start ")" | "."'),
+)
+
+
+def test_a_grammar_of_others(compiler):
+    matcher = compiler.matcher(Grammar(GrammarKind.COMPOSITE, MIXED))
+    assert matcher.consume_tokens([EOS, *b'{"n":7};a/by z((.))'])
+    assert allowed(matcher) == END
+
+
+def test_blanks_of_a_part_are_those_of_any_json(compiler):
+    matcher = compiler.matcher(Grammar(GrammarKind.COMPOSITE, MIXED))
+    assert matcher.consume_tokens([EOS, *b"{ "])
+    assert allowed(matcher) == of('"')
+
+
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        (("json_schema", '{"not": {}}'), "^p: Unimplemented"),
+        (("json_schema", '{"multipleOf": 10000019}'), "^p: multipleOf is too fine"),
+        (("regex", "("), "^p: .*unclosed group"),
+        (("grammar", "start: word"), "^p: .*unknown name"),
+    ],
+)
+def test_a_part_at_fault_is_named(compiler, part, message):
+    good = ("regex", "a")
+    with pytest.raises(GrammarError, match="(?s)" + message):
+        compiler.compile(Grammar(GrammarKind.COMPOSITE, composite("start: @good @p", good=good, p=part)))
+
+
 def test_blanks_between_parts_of_json_are_bounded(compiler):
     """A space, or a line break and an indent."""
     blanks = {"": " \n\r", " ": "", "\n": " \t", "\r": "\n", "\n" + " " * 39: " \t", "\n" + " " * 40: ""}

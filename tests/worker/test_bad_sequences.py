@@ -5,10 +5,25 @@ import math
 import pytest
 from google.rpc import code_pb2
 
-from fissile.v1 import BeamSearch, FinishReason, LogitBias, SamplingParams, StructuredOutput, TokenSequence
+from fissile.v1 import (
+    BeamSearch,
+    CompositeGrammar,
+    FinishReason,
+    GrammarPart,
+    LogitBias,
+    SamplingParams,
+    StructuredOutput,
+    TokenSequence,
+)
 from tests.worker.harness import connect, expected, quiet, run_all, run_worker, sequence
 
 ERROR, LENGTH = FinishReason.FINISH_REASON_ERROR, FinishReason.FINISH_REASON_LENGTH
+
+
+def composite(*constraints):
+    parts = [GrammarPart(name="p", constraint=constraint) for constraint in constraints]
+    return StructuredOutput(composite=CompositeGrammar(grammar="start: @p", parts=parts))
+
 
 BAD = [
     ({"token_ids": []}, "token_ids: is []; at least 1 token is needed"),
@@ -70,6 +85,18 @@ BAD_SAMPLING = [
     (
         {"structured_output": StructuredOutput(json_object=False)},
         "sampling.structured_output.json_object: is False; true, where it is set is needed",
+    ),
+    (
+        {"structured_output": composite(StructuredOutput(regex="a"), StructuredOutput(regex="b"))},
+        "sampling.structured_output.composite.parts[1].name: is 'p'; a name of its own is needed",
+    ),
+    (
+        {"structured_output": composite(StructuredOutput(composite=CompositeGrammar()))},
+        "sampling.structured_output.composite.parts[0].constraint: is composite; any other constraint is needed",
+    ),
+    (
+        {"structured_output": composite(StructuredOutput(regex=""))},
+        "sampling.structured_output.composite.parts[0].constraint.regex: is empty; some text is needed",
     ),
     ({"beam_search": BeamSearch(width=1)}, "sampling.beam_search.width: is 1; 2 to 16 is needed"),
     ({"beam_search": BeamSearch(width=17)}, "sampling.beam_search.width: is 17; 2 to 16 is needed"),

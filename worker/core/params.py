@@ -15,6 +15,9 @@ class GrammarKind(enum.Enum):
     """Lark syntax."""
     CHOICE = "choice"
     """The text is a JSON array of strings."""
+    COMPOSITE = "composite"
+    """The text is a JSON array: a grammar in Lark syntax, in which `@name` stands for another grammar, and an object of
+    [kind, text] by name."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from decimal import Decimal
 from math import lcm
 from typing import Any
@@ -91,8 +92,16 @@ class GrammarCompiler:
             # What only the first mask shows: that nothing matches, or that a repetition is too large.
             matcher.compute_bitmask()
         if matcher.is_error():
+            if grammar.kind is GrammarKind.COMPOSITE:
+                self._blame_part(grammar)
             raise GrammarError(error_of(matcher))
         return matcher
+
+    def _blame_part(self, composite: Grammar) -> None:
+        """Raises GrammarError that names the first part that does not compile by itself, if there is one."""
+        for name, part in _parts(composite).items():
+            with _named(name):
+                self._compile(part)
 
     def _get_tokenizer(self) -> LLTokenizer:
         with self._tokenizer_lock:
@@ -127,6 +136,34 @@ def _to_source(grammar: Grammar) -> str:
         case GrammarKind.CHOICE:
             alternatives = " | ".join(json.dumps(choice) for choice in json.loads(grammar.text))
             return LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {alternatives}\n")
+        case GrammarKind.COMPOSITE:
+            return _composite_source(grammar)
+
+
+def _composite_source(grammar: Grammar) -> str:
+    """The library knows grammars of several: the first one is the whole, the others have names."""
+    main: str = json.loads(grammar.text)[0]
+    grammars: list[dict[str, Any]] = [{"lark_grammar": main}]
+    for name, part in _parts(grammar).items():
+        with _named(name):
+            source = _to_source(part)
+            parsed = json.loads(source) if source.startswith("{") else {"grammars": [{"lark_grammar": source}]}
+            grammars.append({**parsed["grammars"][0], "name": name})
+    return json.dumps({"grammars": grammars})
+
+
+def _parts(composite: Grammar) -> dict[str, Grammar]:
+    parts: dict[str, list[str]] = json.loads(composite.text)[1]
+    return {name: Grammar(GrammarKind(kind), text) for name, (kind, text) in parts.items()}
+
+
+@contextmanager
+def _named(part: str) -> Iterator[None]:
+    """An error of a part says which it is."""
+    try:
+        yield
+    except GrammarError as error:
+        raise GrammarError(f"{part}: {error}") from None
 
 
 def _schema_source(text: str) -> str:
