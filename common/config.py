@@ -40,6 +40,7 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(
         frozen=True,
         extra="forbid",
+        hide_input_in_errors=True,  # of all settings at once, an API key among them
         cli_kebab_case=True,
         cli_implicit_flags=True,
         cli_hide_none_type=True,

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         InvalidArgumentError,
         NotFoundError,
         ResourceExhaustedError,
+        UnauthenticatedError,
         UnavailableError,
         UnimplementedError,
     )
@@ -56,6 +57,7 @@ _HOMES = {
     "Stream": "fissile.client",
     "Tool": "fissile.requests",
     "ToolCall": "fissile.results",
+    "UnauthenticatedError": "fissile.errors",
     "UnavailableError": "fissile.errors",
     "UnimplementedError": "fissile.errors",
 }
@@ -83,6 +85,7 @@ __all__ = [
     "Stream",
     "Tool",
     "ToolCall",
+    "UnauthenticatedError",
     "UnavailableError",
     "UnimplementedError",
 ]

@@ -8,7 +8,7 @@ from typing import Any, Self, TypeVar, Unpack
 import grpc
 
 from fissile import requests, responses
-from fissile.channel import ClientTls, aio_channel
+from fissile.channel import ClientTls, aio_channel, call_metadata
 from fissile.errors import from_rpc_error
 from fissile.options import Options
 from fissile.requests import Message, Prompt, Tool
@@ -69,21 +69,15 @@ class AsyncStream(AsyncIterator[Delta]):
         self.close()
 
 
-async def _call(method: Callable[..., Awaitable[R]], request: object, timeout: float | None) -> R:
-    try:
-        return await method(request, timeout=timeout)
-    except grpc.RpcError as error:
-        raise from_rpc_error(error) from None
-
-
 class AsyncClient:
     """A connection to a router, for one event loop.
 
     `model` may be left empty everywhere while the router serves one model. `timeout` is in seconds and travels to the
-    worker's scheduler; None waits for ever.
+    worker's scheduler; None waits for ever. `api_key` is shown where the router wants one; use TLS with it.
     """
 
-    def __init__(self, address: str = "localhost:50051", *, tls: ClientTls | None = None) -> None:
+    def __init__(self, address: str = "localhost:50051", *, tls: ClientTls | None = None, api_key: str = "") -> None:
+        self._metadata = call_metadata(api_key)
         self._channel = aio_channel(address, tls)
         self._stub = generation_pb2_grpc.GenerationServiceStub(self._channel)
 
@@ -102,7 +96,9 @@ class AsyncClient:
         request = requests.generate_request(
             prompt, model=model, request_id=request_id, add_special_tokens=add_special_tokens, options=options
         )
-        return AsyncStream(self._stub.Generate(request, timeout=timeout), request.options.output.cumulative)
+        return AsyncStream(
+            self._stub.Generate(request, timeout=timeout, metadata=self._metadata), request.options.output.cumulative
+        )
 
     def chat(
         self,
@@ -129,13 +125,15 @@ class AsyncClient:
             chat_template=chat_template,
             options=options,
         )
-        return AsyncStream(self._stub.Chat(request, timeout=timeout), request.options.output.cumulative)
+        return AsyncStream(
+            self._stub.Chat(request, timeout=timeout, metadata=self._metadata), request.options.output.cumulative
+        )
 
     async def tokenize(
         self, text: str, *, model: str = "", add_special_tokens: bool = True, timeout: float | None = None
     ) -> tuple[Token, ...]:
         request = generation_pb2.TokenizeRequest(model=model, text=text, add_special_tokens=add_special_tokens)
-        return responses.tokens(await _call(self._stub.Tokenize, request, timeout))
+        return responses.tokens(await self._call(self._stub.Tokenize, request, timeout))
 
     async def detokenize(
         self,
@@ -148,18 +146,24 @@ class AsyncClient:
         request = generation_pb2.DetokenizeRequest(
             model=model, token_ids=token_ids, skip_special_tokens=skip_special_tokens
         )
-        response: generation_pb2.DetokenizeResponse = await _call(self._stub.Detokenize, request, timeout)
+        response: generation_pb2.DetokenizeResponse = await self._call(self._stub.Detokenize, request, timeout)
         return response.text
 
     async def models(self, *, timeout: float | None = None) -> tuple[Model, ...]:
         """All models that the router serves, in order of id."""
-        response = await _call(self._stub.ListModels, generation_pb2.ListModelsRequest(), timeout)
+        response = await self._call(self._stub.ListModels, generation_pb2.ListModelsRequest(), timeout)
         return tuple(responses.model(entry) for entry in response.models)
 
     async def stats(self, *, window: int = 0, timeout: float | None = None) -> Stats:
         """Latencies of the last `window` seconds (0: all that the router keeps), counters, and each worker's state."""
         request = generation_pb2.GetStatsRequest(window_seconds=window)
-        return responses.stats(await _call(self._stub.GetStats, request, timeout))
+        return responses.stats(await self._call(self._stub.GetStats, request, timeout))
+
+    async def _call(self, method: Callable[..., Awaitable[R]], request: object, timeout: float | None) -> R:
+        try:
+            return await method(request, timeout=timeout, metadata=self._metadata)
+        except grpc.RpcError as error:
+            raise from_rpc_error(error) from None
 
     async def close(self) -> None:
         """Close the connection; open streams are cancelled. Idempotent."""

@@ -98,6 +98,15 @@ def _check(certificate: Path | None, key: Path | None, ca: Path | None) -> None:
         raise InvalidArgumentError(f"TLS CA {ca}: {error}") from error
 
 
+def call_metadata(api_key: str) -> list[tuple[str, str]]:
+    """What every call of a client carries. Raises InvalidArgumentError for a key that no header can hold."""
+    if not api_key:
+        return []
+    if not api_key.isascii() or not api_key.isprintable():
+        raise InvalidArgumentError("api_key: must be printable ASCII")
+    return [("authorization", f"Bearer {api_key}")]
+
+
 def aio_channel(address: str, tls: ClientTls | None = None) -> grpc.aio.Channel:
     """A channel for asyncio; the caller closes it. Raises InvalidArgumentError for unusable TLS files."""
     if tls is None:

@@ -8,7 +8,7 @@ from typing import Any, Self, TypeVar, Unpack
 import grpc
 
 from fissile import requests, responses
-from fissile.channel import ClientTls, channel
+from fissile.channel import ClientTls, call_metadata, channel
 from fissile.errors import from_rpc_error
 from fissile.options import Options
 from fissile.requests import Message, Prompt, Tool
@@ -68,21 +68,15 @@ class Stream(Iterator[Delta]):
         self.close()
 
 
-def _call(method: Callable[..., R], request: object, timeout: float | None) -> R:
-    try:
-        return method(request, timeout=timeout)
-    except grpc.RpcError as error:
-        raise from_rpc_error(error) from None
-
-
 class Client:
     """A connection to a router. Thread-safe: share one among threads.
 
     `model` may be left empty everywhere while the router serves one model. `timeout` is in seconds and travels to the
-    worker's scheduler; None waits for ever.
+    worker's scheduler; None waits for ever. `api_key` is shown where the router wants one; use TLS with it.
     """
 
-    def __init__(self, address: str = "localhost:50051", *, tls: ClientTls | None = None) -> None:
+    def __init__(self, address: str = "localhost:50051", *, tls: ClientTls | None = None, api_key: str = "") -> None:
+        self._metadata = call_metadata(api_key)
         self._channel = channel(address, tls)
         self._stub = generation_pb2_grpc.GenerationServiceStub(self._channel)
 
@@ -101,7 +95,9 @@ class Client:
         request = requests.generate_request(
             prompt, model=model, request_id=request_id, add_special_tokens=add_special_tokens, options=options
         )
-        return Stream(self._stub.Generate(request, timeout=timeout), request.options.output.cumulative)
+        return Stream(
+            self._stub.Generate(request, timeout=timeout, metadata=self._metadata), request.options.output.cumulative
+        )
 
     def chat(
         self,
@@ -128,13 +124,15 @@ class Client:
             chat_template=chat_template,
             options=options,
         )
-        return Stream(self._stub.Chat(request, timeout=timeout), request.options.output.cumulative)
+        return Stream(
+            self._stub.Chat(request, timeout=timeout, metadata=self._metadata), request.options.output.cumulative
+        )
 
     def tokenize(
         self, text: str, *, model: str = "", add_special_tokens: bool = True, timeout: float | None = None
     ) -> tuple[Token, ...]:
         request = generation_pb2.TokenizeRequest(model=model, text=text, add_special_tokens=add_special_tokens)
-        return responses.tokens(_call(self._stub.Tokenize, request, timeout))
+        return responses.tokens(self._call(self._stub.Tokenize, request, timeout))
 
     def detokenize(
         self,
@@ -147,18 +145,24 @@ class Client:
         request = generation_pb2.DetokenizeRequest(
             model=model, token_ids=token_ids, skip_special_tokens=skip_special_tokens
         )
-        response: generation_pb2.DetokenizeResponse = _call(self._stub.Detokenize, request, timeout)
+        response: generation_pb2.DetokenizeResponse = self._call(self._stub.Detokenize, request, timeout)
         return response.text
 
     def models(self, *, timeout: float | None = None) -> tuple[Model, ...]:
         """All models that the router serves, in order of id."""
-        response = _call(self._stub.ListModels, generation_pb2.ListModelsRequest(), timeout)
+        response = self._call(self._stub.ListModels, generation_pb2.ListModelsRequest(), timeout)
         return tuple(responses.model(entry) for entry in response.models)
 
     def stats(self, *, window: int = 0, timeout: float | None = None) -> Stats:
         """Latencies of the last `window` seconds (0: all that the router keeps), counters, and each worker's state."""
         request = generation_pb2.GetStatsRequest(window_seconds=window)
-        return responses.stats(_call(self._stub.GetStats, request, timeout))
+        return responses.stats(self._call(self._stub.GetStats, request, timeout))
+
+    def _call(self, method: Callable[..., R], request: object, timeout: float | None) -> R:
+        try:
+            return method(request, timeout=timeout, metadata=self._metadata)
+        except grpc.RpcError as error:
+            raise from_rpc_error(error) from None
 
     def close(self) -> None:
         """Close the connection; open streams are cancelled. Idempotent."""

@@ -106,6 +106,13 @@ class UnavailableError(FissileError):
     reason = "UNAVAILABLE"
 
 
+class UnauthenticatedError(FissileError):
+    """The server wants an API key, and this was none or another one."""
+
+    code = grpc.StatusCode.UNAUTHENTICATED
+    reason = "UNAUTHENTICATED"
+
+
 class DeadlineExceededError(FissileError):
     code = grpc.StatusCode.DEADLINE_EXCEEDED
     reason = "DEADLINE_EXCEEDED"
@@ -133,6 +140,7 @@ _BY_CODE: dict[grpc.StatusCode, type[FissileError]] = {
         NotFoundError,
         AlreadyExistsError,
         ResourceExhaustedError,
+        UnauthenticatedError,
         UnavailableError,
         DeadlineExceededError,
         CancelledError,

@@ -1,5 +1,6 @@
 """What a router can be told: flags, or `FISSILE_ROUTER_*` in the environment."""
 
+import re
 from pathlib import Path
 from typing import Literal
 
@@ -11,6 +12,8 @@ from common.logging import LogFormat
 from fissile.channel import ClientTls, ServerTls
 
 DNS_PREFIX = "dns:///"
+_ORIGIN = re.compile(r"\*|https?://[^/\s]+")
+"""As browsers send it: without a path, not even a slash."""
 
 
 class RouterSettings(Settings):
@@ -67,13 +70,19 @@ class RouterSettings(Settings):
         description="Its port; unset: no front. With tls-certificate it speaks HTTPS. Needs fissile[http].",
     )
     http_port_file: Path | None = Field(None, description="File to write its port to, once it is bound.")
-    http_api_key: SecretStr = Field(
-        SecretStr(""), description="What its clients must show as Bearer token; empty: nothing."
+    http_allowed_origins: CommaList = Field(
+        (),
+        description="Web pages whose scripts may use it (CORS), as https://host[:port], or * for all; unset: none.",
     )
 
     metrics_host: str = Field("127.0.0.1", description="Address of the Prometheus endpoint.")
     metrics_port: int | None = Field(None, ge=0, le=65535, description="Its port; unset: no endpoint.")
 
+    api_key: SecretStr = Field(
+        SecretStr(""),
+        description="What clients must show, as `authorization: Bearer KEY`, on the gRPC port and the HTTP front; "
+        "empty: nothing. Better in the environment: flags can be seen by others.",
+    )
     tls_certificate: Path | None = Field(None, description="PEM file: serve over TLS. Read at start.")
     tls_key: Path | None = Field(None, description="PEM file: its key.")
     tls_client_ca: Path | None = Field(
@@ -99,6 +108,12 @@ class RouterSettings(Settings):
             host, _, port = target.removeprefix(DNS_PREFIX).rpartition(":")
             if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
                 raise ValueError(f"workers: {target!r} must be host:port or {DNS_PREFIX}host:port")
+        key = self.api_key.get_secret_value()
+        if not key.isascii() or not key.isprintable() or " " in key:
+            raise ValueError("api-key: must be printable ASCII without blanks")
+        for origin in self.http_allowed_origins:
+            if not _ORIGIN.fullmatch(origin):
+                raise ValueError(f"http-allowed-origins: {origin!r} must be http(s)://host[:port] or *")
         if (self.tls_certificate is None) != (self.tls_key is None):
             raise ValueError("tls-certificate and tls-key go together")
         if self.tls_client_ca is not None and self.tls_certificate is None:

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from common.authentication import ApiKey, ApiKeyInterceptor
 from common.metrics import new_registry, serve_metrics
 from common.server import ServiceServer, stop_event_on_signals, write_port_file
 from fissile.errors import UnavailableError
@@ -67,7 +68,7 @@ class RouterServer:
         )
         self.pacer = Pacer(settings.max_message_rate)
         self.api = GenerationApi(settings, self.workers, dispatcher, self.open_requests, self.metrics, self.pacer)
-        self._server = ServiceServer(SERVICE_NAME, settings.server_tls())
+        self._server = ServiceServer(SERVICE_NAME, settings.server_tls(), _interceptors(settings))
         add_GenerationServiceServicer_to_server(GenerationService(self.api), self._server.server)
         self.port = 0
         self.http_port: int | None = None
@@ -152,8 +153,22 @@ def http_server(settings: RouterSettings, api: GenerationApi, is_ready: Callable
         from router.http.server import HttpServer
     except ModuleNotFoundError as error:
         raise UnavailableError(f"http-port needs {error.name}: pip install 'fissile[http]'") from error
-    config = AppConfig(body_limit(settings.max_prompt_bytes), settings.http_api_key.get_secret_value())
+    config = AppConfig(
+        body_limit(settings.max_prompt_bytes),
+        _api_key(settings),
+        allowed_origins=settings.http_allowed_origins,
+    )
     return HttpServer(build_app(api, is_ready, config), settings.server_tls())
+
+
+def _api_key(settings: RouterSettings) -> ApiKey | None:
+    key = settings.api_key.get_secret_value()
+    return ApiKey(key) if key else None
+
+
+def _interceptors(settings: RouterSettings) -> list[ApiKeyInterceptor]:
+    key = _api_key(settings)
+    return [ApiKeyInterceptor(key)] if key else []
 
 
 def body_limit(max_prompt_bytes: int) -> int:

@@ -99,7 +99,7 @@ async def _run(to: Target, config: "LoadConfig", warm_config: "LoadConfig | None
 
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    async with AsyncClient(to.address, tls=to.tls) as client:
+    async with AsyncClient(to.address, tls=to.tls, api_key=to.api_key) as client:
         if warm_config is not None:
             await run_load(client, warm_config, lambda: None)
         with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:

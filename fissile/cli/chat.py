@@ -29,7 +29,7 @@ def chat(
     """Talk to a model. Answers stream; the conversation is kept until /reset."""
     from fissile import Client
 
-    with Client(to.address, tls=to.tls) as client:
+    with Client(to.address, tls=to.tls, api_key=to.api_key) as client:
         models = client.models(timeout=10)
         names = ", ".join(entry.id for entry in models) or "no model"
         if sys.stdin.isatty():

@@ -37,6 +37,8 @@ class ClusterConfig:
     """Of the router's HTTP front; 0 takes a free one, None has no front."""
     start_timeout: float = 300.0
     stop_grace: float = 10.0
+    api_key: str = ""
+    """What clients must show to the router; empty: nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +84,9 @@ def _start(config: ClusterConfig, children: Children, folder: Path) -> Cluster:
     if config.http_port is not None:
         arguments += ["--http-host", HOST, "--http-port", str(config.http_port)]
         arguments += ["--http-port-file", str(http_port_file)]
-    router = children.start("router", service_command("router", arguments))
+    # Not as a flag, which others can see.
+    secrets = {"FISSILE_ROUTER_API_KEY": config.api_key} if config.api_key else {}
+    router = children.start("router", service_command("router", arguments), secrets)
     router_address = _bound_address(router, port_file, children, deadline)
     for child, address in (*workers.items(), (router, router_address)):
         _wait_until_serving(child, address, children, deadline)

@@ -50,7 +50,7 @@ def generate(
         token_ids_or_text: str | list[int] = valid_text(_read_stdin() if prompt in (None, "-") else prompt or "")
     else:
         token_ids_or_text = token_ids
-    with Client(to.address, tls=to.tls) as client:
+    with Client(to.address, tls=to.tls, api_key=to.api_key) as client:
         options = request_options(**sampling)
         options["return_token_ids"] = as_json
         if logprobs is not None:

@@ -21,7 +21,7 @@ def models(as_json: bool, to: Target) -> None:
     """List the models that a router serves."""
     from fissile import Client
 
-    with Client(to.address, tls=to.tls) as client:
+    with Client(to.address, tls=to.tls, api_key=to.api_key) as client:
         found = client.models(timeout=_TIMEOUT)
     _show(found, as_json, [_models_table(found)])
 
@@ -34,7 +34,7 @@ def stats(window: int, as_json: bool, to: Target) -> None:
     """Show a router's latencies and its workers."""
     from fissile import Client
 
-    with Client(to.address, tls=to.tls) as client:
+    with Client(to.address, tls=to.tls, api_key=to.api_key) as client:
         seen = client.stats(window=window, timeout=_TIMEOUT)
     _show(seen, as_json, [_latency_table(seen), _workers_table(seen)])
     if not as_json:

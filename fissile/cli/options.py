@@ -30,6 +30,7 @@ class Target:
 
     address: str
     tls: "ClientTls | None"
+    api_key: str
 
 
 def _tls_file(name: str, what: str) -> Callable[[F], F]:
@@ -53,6 +54,13 @@ _connection_flags = _apply(
         _tls_file("tls-ca", "CA certificate to trust, in place of the system's"),
         _tls_file("tls-certificate", "Certificate to show to a router that wants one"),
         _tls_file("tls-key", "Its key"),
+        click.option(
+            "--api-key",
+            default="",
+            envvar="FISSILE_API_KEY",
+            show_envvar=True,
+            help="What a router with --api-key wants to see. Better in the environment: flags can be seen by others.",
+        ),
     ]
 )
 
@@ -68,13 +76,15 @@ def connection_options(command: Callable[..., Any]) -> Callable[..., Any]:
         tls_ca: Path | None,
         tls_certificate: Path | None,
         tls_key: Path | None,
+        api_key: str,
         **others: Any,
     ) -> Any:
         if tls is None:
             tls = bool(tls_ca or tls_certificate or tls_key)
         if (tls_certificate is None) != (tls_key is None):
             raise click.UsageError("--tls-certificate and --tls-key go together")
-        return command(to=Target(address, _client_tls(tls_ca, tls_certificate, tls_key) if tls else None), **others)
+        client_tls = _client_tls(tls_ca, tls_certificate, tls_key) if tls else None
+        return command(to=Target(address, client_tls, api_key), **others)
 
     return _connection_flags(with_target)
 

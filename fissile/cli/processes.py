@@ -7,8 +7,9 @@ import subprocess
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from types import MappingProxyType
 
 from fissile.parent import bound_to_this_process
 
@@ -22,7 +23,15 @@ class Child:
     """One child process. Lives in a session of its own, so that Ctrl-C in the terminal reaches only the parent. It
     ends with the thread that starts it."""
 
-    def __init__(self, name: str, command: list[str], log: LogLine, exited: "queue.SimpleQueue[Child]") -> None:
+    def __init__(
+        self,
+        name: str,
+        command: list[str],
+        environment: Mapping[str, str],
+        log: LogLine,
+        exited: "queue.SimpleQueue[Child]",
+    ) -> None:
+        """`environment` is added to this process's own."""
         self.name = name
         self.last_lines: deque[str] = deque(maxlen=_KEPT_LINES)
         self._log = log
@@ -34,6 +43,7 @@ class Child:
             text=True,
             errors="replace",
             start_new_session=True,
+            env=os.environ | environment,
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -82,8 +92,8 @@ class Children:
         self._children: list[Child] = []
         self._exited: queue.SimpleQueue[Child] = queue.SimpleQueue()
 
-    def start(self, name: str, command: list[str]) -> Child:
-        child = Child(name, command, self._log, self._exited)
+    def start(self, name: str, command: list[str], environment: Mapping[str, str] = MappingProxyType({})) -> Child:
+        child = Child(name, command, environment, self._log, self._exited)
         self._children.append(child)
         return child
 

@@ -27,6 +27,13 @@ if TYPE_CHECKING:
     type=click.IntRange(min=0, max=65535),
     help="Port of the router's OpenAI-compatible HTTP front; 0 takes a free one. Default: no front.",
 )
+@click.option(
+    "--api-key",
+    default="",
+    envvar="FISSILE_API_KEY",
+    show_envvar=True,
+    help="What clients must show to the router. Better in the environment: flags can be seen by others.",
+)
 @click.option("--start-timeout", type=float, default=300.0, show_default=True, help="Seconds until all must be ready.")
 @click.option("--grace", type=float, default=10.0, show_default=True, help="Seconds to finish before being killed.")
 @click.option("-q", "--quiet", is_flag=True, help="Do not print the services' logs.")
@@ -36,6 +43,7 @@ def up(
     model: str,
     port: int,
     http_port: int | None,
+    api_key: str,
     start_timeout: float,
     grace: float,
     quiet: bool,
@@ -51,7 +59,7 @@ def up(
     """
     from fissile.cli.cluster import ClusterConfig, StartError, running_cluster
 
-    config = ClusterConfig(workers, port, model, worker_arguments, http_port, start_timeout, grace)
+    config = ClusterConfig(workers, port, model, worker_arguments, http_port, start_timeout, grace, api_key)
     signal.signal(signal.SIGTERM, _interrupt)
     signal.signal(signal.SIGHUP, _interrupt)
     try:

@@ -1,31 +1,35 @@
 """The routes, and what stands around them."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from common.authentication import ApiKey
 from fissile.errors import FissileError, InternalError, NotFoundError
 from fissile.v1 import ListModelsRequest, Model
 from router.api import GenerationApi
 from router.http.answers import Json
 from router.http.endpoints import KEEP_ALIVE_SECONDS, Chat, Completions
 from router.http.errors import error_object, headers_of, plain_error, status_of
-from router.http.middleware import ApiKey, WholeBody
+from router.http.middleware import KeyCheck, WholeBody
 
 
 @dataclass(frozen=True, slots=True)
 class AppConfig:
     max_body_bytes: int
-    api_key: str = ""
-    """Empty: every request is served."""
+    api_key: ApiKey | None = None
+    """None: every request is served."""
+    allowed_origins: Sequence[str] = ()
+    """Of web pages whose scripts may use the front."""
     keep_alive: float = KEEP_ALIVE_SECONDS
 
 
@@ -39,8 +43,8 @@ def build_app(api: GenerationApi, is_ready: Callable[[], bool], config: AppConfi
 
     middleware = [Middleware(WholeBody, limit=config.max_body_bytes)]
     if config.api_key:
-        middleware.insert(0, Middleware(ApiKey, key=config.api_key))
-    return Starlette(
+        middleware.insert(0, Middleware(KeyCheck, key=config.api_key))
+    app = Starlette(
         routes=[
             Route("/v1/completions", Completions(api, config.keep_alive), methods=["POST"]),
             Route("/v1/chat/completions", Chat(api, config.keep_alive), methods=["POST"]),
@@ -51,6 +55,16 @@ def build_app(api: GenerationApi, is_ready: Callable[[], bool], config: AppConfi
         ],
         middleware=middleware,
         exception_handlers={FissileError: _fissile_error, HTTPException: _http_error, Exception: _fault},
+    )
+    if not config.allowed_origins:
+        return app
+    # Around everything: a browser asks without a key whether it may ask, and shows its page no error without headers.
+    return CORSMiddleware(
+        app,
+        allow_origins=config.allowed_origins,
+        allow_methods=("GET", "POST"),
+        allow_headers=("*",),
+        expose_headers=("x-request-id", "retry-after"),
     )
 
 

@@ -1,31 +1,38 @@
 """What happens to every HTTP request before its endpoint."""
 
 import asyncio
-import hmac
+import logging
 
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from common.authentication import HEADER, ApiKey
+from fissile.errors import UnauthenticatedError
 from router.http.errors import plain_error
+
+logger = logging.getLogger(__name__)
 
 OPEN_PATHS = frozenset({"/health"})
 """Asked by load balancers, which have no key."""
 
 
-class ApiKey:
-    """Wants `Authorization: Bearer <key>`."""
+class KeyCheck:
+    """Answers requests that do not show the key."""
 
-    def __init__(self, app: ASGIApp, key: str) -> None:
+    def __init__(self, app: ASGIApp, key: ApiKey) -> None:
         self._app = app
-        self._expected = f"Bearer {key}".encode()
+        self._key = key
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        given = dict(scope["headers"]).get(b"authorization", b"")
-        if scope["path"] in OPEN_PATHS or hmac.compare_digest(given, self._expected):
-            await self._app(scope, receive, send)
-            return
-        error = plain_error("Authorization: a valid API key is needed", code="invalid_api_key")
-        await JSONResponse(error, 401, {"www-authenticate": "Bearer"})(scope, receive, send)
+        if scope["path"] not in OPEN_PATHS:
+            try:
+                self._key.check(dict(scope["headers"]).get(HEADER.encode(), b""))
+            except UnauthenticatedError as error:
+                logger.info("%s %r refused: %s", scope["method"], scope["path"], error.message)
+                body = plain_error(error.message, code="invalid_api_key")
+                await JSONResponse(body, 401, {"www-authenticate": "Bearer"})(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
 
 
 class WholeBody:

@@ -232,7 +232,7 @@ def test_an_unknown_model(api):
 def test_a_key_that_is_wrong(cluster, services, tmp_path):
     port_file = tmp_path / "http"
     workers = ",".join(cluster.workers.values())
-    arguments = ("--http-port", "0", "--http-port-file", str(port_file), "--http-api-key", "right")
+    arguments = ("--http-port", "0", "--http-port-file", str(port_file), "--api-key", "right")
     services.start("guarded", "router", "--workers", workers, *arguments)
     url = f"http://127.0.0.1:{port_file.read_text().strip()}/v1"
     with OpenAI(base_url=url, api_key="right") as client:

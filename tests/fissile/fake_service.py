@@ -17,7 +17,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from fissile import v1
 from fissile.channel import SERVER_OPTIONS, ServerTls
-from fissile.errors import STATUS_DETAILS_KEY, InvalidArgumentError, NotFoundError
+from fissile.errors import STATUS_DETAILS_KEY, InvalidArgumentError, NotFoundError, UnauthenticatedError
 
 
 def seconds(value: float) -> duration_pb2.Duration:
@@ -168,10 +168,24 @@ def last(request_id: str, n: int, num_words: int) -> v1.GenerateResponse:
     )
 
 
+class WantsKey(grpc.ServerInterceptor):
+    """Refuses calls without the key, as the router does."""
+
+    def __init__(self, key: str) -> None:
+        self._expected = ("authorization", f"Bearer {key}")
+
+    def intercept_service(self, continuation, handler_call_details):
+        if self._expected in map(tuple, handler_call_details.invocation_metadata):
+            return continuation(handler_call_details)
+        error = UnauthenticatedError("authorization: a valid API key is needed")
+        return grpc.stream_stream_rpc_method_handler(lambda _requests, context: abort(context, error))
+
+
 @contextmanager
-def serve(service: FakeService, tls: ServerTls | None = None) -> Iterator[str]:
+def serve(service: FakeService, tls: ServerTls | None = None, api_key: str = "") -> Iterator[str]:
     """Serve on a free port of localhost; yields the address."""
-    server = grpc.server(ThreadPoolExecutor(8), options=SERVER_OPTIONS)
+    interceptors = [WantsKey(api_key)] if api_key else []
+    server = grpc.server(ThreadPoolExecutor(8), interceptors=interceptors, options=SERVER_OPTIONS)
     v1.add_GenerationServiceServicer_to_server(service, server)
     servicer = health.HealthServicer()
     servicer.set("", health_pb2.HealthCheckResponse.SERVING)

@@ -32,6 +32,14 @@ class Log:
             assert self.changed.wait_for(lambda: entry in self.lines, timeout=10)
 
 
+def test_a_child_is_given_a_secret_that_its_command_line_does_not_show():
+    log = Log()
+    children = Children(log)
+    children.start("one", python("import os; print(os.environ['SECRET'], 'PATH' in os.environ)"), {"SECRET": "key"})
+    children.wait_for_exit(10)
+    assert log.lines == [("one", "key True")]
+
+
 def test_lines_are_logged_under_the_childs_name():
     log = Log()
     children = Children(log)

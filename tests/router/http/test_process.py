@@ -24,7 +24,7 @@ def test_it_serves_says_its_port_and_ends_on_a_signal(tmp_path):
     async def scenario():
         worker = await FakeWorker(says(" Paris")).start()
         flags = ("--workers", worker.address, "--http-port", "0", "--http-port-file", str(port_file))
-        router = await start(*flags, FISSILE_ROUTER_HTTP_API_KEY="secret")
+        router = await start(*flags, FISSILE_ROUTER_API_KEY="secret")
         try:
             await until(port_file.exists)
             url = f"http://127.0.0.1:{port_file.read_text().strip()}/v1/completions"

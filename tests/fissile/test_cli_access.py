@@ -1,4 +1,4 @@
-"""The commands against a service that wants TLS, and a certificate of its clients."""
+"""The commands against a service that wants TLS and a certificate of its clients, or an API key."""
 
 import pytest
 from click.testing import CliRunner
@@ -69,3 +69,18 @@ def test_a_client_without_certificate_is_told_in_one_line(address, authority):
 def test_a_file_that_is_not_there_is_named():
     result = run("localhost:1", "models", "--tls-ca", "/no/such/file")
     assert result.exit_code == 2 and "'/no/such/file' does not exist" in result.output
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_key_is_shown(name):
+    with serve(FakeService(), api_key="secret") as address:
+        result = run(address, *COMMANDS[name], "--api-key", "secret")
+        assert result.exit_code == 0, result.output
+
+
+def test_a_key_may_come_from_the_environment_and_a_wrong_one_is_told_in_one_line():
+    with serve(FakeService(), api_key="secret") as address:
+        assert run(address, "models", FISSILE_API_KEY="secret").exit_code == 0
+        result = run(address, "models", FISSILE_API_KEY="other")
+    assert result.exit_code == 1
+    assert result.output == "Error: unauthenticated: authorization: a valid API key is needed\n"
