@@ -241,7 +241,7 @@ class _Rank:
         try:
             fds = (request_end.fileno(), reply_end.fileno())
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "worker.runner.rank", *map(str, fds)],
+                [sys.executable, "-P", "-m", "worker.runner.rank", *map(str, fds)],
                 pass_fds=fds, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace",
                 env=_environment(),
             )  # fmt: skip

@@ -1,23 +1,25 @@
 """`fissile router` and `fissile worker`: run one service in place of this process.
 
-The services are started by name (`python -m router`), never imported: this package must work where they are not
-installed. `-P` keeps a folder called `router` in the current directory from being taken for ours.
+The services are started by name (see `fissile.service`), never imported: this package must work without them.
 """
 
 import importlib.util
 import os
-import sys
 
 import click
+
+from fissile import service
 
 _PASS_THROUGH = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
 
 
 def service_command(name: str, arguments: list[str]) -> list[str]:
-    """The command line of a service. Raises ClickException if what it needs is not installed."""
+    """The command line of a service. Raises ClickException if it, or what it needs, is not installed."""
+    if not service.is_installed(name):
+        raise click.ClickException(f"there is no {name} in this installation")
     if name == "worker" and importlib.util.find_spec("torch") is None:
         raise click.ClickException("a worker needs PyTorch: pip install 'fissile[worker]'")
-    return [sys.executable, "-P", "-m", name, *arguments]
+    return service.service_command(name, arguments)
 
 
 @click.command(context_settings=_PASS_THROUGH, add_help_option=False)
