@@ -1,29 +1,27 @@
-"""Typed configuration from flags and environment, one declaration for both (pydantic-settings).
+"""Typed configuration from flags and environment, one declaration for both.
 
-A service declares a subclass of `Settings`, each field with a description; `--help`, the flags (`--kebab-case`), the
-environment variables (`<PREFIX>FIELD`) and validation follow from it. A flag wins over the environment.
+A service declares a subclass of `Settings`, each field with a description. Flags (`--kebab-case`) and `--help` are
+click's, as those of the `fissile` command are; environment variables (`<PREFIX>FIELD`) and validation are pydantic's. A
+flag wins over the environment.
 """
 
 import sys
-from typing import Annotated, TypeVar
+from pathlib import Path
+from typing import Annotated, Literal, TypeVar, get_args, get_origin
 
-from pydantic import BeforeValidator, ValidationError
+import click
+from click.core import ParameterSource
+from pydantic import BeforeValidator, SecretStr, ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
-from pydantic_settings import (
-    BaseSettings,
-    CliApp,
-    CliSettingsSource,
-    NoDecode,
-    SettingsConfigDict,
-    SettingsError,
-)
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 S = TypeVar("S", bound="Settings")
 
 
 def _split(value: object) -> object:
     parts = [value] if isinstance(value, str) else value
-    if not isinstance(parts, list):
+    if not isinstance(parts, (list, tuple)):
         return value
     return tuple(word.strip() for part in parts for word in str(part).split(",") if word.strip())
 
@@ -33,6 +31,8 @@ CommaList = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
 
 EXIT_USAGE = 2
 
+_METAVARS: dict[object, str] = {int: "INTEGER", float: "NUMBER", Path: "FILE"}
+
 
 class Settings(BaseSettings):
     """Base of a service's settings. Immutable."""
@@ -41,32 +41,90 @@ class Settings(BaseSettings):
         frozen=True,
         extra="forbid",
         hide_input_in_errors=True,  # of all settings at once, an API key among them
-        cli_kebab_case=True,
-        cli_implicit_flags=True,
-        cli_hide_none_type=True,
-        cli_avoid_json=True,
-        nested_model_default_partial_update=True,
     )
 
 
 def parse_settings(cls: type[S], argv: list[str], prog: str) -> S:
-    """Settings from `argv` and the environment. Prints one line a fault to standard error and exits 2 on bad values;
-    `--help` prints and exits 0; unknown flags exit 2 with the usage."""
+    """Settings from `argv` and the environment. Prints one line a fault to standard error and exits 2 on bad values and
+    unknown flags; `--help` prints and exits 0."""
     try:
-        source: CliSettingsSource[S] = CliSettingsSource(cls, cli_prog_name=prog, cli_parse_args=False)
-        return CliApp.run(cls, cli_args=argv, cli_settings_source=source)
+        given = _flags(cls, argv, prog)
+        return cls(**given)
+    except click.UsageError as error:
+        print(f"{prog}: {error.format_message()}", file=sys.stderr)
     except ValidationError as error:
         for fault in error.errors():
-            print(f"{prog}: {_described(fault)}", file=sys.stderr)
-    except SettingsError as error:
-        print(f"{prog}: {error}", file=sys.stderr)
+            print(f"{prog}: {_described(fault, cls, given)}", file=sys.stderr)
     raise SystemExit(EXIT_USAGE)
 
 
-def _described(fault: ErrorDetails) -> str:
-    """With the flag and its value, or, of a rule of ours over several flags, what that says."""
+def variable(cls: type[Settings], name: str) -> str:
+    """The environment variable of a field."""
+    return f"{cls.model_config['env_prefix']}{name}".upper()
+
+
+def _flags(cls: type[Settings], argv: list[str], prog: str) -> dict[str, object]:
+    """What `argv` sets, as written. Raises click.UsageError; `--help` ends the process."""
+    command = _Command(
+        prog,
+        params=[_option(cls, name, field) for name, field in cls.model_fields.items()],
+        help=cls.__doc__,
+        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    )
+    try:
+        with command.make_context(f"fissile {prog}", list(argv)) as context:
+            return {
+                name: value
+                for name, value in context.params.items()
+                if context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+            }
+    except click.exceptions.Exit as end:
+        raise SystemExit(end.exit_code) from None
+
+
+class _Command(click.Command):
+    """Help with each flag on a line of its own: names of variables are long, and must not be broken."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        records = [parameter.get_help_record(ctx) for parameter in self.get_params(ctx)]
+        with formatter.section("Options"):
+            formatter.write_dl([record for record in records if record is not None], col_max=4)
+
+
+def _option(cls: type[Settings], name: str, field: FieldInfo) -> click.Option:
+    """A flag that only carries text: pydantic reads it, and the environment."""
+    flag = f"--{name.replace('_', '-')}"
+    default = None if isinstance(field.default, SecretStr) else field.default
+    is_bool = field.annotation is bool
+    return click.Option(
+        [f"{flag}/--no-{flag[2:]}" if is_bool else flag],
+        type=bool if is_bool else str,
+        metavar=None if is_bool else _metavar(field),
+        multiple=isinstance(field.default, tuple),
+        default=default,
+        show_default=default not in (None, "", ()),
+        envvar=variable(cls, name),
+        show_envvar=True,
+        help=field.description,
+    )
+
+
+def _metavar(field: FieldInfo) -> str:
+    """What a value looks like; of `T | None`, a T."""
+    is_union = type(None) in get_args(field.annotation)
+    kind = get_args(field.annotation)[0] if is_union else field.annotation
+    if get_origin(kind) is Literal:
+        return f"[{'|'.join(map(str, get_args(kind)))}]"
+    if isinstance(field.default, tuple):
+        return "TEXT,..."
+    return _METAVARS.get(kind, "TEXT")
+
+
+def _described(fault: ErrorDetails, cls: type[Settings], given: dict[str, object]) -> str:
+    """With the flag or variable and its value, or, of a rule of ours over several flags, what that says."""
     message = fault["msg"].removeprefix("Value error, ")
     if not fault["loc"]:
         return message
-    flag = "--" + ".".join(str(part).replace("_", "-") for part in fault["loc"])
-    return f"{flag}: {message} (got {fault['input']!r})"
+    name = str(fault["loc"][0])
+    source = f"--{name.replace('_', '-')}" if name in given else variable(cls, name)
+    return f"{source}: {message} (got {fault['input']!r})"

@@ -1,7 +1,9 @@
 """Flags, environment and faults of a service's settings."""
 
+from typing import Literal
+
 import pytest
-from pydantic import Field, model_validator
+from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from common.config import CommaList, Settings, parse_settings
@@ -14,6 +16,8 @@ class Example(Settings):
     port: int = Field(1, ge=0, le=65535, description="Port.")
     workers: CommaList = Field((), description="Workers.")
     metrics: bool = Field(True, description="Serve metrics.")
+    policy: Literal["hash", "radix"] | None = Field(None, description="Policy.")
+    key: SecretStr = Field(SecretStr("k3y"), description="Key.")
 
     @model_validator(mode="after")
     def _check_together(self) -> "Example":
@@ -51,7 +55,7 @@ def test_list_from_environment(monkeypatch):
     [
         (("--port", "70000"), "example: --port: Input should be less than or equal to 65535 (got '70000')"),
         (("--port", "x"), "example: --port: Input should be a valid integer"),
-        (("--prot", "1"), "unrecognized arguments: --prot"),
+        (("--prot", "1"), "Did you mean"),
     ],
 )
 def test_faults_exit_2_and_name_the_flag(argv, said, capsys):
@@ -62,11 +66,48 @@ def test_faults_exit_2_and_name_the_flag(argv, said, capsys):
     assert said in printed and "Traceback" not in printed
 
 
-def test_help_exits_0(capsys):
+HELP = """\
+Usage: fissile example [OPTIONS]
+
+  An example.
+
+Options:
+  --port INTEGER
+        Port.  [env var: EXAMPLE_PORT; default: 1]
+  --workers TEXT,...
+        Workers.  [env var: EXAMPLE_WORKERS]
+  --metrics / --no-metrics
+        Serve metrics.  [env var: EXAMPLE_METRICS;
+        default: metrics]
+  --policy [hash|radix]
+        Policy.  [env var: EXAMPLE_POLICY]
+  --key TEXT
+        Key.  [env var: EXAMPLE_KEY]
+  -h, --help
+        Show this message and exit.
+"""
+
+
+def test_help_has_defaults_and_whole_names_of_variables_in_a_narrow_terminal(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
     with pytest.raises(SystemExit) as exited:
         parse("--help")
     assert exited.value.code == 0
-    assert "Serve metrics." in capsys.readouterr().out
+    assert capsys.readouterr().out.strip() == HELP.strip()
+
+
+def test_a_fault_in_the_environment_names_the_variable(capsys, monkeypatch):
+    monkeypatch.setenv("EXAMPLE_PORT", "tcp://10.0.0.1:1")
+    with pytest.raises(SystemExit):
+        parse()
+    assert capsys.readouterr().err.startswith("example: EXAMPLE_PORT: Input should be a valid integer")
+
+
+@pytest.mark.parametrize("argv", [("--no-metrics",), ()])
+def test_switches(argv, monkeypatch):
+    assert parse(*argv).metrics is not bool(argv)
+    monkeypatch.setenv("EXAMPLE_METRICS", "false")
+    assert parse("--metrics").metrics and not parse().metrics
 
 
 def test_a_rule_over_several_flags_says_what_it_says(capsys):

@@ -115,7 +115,7 @@ def failed_up(*arguments: str) -> str:
 
 def test_up_with_a_wrong_worker_flag_says_which():
     said = failed_up("--port", "0", "--", "--no-such-flag")
-    assert "unrecognized arguments: --no-such-flag" in said
+    assert "No such option" in said
     assert said.endswith("Error: worker-0 ended during the start with code 2\n")
 
 
@@ -137,7 +137,7 @@ def test_up_on_a_taken_port(flag):
 @pytest.mark.parametrize("service", ["router", "worker"])
 @pytest.mark.parametrize(
     ("arguments", "said"),
-    [(["--no-such-flag"], "unrecognized arguments: --no-such-flag"), (["--port", "x"], "--port: Input should be a")],
+    [(["--no-such-flag"], "No such option"), (["--port", "x"], "--port: Input should be a")],
 )
 def test_wrong_flags_of_a_service(service, arguments, said):
     result = subprocess.run([FISSILE, service, *arguments], capture_output=True, text=True)
