@@ -4,13 +4,16 @@ FROM python:3.12-slim
 
 RUN useradd --create-home fissile
 WORKDIR /opt/fissile
-COPY pyproject.toml README.md ./
+COPY pyproject.toml setup.py README.md LICENSE ./
 COPY common common
 COPY fissile fissile
 COPY router router
 # Tokenizers are all the router needs of transformers: no deep-learning framework is installed with it.
 RUN pip install --no-cache-dir '.[http]'
 
+ENV FISSILE_ROUTER_HOST=0.0.0.0 \
+    FISSILE_ROUTER_HTTP_HOST=0.0.0.0 FISSILE_ROUTER_HTTP_PORT=8000 \
+    FISSILE_ROUTER_METRICS_HOST=0.0.0.0 FISSILE_ROUTER_METRICS_PORT=9101
 USER fissile
 EXPOSE 50051 8000 9101
-CMD ["python", "-P", "-m", "router", "--host", "0.0.0.0"]
+ENTRYPOINT ["fissile", "router"]

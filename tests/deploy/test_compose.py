@@ -15,11 +15,30 @@ import yaml
 
 from fissile import Client
 from fissile.healthcheck import main as healthcheck
-from tests.deploy.local_container import LocalContainer
+from router.config import RouterSettings
+from tests.deploy.local_container import Image, LocalContainer
+from worker.config import WorkerSettings
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
-DEFAULT_SERVICES = [name for name, service in COMPOSE["services"].items() if not service.get("profiles")]
+SERVICES = COMPOSE["services"]
+WORKERS = "dns:///workers:50061"
+
+
+def started_by(*profiles: str) -> list[str]:
+    """Services that `docker compose --profile ... up` starts."""
+    return [name for name, service in SERVICES.items() if set(service.get("profiles", profiles)) & set(profiles)]
+
+
+def image_of(name: str) -> Image:
+    return Image.of(ROOT / SERVICES[name]["build"]["dockerfile"])
+
+
+def settings_of(name: str, monkeypatch) -> RouterSettings | WorkerSettings:
+    """Of a container that is run without anything else."""
+    for key, value in image_of(name).environment.items():
+        monkeypatch.setenv(key, value)
+    return RouterSettings() if name == "router" else WorkerSettings()
 
 
 def test_it_follows_the_compose_schema():
@@ -27,32 +46,61 @@ def test_it_follows_the_compose_schema():
     jsonschema.validate(COMPOSE, json.loads(vendored.read_text()))
 
 
-def test_by_default_it_is_a_router_and_two_workers():
-    assert DEFAULT_SERVICES == ["router", "worker-0", "worker-1"]
+def test_where_no_profile_is_named_it_is_that_of_cpus():
+    (profile,) = re.findall(r"^COMPOSE_PROFILES=(\w+)$", (ROOT / ".env").read_text(), re.MULTILINE)
+    assert profile == "cpu"
 
 
-@pytest.mark.parametrize("name", COMPOSE["services"])
-def test_every_service_has_a_health_check_and_an_image_that_can_be_built(name):
-    service = COMPOSE["services"][name]
-    assert service["healthcheck"]["test"][:5] == ["CMD", "python", "-P", "-m", "fissile.healthcheck"]
+@pytest.mark.parametrize(
+    ("profile", "services"),
+    [
+        ("cpu", ["router", "worker-0", "worker-1"]),
+        ("cuda", ["router", "worker-cuda"]),
+        ("rocm", ["router", "worker-rocm"]),
+    ],
+)
+def test_a_profile_starts_its_workers_and_no_others(profile, services):
+    assert started_by(profile) == services
+
+
+@pytest.mark.parametrize("name", [name for name in SERVICES if name != "router"])
+def test_the_router_finds_every_worker(name, monkeypatch):
+    assert SERVICES["router"]["environment"]["FISSILE_ROUTER_WORKERS"] == WORKERS
+    assert SERVICES[name]["networks"]["default"]["aliases"] == ["workers"]
+    assert WORKERS.endswith(f":{settings_of(name, monkeypatch).port}")
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_an_image_listens_on_what_it_exposes_and_on_all_addresses(name, monkeypatch):
+    settings = settings_of(name, monkeypatch).model_dump()
+    ports = {field: settings[field] for field in ("port", "http_port", "metrics_port") if field in settings}
+    assert set(ports.values()) == image_of(name).ports
+    assert {settings[field.replace("port", "host")] for field in ports} == {"0.0.0.0"}
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_every_service_has_a_health_check_and_an_image_that_can_be_built(name, monkeypatch):
+    service = SERVICES[name]
+    address = f"127.0.0.1:{settings_of(name, monkeypatch).port}"
+    assert service["healthcheck"]["test"] == ["CMD", "python", "-P", "-m", "fissile.healthcheck", address]
+    allowed = (ROOT / ".dockerignore").read_text().split()
     dockerfile = (ROOT / service["build"]["dockerfile"]).read_text()
     for source in re.findall(r"^COPY (.+) \S+$", dockerfile, re.MULTILINE):
-        assert all((ROOT / path).exists() for path in source.split()), source
+        for path in source.split():
+            assert (ROOT / path).exists() and f"!{path}" in allowed, path
 
 
 def test_the_router_image_has_no_torch():
     assert "torch" not in (ROOT / "deploy" / "router.Dockerfile").read_text().replace("no torch", "")
 
 
-@pytest.mark.parametrize("name", COMPOSE["services"])
+@pytest.mark.parametrize("name", SERVICES)
 def test_every_setting_exists(name):
     """A misspelt variable would be ignored in silence."""
-    from router.config import RouterSettings
-    from worker.config import WorkerSettings
-
     known = {f"FISSILE_ROUTER_{field}".upper() for field in RouterSettings.model_fields}
     known |= {f"FISSILE_WORKER_{field}".upper() for field in WorkerSettings.model_fields}
-    ours = {key for key in COMPOSE["services"][name].get("environment", {}) if key.startswith("FISSILE_")}
+    environment = image_of(name).environment | SERVICES[name]["environment"]
+    ours = {key for key in environment if key.startswith("FISSILE_")}
     assert ours <= known
 
 
@@ -67,12 +115,13 @@ def free_ports(number: int) -> list[int]:
 
 def test_the_same_commands_run_as_processes(tmp_path):
     """Only what the network of containers gives is replaced: names and addresses become loopback ports."""
-    http_port, *ports = free_ports(1 + len(DEFAULT_SERVICES))
+    names = started_by("cpu")
+    http_port, *ports = free_ports(1 + len(names))
     containers = {
-        name: LocalContainer(name, COMPOSE["services"][name], port, http_port, log=tmp_path / f"{name}.log")
-        for name, port in zip(DEFAULT_SERVICES, ports, strict=True)
+        name: LocalContainer(name, SERVICES[name], image_of(name), port, http_port, log=tmp_path / f"{name}.log")
+        for name, port in zip(names, ports, strict=True)
     }
-    addresses = {container.inside_address: container.outside_address for container in containers.values()}
+    addresses = {WORKERS: ",".join(containers[name].address for name in names if name != "router")}
     try:
         for container in containers.values():
             container.start(addresses)
@@ -81,7 +130,7 @@ def test_the_same_commands_run_as_processes(tmp_path):
             while healthcheck(container.health_arguments()) != 0:
                 assert container.is_running and time.monotonic() < deadline, container.log.read_text()[-2000:]
                 time.sleep(0.5)
-        with Client(containers["router"].outside_address) as client:
+        with Client(containers["router"].address) as client:
             while sum(worker.healthy for worker in client.stats().workers) < 2:
                 assert time.monotonic() < deadline
                 time.sleep(0.2)
@@ -93,4 +142,4 @@ def test_the_same_commands_run_as_processes(tmp_path):
         assert all(json.loads(line)["message"] for line in log), "logs are JSON, as the file asks"
     finally:
         codes = {name: container.stop() for name, container in containers.items()}
-    assert codes == dict.fromkeys(DEFAULT_SERVICES, 0), "SIGTERM is a clean end"
+    assert codes == dict.fromkeys(names, 0), "SIGTERM is a clean end"
