@@ -202,6 +202,7 @@ def model(message: generation_pb2.Model) -> Model:
         eos_token_ids=tuple(message.eos_token_ids),
         num_workers=message.num_workers,
         default_sampling={field.name: value for field, value in message.default_sampling.ListFields()},
+        aliases=tuple(message.aliases),
     )
 
 

@@ -161,6 +161,8 @@ class Model:
     num_workers: int
     default_sampling: dict[str, float]
     """By option: what holds for requests that do not give it."""
+    aliases: tuple[str, ...] = ()
+    """Other names that requests may use."""
 
 
 @dataclass(frozen=True, slots=True)

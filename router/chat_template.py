@@ -4,18 +4,19 @@ import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from jinja2 import TemplateSyntaxError
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from common.chat_template import CONFIG, NAMED_TEMPLATES, TEMPLATE, read_chat_template
 from fissile.errors import InternalError
 from router.detokenizer import is_byte_level
 
 logger = logging.getLogger(__name__)
 
-CONFIG, TOKENS_MAP = "tokenizer_config.json", "special_tokens_map.json"
-TEMPLATE, NAMED_TEMPLATES = "chat_template.jinja", "additional_chat_templates/"
+TOKENS_MAP = "special_tokens_map.json"
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 _LLAMA = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
 _GPT2 = {"unk_token": "<|endoftext|>", "bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>"}
@@ -43,6 +44,13 @@ class ChatTemplate:
     with_tools: str | None = None
     """A template of its own for requests with tools, where the model has one."""
     variables: Mapping[str, str] = field(default_factory=dict)
+
+
+def template_of_operator(path: Path | None) -> str | None:
+    """The template in a file, if there is one. Raises InvalidArgumentError, naming the file and line at fault."""
+    return (
+        None if path is None else read_chat_template(path, lambda text: render_jinja_template([], chat_template=text))
+    )
 
 
 def load_template(files: Mapping[str, bytes]) -> ChatTemplate | None:

@@ -53,6 +53,9 @@ class RouterSettings(Settings):
     max_prompt_bytes: int = Field(4 * 1024 * 1024, gt=0, description="Longest prompt text, in bytes.")
     max_open_requests: int = Field(4096, gt=0, description="Open requests; more are refused.")
     allow_chat_template: bool = Field(False, description="Let requests bring a chat template of their own.")
+    chat_template: Path | None = Field(
+        None, description="Jinja file in place of the chat templates of all models served here; unset: their own."
+    )
     chat_format: Literal["auto", "none", "hermes", "qwen3", "deepseek", "harmony", "glm"] = Field(
         "auto",
         description="How reasoning and tool calls are found in answers of Chat; auto: the chat template tells; none: "

@@ -73,6 +73,7 @@ def model_message(model: ServedModel) -> Model:
         eos_token_ids=model.info.eos_token_ids,
         default_sampling=model.tokenizer.default_sampling,
         num_workers=model.num_workers,
+        aliases=model.aliases,
     )
 
 

@@ -14,6 +14,7 @@ from fissile.errors import UnavailableError
 from fissile.v1 import add_GenerationServiceServicer_to_server
 from router.api import GenerationApi
 from router.balancer.policy import POLICIES
+from router.chat_template import template_of_operator
 from router.config import RouterSettings
 from router.dispatch import DispatchConfig, Dispatcher
 from router.metrics import RouterMetrics
@@ -44,7 +45,7 @@ class RouterServer:
         self.metrics = RouterMetrics(self._registry)
         self.workers = WorkerSet(
             settings.workers,
-            TokenizerStore(self._threads),
+            TokenizerStore(self._threads, template_of_operator(settings.chat_template)),
             LinkConfig(
                 connect_timeout=settings.connect_timeout,
                 reconnect_backoff=settings.reconnect_backoff,

@@ -5,12 +5,13 @@ import hashlib
 import weakref
 from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence, Set
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import ParamSpec, TypeVar
 
 import tokenizers
 
+from common.chat_template import with_chat_template
 from fissile.errors import InternalError
 from fissile.v1 import GetTokenizerResponse, SamplingParams
 from router.chat_template import ChatTemplate, json_object, load_template
@@ -145,8 +146,10 @@ class Tokenizer:
 class TokenizerStore:
     """Tokenizers by fingerprint, each loaded once and kept while some worker link holds it."""
 
-    def __init__(self, executor: Executor) -> None:
+    def __init__(self, executor: Executor, chat_template: str | None = None) -> None:
+        """`chat_template` goes before those of the models."""
         self._executor = executor
+        self._chat_template = chat_template
         self._loaded: weakref.WeakValueDictionary[str, Tokenizer] = weakref.WeakValueDictionary()
 
     def get(self, fingerprint: str) -> Tokenizer | None:
@@ -154,5 +157,7 @@ class TokenizerStore:
 
     async def load(self, files: TokenizerFiles) -> Tokenizer:
         loop = asyncio.get_running_loop()
+        if self._chat_template is not None:
+            files = replace(files, contents=with_chat_template(files.contents, self._chat_template))
         tokenizer = await loop.run_in_executor(self._executor, Tokenizer.load, files, self._executor)
         return self._loaded.setdefault(files.fingerprint, tokenizer)

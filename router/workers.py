@@ -32,6 +32,8 @@ class ServedModel:
     """A model, as its workers describe it."""
 
     id: str
+    aliases: tuple[str, ...]
+    """Other names for it; none is the id of another model."""
     info: GetWorkerResponse
     tokenizer: Tokenizer
     num_workers: int
@@ -85,11 +87,13 @@ class WorkerSet:
     def models(self) -> dict[str, ServedModel]:
         """By id: of workers that are available, else of those that were."""
         result: dict[str, ServedModel] = {}
+        infos = [link.info for link in self.links.values() if link.info is not None]
         for link in sorted(self.links.values(), key=lambda link: (not link.is_available, link.address)):
             if link.info is None or link.tokenizer is None or link.info.model in result:
                 continue
-            num_workers = len(self.candidates(link.info.model, link.info.tokenizer_fingerprint))
-            result[link.info.model] = ServedModel(link.info.model, link.info, link.tokenizer, num_workers)
+            name = link.info.model
+            num_workers = len(self.candidates(name, link.info.tokenizer_fingerprint))
+            result[name] = ServedModel(name, _aliases(name, infos), link.info, link.tokenizer, num_workers)
         return result
 
     def candidates(self, model: str, fingerprint: str, dp_rank: int | None = None) -> list[WorkerLink]:
@@ -105,8 +109,9 @@ class WorkerSet:
         ]
 
     async def model(self, name: str, wait: float) -> ServedModel:
-        """The model called `name`; empty: the only one. Waits for a first worker. Raises NotFoundError,
-        InvalidArgumentError (empty, but there are several), UnavailableError (no worker has come)."""
+        """The model called `name`, by id or alias; empty: the only one. Of several with one alias the first by id.
+        Waits for a first worker. Raises NotFoundError, InvalidArgumentError (empty, but there are several),
+        UnavailableError (no worker has come)."""
         models = self.models()
         if not models:
             try:
@@ -119,6 +124,9 @@ class WorkerSet:
         if not name and len(models) > 1:
             raise InvalidArgumentError.of("model", f"must be one of {', '.join(sorted(models))}")
         model = models.get(name) if name else next(iter(models.values()))
+        if model is None:
+            aliased = (id for id in sorted(models) if name in models[id].aliases)
+            model = models.get(next(aliased, ""))
         if model is None:
             raise NotFoundError(f"model {name!r} is not served here; there is {', '.join(sorted(models))}")
         return model
@@ -173,3 +181,10 @@ class WorkerSet:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
                 self._on_change()
+
+
+def _aliases(model: str, infos: Iterable[GetWorkerResponse]) -> tuple[str, ...]:
+    """Of all its workers: while they are restarted with another alias, some have it and some do not."""
+    infos = tuple(infos)
+    names = {alias for info in infos if info.model == model for alias in info.model_aliases}
+    return tuple(sorted(names - {info.model for info in infos}))

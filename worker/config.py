@@ -6,14 +6,17 @@ from typing import Literal
 from pydantic import Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
-from common.config import Settings
+from common.config import CommaList, Settings
 from common.logging import LogFormat
 from fissile.channel import ServerTls
 from worker.core.config import CacheConfig, SchedulerConfig
 from worker.core.errors import ConfigError
+from worker.loader.source import default_served_name
 from worker.runner.config import RunnerConfig
 
 ENV_PREFIX = "FISSILE_WORKER_"
+MAX_NAME_LENGTH = 256
+"""Of a served model: names are written in logs and metrics."""
 
 
 class WorkerSettings(Settings):
@@ -24,6 +27,14 @@ class WorkerSettings(Settings):
     # The model
     model: str = Field(
         "smollm2", description="'smollm2' (built in), a directory, a .gguf file, or a model id of the Hugging Face hub"
+    )
+    served_model_name: CommaList = Field(
+        (),
+        description="what requests call the model, several separated by commas: the first is its id, the others are "
+        "aliases; unset: the last name of the path without .gguf, or the hub id",
+    )
+    chat_template: Path | None = Field(
+        None, description="Jinja file in place of the model's own chat template; the same for all workers of a model"
     )
     load_format: Literal["auto", "safetensors", "gguf", "dummy"] = Field(
         "auto", description="how weights are stored; 'dummy' makes random ones, for performance work"
@@ -108,6 +119,9 @@ class WorkerSettings(Settings):
     def _check(self) -> "WorkerSettings":
         if self.dp_rank >= self.dp_size:
             raise ValueError(f"--dp-rank {self.dp_rank} is not below --dp-size {self.dp_size}")
+        for name in self.served_model_name:
+            if not name.isprintable() or len(name) > MAX_NAME_LENGTH:
+                raise ValueError(f"--served-model-name: {name!r} is not printable or longer than {MAX_NAME_LENGTH}")
         if (self.tls_certificate is None) != (self.tls_key is None):
             raise ValueError("--tls-certificate and --tls-key go together")
         if self.tls_client_ca and not self.tls_certificate:
@@ -121,6 +135,11 @@ class WorkerSettings(Settings):
         except ConfigError as error:
             raise ValueError(str(error)) from None
         return self
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """What requests call the model; the first is its id, the others are aliases."""
+        return tuple(dict.fromkeys(self.served_model_name)) or (default_served_name(self.model),)
 
     def scheduler_config(self, max_model_len: int) -> SchedulerConfig:
         """Raises ConfigError."""

@@ -13,6 +13,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Protocol, TypeVar
 
+from common.chat_template import read_chat_template, with_chat_template
 from common.metrics import new_registry, serve_metrics
 from common.server import ServiceServer, stop_event_on_signals, write_port_file
 from fissile import v1
@@ -113,7 +114,8 @@ class WorkerServer:
         await self._warm_up(self._dispatcher, limits)
         self._service.attach(LoadedWorker(self._engine, self._dispatcher, model, tokenizer))
         await self._server.set_serving(True)
-        logger.info("ready after %.1f s: %s on %s", self._loop.time() - started_at, self._settings.model, model.device)
+        seconds, name = self._loop.time() - started_at, self._settings.model_names[0]
+        logger.info("ready after %.1f s: %s on %s", seconds, name, model.device)
 
     def _start_engine(self, model: ModelInfo) -> Engine:
         scheduler = Scheduler(
@@ -246,8 +248,22 @@ async def _load_and_wait(server: WorkerServer, stop: asyncio.Event) -> None:
             task.cancel()
 
 
+def tokenizer_loader(settings: WorkerSettings) -> Callable[[], TokenizerFiles]:
+    """Reads the template at once: a bad one is refused before the model is loaded. Raises InvalidArgumentError."""
+    if settings.chat_template is None:
+        return lambda: load_tokenizer_files(resolve_model(settings.model))
+    # Costs a second, and most workers are told no template.
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    template = read_chat_template(settings.chat_template, lambda text: render_jinja_template([], chat_template=text))
+    return lambda: TokenizerFiles(
+        with_chat_template(load_tokenizer_files(resolve_model(settings.model)).files, template)
+    )
+
+
 async def serve(settings: WorkerSettings) -> None:
     """Until a signal comes."""
+    load_tokenizer = tokenizer_loader(settings)
     stop = stop_event_on_signals()
     server = WorkerServer(
         settings,
@@ -257,6 +273,6 @@ async def serve(settings: WorkerSettings) -> None:
             log_format=settings.log_format,
             on_rank_end=on_rank_end,
         ),
-        lambda: load_tokenizer_files(resolve_model(settings.model)),
+        load_tokenizer,
     )
     await run_until_stopped(server, stop)

@@ -105,7 +105,8 @@ class WorkerService(v1.WorkerServiceServicer):
         worker, settings = self._loaded(), self._settings
         model = worker.model
         return v1.GetWorkerResponse(
-            model=settings.model,
+            model=settings.model_names[0],
+            model_aliases=settings.model_names[1:],
             architectures=[model.config.architecture],
             tokenizer_fingerprint=worker.tokenizer.fingerprint,
             max_model_len=model.max_model_len,

@@ -67,7 +67,7 @@ def _models_table(found: "tuple[Model, ...]") -> "Table":
     table = Table("model", "architecture", "context", "vocabulary", "chat", "workers")
     for model in found:
         table.add_row(
-            model.id,
+            ", ".join((model.id, *model.aliases)),
             ", ".join(model.architectures),
             str(model.max_model_len),
             str(model.vocab_size),

@@ -358,7 +358,7 @@ class ListModelsResponse(_message.Message):
     def __init__(self, models: _Optional[_Iterable[_Union[Model, _Mapping]]] = ...) -> None: ...
 
 class Model(_message.Message):
-    __slots__ = ("id", "architectures", "max_model_len", "vocab_size", "tokenizer_fingerprint", "has_chat_template", "eos_token_ids", "default_sampling", "num_workers")
+    __slots__ = ("id", "architectures", "max_model_len", "vocab_size", "tokenizer_fingerprint", "has_chat_template", "eos_token_ids", "default_sampling", "num_workers", "aliases")
     ID_FIELD_NUMBER: _ClassVar[int]
     ARCHITECTURES_FIELD_NUMBER: _ClassVar[int]
     MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
@@ -368,6 +368,7 @@ class Model(_message.Message):
     EOS_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     DEFAULT_SAMPLING_FIELD_NUMBER: _ClassVar[int]
     NUM_WORKERS_FIELD_NUMBER: _ClassVar[int]
+    ALIASES_FIELD_NUMBER: _ClassVar[int]
     id: str
     architectures: _containers.RepeatedScalarFieldContainer[str]
     max_model_len: int
@@ -377,7 +378,8 @@ class Model(_message.Message):
     eos_token_ids: _containers.RepeatedScalarFieldContainer[int]
     default_sampling: _sampling_pb2.SamplingParams
     num_workers: int
-    def __init__(self, id: _Optional[str] = ..., architectures: _Optional[_Iterable[str]] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., tokenizer_fingerprint: _Optional[str] = ..., has_chat_template: bool = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., default_sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., num_workers: _Optional[int] = ...) -> None: ...
+    aliases: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, id: _Optional[str] = ..., architectures: _Optional[_Iterable[str]] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., tokenizer_fingerprint: _Optional[str] = ..., has_chat_template: bool = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., default_sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., num_workers: _Optional[int] = ..., aliases: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class GetStatsRequest(_message.Message):
     __slots__ = ("window_seconds",)

@@ -76,23 +76,31 @@ class _Models:
 
     async def all(self, _request: Request) -> Response:
         models = (await self._api.list_models(ListModelsRequest())).models
-        return JSONResponse({"object": "list", "data": [self._json(model) for model in models]})
+        return JSONResponse(
+            {"object": "list", "data": [self._json(model, name) for model in models for name in _names(model)]}
+        )
 
     async def one(self, request: Request) -> Response:
         name = request.path_params["model"]
         for model in (await self._api.list_models(ListModelsRequest())).models:
-            if model.id == name:
-                return JSONResponse(self._json(model))
+            if name in _names(model):
+                return JSONResponse(self._json(model, name))
         raise NotFoundError(f"model {name!r} is not served here")
 
-    def _json(self, model: Model) -> Json:
+    def _json(self, model: Model, name: str) -> Json:
         return {
-            "id": model.id,
+            "id": name,
             "object": "model",
             "created": self._started,
             "owned_by": "fissile",
+            "root": model.id,
             "max_model_len": model.max_model_len,
         }
+
+
+def _names(model: Model) -> list[str]:
+    """What clients find and may ask for: the id first."""
+    return [model.id, *model.aliases]
 
 
 async def _fissile_error(_request: Request, error: Exception) -> Response:

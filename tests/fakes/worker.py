@@ -46,6 +46,7 @@ class FakeWorker(WorkerServiceServicer):
 
     script: Script
     model: str = "toy"
+    aliases: list[str] = field(default_factory=list)
     max_model_len: int = 1024
     vocab_size: int = 400
     step_seconds: float = 0.002
@@ -101,6 +102,7 @@ class FakeWorker(WorkerServiceServicer):
     async def GetWorker(self, request, context):
         return GetWorkerResponse(
             model=self.model,
+            model_aliases=self.aliases,
             architectures=["ToyForCausalLM"],
             tokenizer_fingerprint=toys.fingerprint(self.files),
             max_model_len=self.max_model_len,

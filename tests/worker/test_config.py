@@ -3,7 +3,10 @@
 import pytest
 
 from common.config import parse_settings
+from fissile.errors import InvalidArgumentError
+from tests.fakes import tokenizer as toys
 from worker.config import WorkerSettings
+from worker.server import tokenizer_loader
 
 
 def parse(*argv):
@@ -46,3 +49,39 @@ def test_every_setting_has_a_description_and_a_variable(monkeypatch):
     assert all(field.description for field in WorkerSettings.model_fields.values())
     monkeypatch.setenv("FISSILE_WORKER_MAX_NUM_SEQS", "3")
     assert parse().max_num_seqs == 3
+
+
+def test_a_model_is_called_by_the_last_name_of_its_path(tmp_path, monkeypatch):
+    for folder in ("a/llama-3", "b/llama-3"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "llama.Q8_0.gguf").touch()
+    monkeypatch.chdir(tmp_path / "a/llama-3")
+    paths = [tmp_path / "a/llama-3", f"{tmp_path}/b/llama-3/", ".", tmp_path / "llama.Q8_0.gguf", "owner/name"]
+    names = [WorkerSettings(model=str(path)).model_names for path in [*paths, "smollm2"]]
+    assert names == [("llama-3",)] * 3 + [("llama.Q8_0",), ("owner/name",), ("smollm2",)]
+
+
+def test_a_model_may_be_given_names(capsys):
+    settings = parse("--served-model-name", "llama,prod", "--served-model-name", "gpt-4o", "--served-model-name=llama")
+    assert settings.model_names == ("llama", "prod", "gpt-4o")
+    for name in ("a\nb", "x" * 257):
+        with pytest.raises(SystemExit):
+            parse("--served-model-name", name)
+        assert "--served-model-name: " in capsys.readouterr().err
+
+
+def test_a_template_that_the_worker_was_told_is_the_one_it_serves(tmp_path):
+    model, path = tmp_path / "model", tmp_path / "mine.jinja"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    for name, content in toys.files(toys.byte_level()).items():
+        (model / name).write_bytes(content)
+    path.write_text("{{ messages }}")
+    own = tokenizer_loader(WorkerSettings(model=str(model)))()
+    files = tokenizer_loader(WorkerSettings(model=str(model), chat_template=path))()
+    assert files.files["chat_template.jinja"] == b"{{ messages }}"
+    assert b"chat_template" not in files.files["tokenizer_config.json"]
+    assert files.fingerprint != own.fingerprint
+    path.write_text("{{ messages")
+    with pytest.raises(InvalidArgumentError, match=f"chat-template {path}, line 1: "):
+        tokenizer_loader(WorkerSettings(model=str(model), chat_template=path))

@@ -25,8 +25,11 @@ def test_it_says_what_it_is():
     async def scenario(system):
         return await system.stub.GetWorker(GetWorkerRequest())
 
-    first, second = (run_worker(scenario, dp_rank=1, dp_size=2) for _ in range(2))
-    assert (first.model, list(first.architectures)) == ("smollm2", ["FakeForCausalLM"])
+    first, second = (
+        run_worker(scenario, dp_rank=1, dp_size=2, served_model_name=["smollm2", "chat"]) for _ in range(2)
+    )
+    assert (first.model, list(first.model_aliases)) == ("smollm2", ["chat"])
+    assert list(first.architectures) == ["FakeForCausalLM"]
     assert (first.max_model_len, first.vocab_size, first.block_size, first.num_blocks) == (64, 100, 16, 64)
     assert (first.dp_rank, first.dp_size, first.tp_size) == (1, 2, 1)
     assert (first.hash_scheme, first.tokenizer_fingerprint) == (HASH_SCHEME, TOKENIZER.fingerprint)

@@ -27,6 +27,15 @@ class ModelSource:
     format: SourceFormat
 
 
+def default_served_name(name: str) -> str:
+    """What requests call the model `name` unless the worker is told otherwise. Not the path: copies of one model on
+    several machines are one model."""
+    path = Path(name).expanduser()
+    if name in EMBEDDED_MODELS or not path.exists():
+        return name
+    return path.stem if path.is_file() else path.absolute().name or name
+
+
 def resolve_model(name: str) -> ModelSource:
     """Find the files of `name`: an embedded model, a directory, a `.gguf` file or a hub id, in this order.
 

@@ -34,7 +34,13 @@ def test_models():
     assert answer["object"] == "list"
     assert [model["id"] for model in answer["data"]] == ["a", "owner/b"]
     assert answer["data"][0].pop("created") > 1.7e9
-    assert answer["data"][0] == {"id": "a", "object": "model", "owned_by": "fissile", "max_model_len": 1024}
+    assert answer["data"][0] == {
+        "id": "a",
+        "object": "model",
+        "owned_by": "fissile",
+        "root": "a",
+        "max_model_len": 1024,
+    }
 
 
 def test_one_model():

@@ -1,0 +1,86 @@
+"""What requests may call a model, and a chat template that the router was told."""
+
+import pytest
+
+from fissile import InvalidArgumentError, NotFoundError
+from fissile.v1 import ChatMessage, ChatRequest, ChatRole, GenerateRequest, GetModelRequest, ListModelsRequest
+from router.config import RouterSettings
+from router.server import RouterServer
+from tests.fakes import tokenizer as toys
+from tests.fakes.system import collect, error_of, run_system
+from tests.fakes.worker import FakeWorker, says
+from tests.router.http.front import run_front
+
+
+def test_workers_of_one_name_are_one_model_and_none_need_be_named():
+    """Whatever paths their copies lie at: a worker's name is not its path."""
+    workers = [FakeWorker(says("x"), model="llama") for _ in range(2)]
+
+    async def scenario(system):
+        await system.ask(GenerateRequest(text="a"))
+        return (await system.stub.ListModels(ListModelsRequest())).models
+
+    assert [(m.id, m.num_workers) for m in run_system(scenario, *workers)] == [("llama", 2)]
+
+
+def test_a_model_answers_to_its_aliases():
+    """Those of all its workers: while they are restarted with another alias, some have it and some do not."""
+    workers = [FakeWorker(says("x"), model="llama", aliases=aliases) for aliases in (["prod"], ["prod", "gpt-4o"])]
+
+    async def scenario(system):
+        for name in ("llama", "prod", "gpt-4o"):
+            await system.ask(GenerateRequest(model=name, text="a"))
+        error = await error_of(system.ask(GenerateRequest(model="other", text="a")))
+        model = (await system.stub.GetModel(GetModelRequest(model="gpt-4o"))).model
+        return model.id, list(model.aliases), model.num_workers, error
+
+    *model, error = run_system(scenario, *workers)
+    assert model == ["llama", ["gpt-4o", "prod"], 2]
+    assert sum(len(worker.received) for worker in workers) == 3
+    assert isinstance(error, NotFoundError) and error.message == "model 'other' is not served here; there is llama"
+
+
+def test_an_id_goes_before_an_alias_and_of_several_with_one_alias_the_first_has_it():
+    workers = [
+        FakeWorker(says("x"), model="a", aliases=["b", "prod"]),
+        FakeWorker(says("x"), model="b"),
+        FakeWorker(says("x"), model="c", aliases=["prod"]),
+    ]
+
+    async def scenario(system):
+        names = ("b", "prod")
+        return [(await system.stub.GetModel(GetModelRequest(model=name))).model.id for name in names]
+
+    assert run_system(scenario, *workers) == ["b", "a"]
+
+
+def test_http_lists_every_name():
+    async def scenario(client, system):
+        listed = (await client.get("/v1/models")).json()["data"]
+        one = (await client.get("/v1/models/prod")).json()
+        answer = (await client.post("/v1/completions", json={"model": "prod", "prompt": "a"})).json()
+        return [(entry["id"], entry["root"]) for entry in listed], one["root"], answer["model"]
+
+    listed, root, model = run_front(scenario, FakeWorker(says("x"), model="owner/llama", aliases=["prod"]))
+    assert listed == [("owner/llama", "owner/llama"), ("prod", "owner/llama")]
+    assert (root, model) == ("owner/llama", "prod")
+
+
+def test_a_template_of_the_routers_goes_before_those_of_its_models(tmp_path):
+    path = tmp_path / "shout.jinja"
+    path.write_text("{{ bos_token }}{% for m in messages %}{{ m.content | upper }}{% endfor %}")
+    worker = FakeWorker(says("x"))
+    message = ChatMessage(role=ChatRole.CHAT_ROLE_USER, content="hello")
+
+    async def scenario(system):
+        await collect(system.stub.Chat(ChatRequest(messages=[message])))
+        return toys.byte_level().decode(worker.received[0].token_ids, skip_special_tokens=False)
+
+    assert run_system(scenario, worker, chat_template=path) == f"{toys.BOS}HELLO"
+
+
+def test_a_bad_template_is_refused_at_start_with_its_line(tmp_path):
+    path = tmp_path / "bad.jinja"
+    path.write_text("{% for m in messages %}\n{{ m.content }\n{% endfor %}")
+    with pytest.raises(InvalidArgumentError, match=f"chat-template {path}, line 2: unexpected '}}'"):
+        RouterServer(RouterSettings(chat_template=path))
