@@ -28,8 +28,8 @@ def test_next_step_is_scheduled_before_the_last_one_is_known() -> None:
     engine.add(sequence := make_sequence(1, 5, 5))
     engine.submit()
     assert sequence.num_in_flight_tokens == 1
-    assert engine.submit().input_ids == [DEFERRED_TOKEN]
-    assert (sequence.token_ids, sequence.num_computed_tokens) == (list(range(1000, 1005)), 6)
+    assert list(engine.submit().input_ids) == [DEFERRED_TOKEN]
+    assert (list(sequence.token_ids), sequence.num_computed_tokens) == (list(range(1000, 1005)), 6)
     with pytest.raises(RuntimeError, match="2 steps are in flight already"):
         engine.scheduler.schedule()
 

@@ -25,7 +25,7 @@ def test_row_that_reaches_the_end_of_the_known_tokens_samples() -> None:
     assert builder.add_row(seq, 5)
     batch = builder.build([], [])
     assert (batch.step, batch.slots, batch.num_scheduled_tokens, batch.num_computed_tokens) == (3, [7], [5], [0])
-    assert (batch.input_ids, batch.samples) == ([1000, 1001, 1002, 1003, 1004], [True])
+    assert (list(batch.input_ids), batch.samples) == ([1000, 1001, 1002, 1003, 1004], [True])
 
 
 def test_chunk_that_ends_earlier_does_not_sample() -> None:
@@ -45,7 +45,7 @@ def test_tokens_in_flight_are_deferred() -> None:
     builder = BatchBuilder(0, 100)
     builder.add_row(make_row(1, 5, computed=5, in_flight=1), 1)
     builder.add_row(make_row(2, 5, computed=4, in_flight=1), 2)
-    assert builder.build([], []).input_ids == [DEFERRED_TOKEN, 2004, DEFERRED_TOKEN]
+    assert list(builder.build([], []).input_ids) == [DEFERRED_TOKEN, 2004, DEFERRED_TOKEN]
 
 
 def test_rows_stand_one_after_another_in_the_input() -> None:
@@ -53,7 +53,7 @@ def test_rows_stand_one_after_another_in_the_input() -> None:
     builder.add_row(make_row(1, 3, slot=0), 3)
     builder.add_row(make_row(2, 2, slot=1), 2)
     batch = builder.build([], [])
-    assert (batch.input_ids, batch.num_tokens) == ([1000, 1001, 1002, 2000, 2001], 5)
+    assert (list(batch.input_ids), batch.num_tokens) == ([1000, 1001, 1002, 2000, 2001], 5)
 
 
 @pytest.mark.parametrize(
@@ -79,12 +79,13 @@ def test_beam_rows_ask_for_as_many_candidates_as_the_widest_needs() -> None:
 def test_binding_tells_all_about_the_sequence() -> None:
     builder = BatchBuilder(0, 100)
     seq = make_row(1, 3, slot=5)
-    seq.token_ids += [7]
+    seq.token_ids.append(7)
     seq.block_table = [4, 9]
     seq.group_id = 2
     builder.bind(seq)
     (new,) = builder.build([], []).new_sequences
-    assert (new.slot, new.token_ids, new.num_prompt_tokens, new.sampling) == (5, (1000, 1001, 1002, 7), 3, seq.sampling)
+    assert (new.slot, list(new.token_ids), new.num_prompt_tokens) == (5, [1000, 1001, 1002, 7], 3)
+    assert new.sampling == seq.sampling
     assert (new.block_ids, new.group_id) == ((4, 9), 2)
 
 
@@ -94,7 +95,8 @@ def test_what_was_bound_does_not_change_with_the_sequence() -> None:
     first = engine.step()
     for _ in range(3):
         engine.step()
-    assert (first.new_sequences[0].token_ids, first.new_sequences[0].block_ids) == (tuple(range(1000, 1015)), (0,))
+    (new,) = first.new_sequences
+    assert (list(new.token_ids), new.block_ids) == (list(range(1000, 1015)), (0,))
     assert seq.block_table == [0, 1]
 
 

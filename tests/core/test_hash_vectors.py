@@ -1,6 +1,7 @@
 """Known numbers of the hash chain: a router written in another language must find the same ones."""
 
 import struct
+from array import array
 
 import pytest
 import xxhash
@@ -16,6 +17,11 @@ def test_tokens_are_int64_little_endian() -> None:
     assert pack_tokens([1, 258, -1]) == (
         b"\x01\0\0\0\0\0\0\0" + b"\x02\x01\0\0\0\0\0\0" + b"\xff\xff\xff\xff\xff\xff\xff\xff"
     )
+
+
+@pytest.mark.parametrize("tokens", [[], [7], [1, 258, 2**31 - 1, 0]])
+def test_array_of_tokens_is_packed_as_a_list_is(tokens: list[int]) -> None:
+    assert pack_tokens(array("i", tokens)) == pack_tokens(tokens) == struct.pack(f"<{len(tokens)}q", *tokens)
 
 
 def test_parent_is_eight_bytes_little_endian() -> None:

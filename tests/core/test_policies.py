@@ -119,10 +119,10 @@ def test_batch_is_complete_and_later_blocks_come_as_deltas() -> None:
     first = engine.step()
     (bound,) = first.new_sequences
     assert (bound.slot, bound.block_ids, bound.num_prompt_tokens) == (0, (0,), 15)
-    assert first.input_ids == list(bound.token_ids)
+    assert first.input_ids == bound.token_ids
     second, third = engine.step(), engine.step()
-    assert (second.input_ids, second.num_computed_tokens, second.new_block_ids) == ([-1], [15], [])
-    assert (third.input_ids, third.num_computed_tokens, third.new_block_ids) == ([-1], [16], [(0, [1])])
+    assert (list(second.input_ids), second.num_computed_tokens, second.new_block_ids) == ([-1], [15], [])
+    assert (list(third.input_ids), third.num_computed_tokens, third.new_block_ids) == ([-1], [16], [(0, [1])])
     assert [batch.samples for batch in (first, second, third)] == [[True]] * 3
 
 

@@ -52,7 +52,7 @@ def test_chunk_starts_where_the_last_one_ended() -> None:
     engine.add(make_sequence(1, 20, 1))
     engine.run()
     assert [batch.num_computed_tokens for batch in engine.batches] == [[0], [8], [16]]
-    assert [batch.input_ids for batch in engine.batches] == [
+    assert [list(batch.input_ids) for batch in engine.batches] == [
         list(range(1000, 1008)),
         list(range(1008, 1016)),
         list(range(1016, 1020)),

@@ -6,6 +6,7 @@ import pytest
 
 from tests.core.builders import make_sequence
 from worker.core.sequence import SequenceStatus
+from worker.core.tokens import token_array
 
 WAITING, RUNNING, SWAPPED, FINISHED, ABORTED = SequenceStatus
 PATHS = {
@@ -67,11 +68,12 @@ def test_tokens_in_flight_are_known_but_not_committed() -> None:
     assert (seq.num_tokens, seq.num_known_tokens, len(seq.token_ids)) == (5, 7, 5)
 
 
-def test_token_list_is_its_own() -> None:
-    prompt = [1, 2, 3]
+def test_tokens_are_its_own_and_take_four_bytes_each() -> None:
+    prompt = token_array([1, 2, 3])
     seq = make_sequence(1, prompt)
     seq.token_ids.append(4)
-    assert prompt == [1, 2, 3]
+    assert list(prompt) == [1, 2, 3]
+    assert seq.token_ids.itemsize == 4
 
 
 def test_ending_tokens_are_eos_and_stop_ids_together() -> None:

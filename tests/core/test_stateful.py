@@ -105,7 +105,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         )
         tokens, _ = expected_output(sequence, MAX_MODEL_LEN)
         if num_resumed and len(tokens) > num_resumed:
-            sequence.token_ids += tokens[:num_resumed]
+            sequence.token_ids.extend(tokens[:num_resumed])
             sequence.num_resumed_tokens = num_resumed
         self.admit([sequence])
 

@@ -100,7 +100,7 @@ def test_accepted_run_through_the_scheduler(run: list[int], kept: int, reason: F
     engine.scheduler.add(seq := make_sequence(1, PROMPT, 5, eos=(0,), stop_ids=(42,), stop_sequences=((7, 8),)))
     (output,) = answer(engine, [run])
     assert (output.token_ids, output.finish_reason) == (run[:kept], reason)
-    assert seq.token_ids == [*PROMPT, *run[:kept]]
+    assert list(seq.token_ids) == [*PROMPT, *run[:kept]]
     assert not engine.scheduler.has_unfinished()
 
 

@@ -148,4 +148,4 @@ def test_accepted_run_is_cut_at_the_stop_and_nothing_after_it_is_kept() -> None:
     engine.scheduler.postprocess(batch, BatchOutput(step=0, token_ids=[[7, 8, 0, 9, 9]]))
     (output,) = engine.scheduler.take_outputs()
     assert (output.token_ids, output.token_offset, output.finish_reason) == ([7, 8, 0], 0, FinishReason.EOS)
-    assert sequence.token_ids == [5, 6, 7, 8, 0]
+    assert list(sequence.token_ids) == [5, 6, 7, 8, 0]

@@ -72,10 +72,10 @@ class Loop:
 
     def _add(self, arrived: Sequence | list[Sequence]) -> None:
         if isinstance(arrived, list):
-            self.tokens |= {member.id: member.token_ids[member.num_prompt_tokens :] for member in arrived}
+            self.tokens |= {member.id: list(member.token_ids[member.num_prompt_tokens :]) for member in arrived}
             self.scheduler.add_group(arrived)
         else:
-            self.tokens[arrived.id] = arrived.token_ids[arrived.num_prompt_tokens :]
+            self.tokens[arrived.id] = list(arrived.token_ids[arrived.num_prompt_tokens :])
             self.scheduler.add(arrived)
 
     def _take(self) -> None:

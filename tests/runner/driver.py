@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from worker.core.batch import DEFERRED_TOKEN, BatchOutput, NewSequence, ScheduledBatch
 from worker.core.params import SamplingParams
+from worker.core.tokens import token_array
 from worker.runner.model_runner import ModelRunner
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -59,7 +60,9 @@ class Driver:
             grown = [self.free.pop() for _ in range(-(-end // self.block_size) - len(seq.blocks))]
             seq.blocks += grown
             if not seq.bound:
-                new.append(NewSequence(seq.slot, tuple(seq.tokens), seq.num_prompt, seq.sampling, tuple(seq.blocks)))
+                new.append(
+                    NewSequence(seq.slot, token_array(seq.tokens), seq.num_prompt, seq.sampling, tuple(seq.blocks))
+                )
                 seq.bound = True
             elif grown:
                 deltas.append((seq.slot, grown))
@@ -71,7 +74,7 @@ class Driver:
             slots=[seq.slot for seq, _ in work],
             num_scheduled_tokens=[num for _, num in work],
             num_computed_tokens=[seq.num_computed for seq, _ in work],
-            input_ids=ids,
+            input_ids=token_array(ids),
             samples=samples,
             new_sequences=new,
             new_block_ids=deltas,

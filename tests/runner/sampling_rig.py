@@ -7,6 +7,7 @@ from torch import Tensor
 
 from worker.core.batch import NewSequence, ScheduledBatch
 from worker.core.params import SamplingParams
+from worker.core.tokens import token_array
 from worker.kernels.torch.backend import TorchBackend
 from worker.runner.logit_edits import History
 from worker.runner.row_plan import make_plan
@@ -22,13 +23,13 @@ MAX_MODEL_LEN = 64
 def sequence(
     slot: int, params: SamplingParams, prompt: Sequence[int] = (0,), output: Sequence[int] = (), **others: object
 ) -> NewSequence:
-    return NewSequence(slot, (*prompt, *output), len(prompt), params, (), **others)  # type: ignore[arg-type]
+    return NewSequence(slot, token_array([*prompt, *output]), len(prompt), params, (), **others)  # type: ignore[arg-type]
 
 
 def rows_of(sequences: list[NewSequence], vocab_size: int, positions: list[int] | None = None) -> SamplingRows:
     """Slots 0, 1, … in this order. Positions: by default those after the sequences' tokens."""
     slots = SlotState(len(sequences), 1, MAX_MODEL_LEN, CPU)
-    batch = ScheduledBatch(0, [], [], [], [], [], new_sequences=sequences)
+    batch = ScheduledBatch(0, [], [], [], token_array(), [], new_sequences=sequences)
     slots.apply(Staging(CPU).to_device(slots.stage(batch)))
     positions = positions or [len(new.token_ids) for new in sequences]
     return SamplingRows(

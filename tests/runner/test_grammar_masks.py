@@ -7,6 +7,7 @@ import torch
 from tests.runner.byte_tokenizer import END, EOS, VOCAB_SIZE, make_compiler, of
 from worker.core.batch import DEFERRED_TOKEN, NewSequence, ScheduledBatch
 from worker.core.params import Grammar, GrammarKind, SamplingParams
+from worker.core.tokens import token_array
 from worker.runner.grammar_masks import SlotGrammars
 from worker.runner.pending import PendingStep
 from worker.runner.timer import CpuTiming
@@ -22,7 +23,9 @@ def grammars() -> SlotGrammars:
 
 def new(slot: int, regex: str | None, output: bytes = b"") -> NewSequence:
     grammar = None if regex is None else Grammar(GrammarKind.REGEX, regex)
-    return NewSequence(slot, PROMPT + tuple(output), len(PROMPT), SamplingParams(grammar=grammar), block_ids=())
+    return NewSequence(
+        slot, token_array([*PROMPT, *output]), len(PROMPT), SamplingParams(grammar=grammar), block_ids=()
+    )
 
 
 def batch(*rows: tuple[int, int, list[int]], new_sequences: tuple[NewSequence, ...] = (), samples=None):
@@ -32,7 +35,7 @@ def batch(*rows: tuple[int, int, list[int]], new_sequences: tuple[NewSequence, .
         slots=[slot for slot, _, _ in rows],
         num_scheduled_tokens=[len(ids) for _, _, ids in rows],
         num_computed_tokens=[computed for _, computed, _ in rows],
-        input_ids=[token for _, _, ids in rows for token in ids],
+        input_ids=token_array(token for _, _, ids in rows for token in ids),
         samples=samples or [True] * len(rows),
         new_sequences=list(new_sequences),
     )

@@ -7,6 +7,7 @@ assignment: a slot belongs to one sequence from the step whose `new_sequences` b
 it again. Steps run in the order they were submitted, so binding a slot anew is enough to forget its former owner.
 """
 
+from array import array
 from dataclasses import dataclass, field
 
 from worker.core.params import SamplingParams
@@ -31,8 +32,8 @@ class NewSequence:
     """
 
     slot: int
-    token_ids: tuple[int, ...]
-    """Committed tokens, prompt and output. The tokens to run still come in `input_ids`."""
+    token_ids: "array[int]"
+    """Committed tokens, prompt and output, a copy. The tokens to run still come in `input_ids`."""
     num_prompt_tokens: int
     sampling: SamplingParams
     block_ids: tuple[int, ...]
@@ -54,7 +55,7 @@ class ScheduledBatch:
     num_scheduled_tokens: list[int]
     num_computed_tokens: list[int]
     """Tokens of the row whose KV is in the cache before this step: the position of its first input token."""
-    input_ids: list[int]
+    input_ids: "array[int]"
     """Flat, rows one after another; `DEFERRED_TOKEN` where the host does not know the token yet."""
     samples: list[bool]
     """Whether the row's last token reaches the end of the known sequence, so that a token is sampled."""

@@ -5,6 +5,7 @@ from dataclasses import replace
 from worker.core.batch import DEFERRED_TOKEN, NewSequence, ScheduledBatch
 from worker.core.params import SamplingParams
 from worker.core.sequence import Sequence
+from worker.core.tokens import token_array
 
 
 class BatchBuilder:
@@ -42,7 +43,7 @@ class BatchBuilder:
         self.slots: list[int] = []
         self.num_scheduled_tokens: list[int] = []
         self.num_computed_tokens: list[int] = []
-        self.input_ids: list[int] = []
+        self.input_ids = token_array()
         self.samples: list[bool] = []
         self.new_sequences: list[NewSequence] = []
         self.new_block_ids: list[tuple[int, list[int]]] = []
@@ -66,7 +67,7 @@ class BatchBuilder:
         self.num_scheduled_tokens.append(num_tokens)
         self.num_computed_tokens.append(computed)
         self.input_ids += seq.token_ids[computed:end]
-        self.input_ids += [DEFERRED_TOKEN] * (end - max(committed, computed))
+        self.input_ids.extend([DEFERRED_TOKEN] * (end - max(committed, computed)))
         self.samples.append(samples)
         self.budget -= num_tokens
         seq.num_computed_tokens = end
@@ -86,7 +87,7 @@ class BatchBuilder:
         self.new_sequences.append(
             NewSequence(
                 slot=seq.slot,
-                token_ids=tuple(seq.token_ids),
+                token_ids=seq.token_ids[:],
                 num_prompt_tokens=seq.num_prompt_tokens,
                 sampling=seq.sampling if seq.needs_whole_prompt else _without_prompt_logprobs(seq.sampling),
                 block_ids=tuple(seq.block_table),

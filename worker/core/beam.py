@@ -5,6 +5,7 @@ all beams the best `num_candidates` are looked at; those that end are hypotheses
 best `width` that do not end are the next beams. A hypothesis' score is its log probability / length ** length_penalty.
 """
 
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 from worker.core.outputs import Hypothesis
@@ -44,7 +45,7 @@ class BeamSearch:
         num_endings = len(stop.eos_token_ids | stop.stop_token_ids) + len(stop.stop_token_sequences)
         return max(2, 1 + num_endings) * self.params.width
 
-    def advance(self, beams: list[list[int]], candidates: list[Candidates]) -> list[NextBeam]:
+    def advance(self, beams: Seq[Seq[int]], candidates: list[Candidates]) -> list[NextBeam]:
         """One step: `beams` are the committed tokens of the running beams, all of one length, with their candidates.
 
         Returns the next beams, at most `width`; empty if the search is over and `hypotheses` has the result.

@@ -87,5 +87,5 @@ class BeamSteps:
     def _finish(self, group: BeamGroup) -> None:
         root, best = group.root, group.search.hypotheses[0]
         tokens = list(best.token_ids)
-        root.token_ids += tokens
+        root.token_ids.extend(tokens)
         self._state.end(root, best.finish_reason, "", tokens, group.search.hypotheses)

@@ -93,7 +93,7 @@ class Committer:
         """Returns how many are kept: what comes after a stop is neither emitted nor counted."""
         kept, reason = find_stop(seq.token_ids, tokens, seq.num_prompt_tokens, seq.stop, self._config.max_model_len)
         tokens = tokens[:kept]
-        seq.token_ids += tokens
+        seq.token_ids.extend(tokens)
         if reason is not None:
             self._state.end(seq, reason, "", tokens)
         else:

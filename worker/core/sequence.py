@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from worker.core.params import BeamParams, SamplingParams, StopConditions
+from worker.core.tokens import token_array
 
 if TYPE_CHECKING:
     from worker.core.batch import TokenLogprobs
@@ -117,7 +118,7 @@ class Sequence:
         `deadline` and `arrival_time` are seconds on the scheduler's clock; lower `priority` goes first.
         """
         self.id = id
-        self.token_ids = list(token_ids)
+        self.token_ids = token_array(token_ids)
         self.num_prompt_tokens = num_prompt_tokens
         self.num_resumed_tokens = len(self.token_ids) - num_prompt_tokens
         self.sampling = sampling if sampling is not None else SamplingParams()

@@ -4,6 +4,7 @@ A slot's matcher follows the slot's tokens as the steps bring them: those of ear
 own inputs. A token that the host did not know when the step was scheduled comes from the step that sampled it.
 """
 
+from array import array
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import accumulate
@@ -72,7 +73,7 @@ class _Row:
     slot: _Slot
     num_computed_tokens: int
     """Position of the first of `input_ids`."""
-    input_ids: list[int]
+    input_ids: "array[int]"
 
 
 class SlotGrammars:

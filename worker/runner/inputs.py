@@ -80,7 +80,7 @@ class InputBuilder:
 
         slot_of_token = staged["slots"].index_select(0, staged["row_of_token"])
         input_ids, positions = staged["input_ids"], staged["positions"]
-        if DEFERRED_TOKEN in batch.input_ids:
+        if arrays["input_ids"].min() == DEFERRED_TOKEN:  # no id is below it
             remembered = self._slots.last_tokens.index_select(0, slot_of_token)
             input_ids = torch.where(input_ids == DEFERRED_TOKEN, remembered, input_ids)
         token_blocks = self._slots.block_tables[slot_of_token, positions // self._block_size]

@@ -6,6 +6,7 @@ import torch
 
 from worker.core.batch import NewSequence, ScheduledBatch
 from worker.core.params import SamplingParams
+from worker.core.tokens import token_array
 from worker.runner.model_runner import ModelRunner
 
 
@@ -44,8 +45,9 @@ def dummy_batch(num_tokens: int, max_num_seqs: int, block_size: int, max_model_l
             lens.append(min(max_model_len, max(1, num_tokens // rows_left)))
             num_tokens -= lens[-1]
     blocks = tuple(range(-(-max(lens) // block_size)))
-    new = [NewSequence(slot, (0,) * n, n, SamplingParams(temperature=1.0), blocks) for slot, n in enumerate(lens)]
+    sampling = SamplingParams(temperature=1.0)
+    new = [NewSequence(slot, token_array([0] * n), n, sampling, blocks) for slot, n in enumerate(lens)]
     return ScheduledBatch(
         step=0, slots=list(range(len(lens))), num_scheduled_tokens=lens, num_computed_tokens=[0] * len(lens),
-        input_ids=[0] * sum(lens), samples=[True] * len(lens), new_sequences=new, is_dummy=True,
+        input_ids=token_array([0] * sum(lens)), samples=[True] * len(lens), new_sequences=new, is_dummy=True,
     )  # fmt: skip
