@@ -12,7 +12,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from common.chat_template import CONFIG, NAMED_TEMPLATES, TEMPLATE, read_chat_template
 from fissile.errors import InternalError
-from router.detokenizer import is_byte_level
+from router.detokenizer import decoder_types, is_byte_level
 
 logger = logging.getLogger(__name__)
 
@@ -126,7 +126,7 @@ def _special_tokens(files: Mapping[str, bytes], config: Mapping[str, Any]) -> di
 def _class_defaults(files: Mapping[str, bytes], config: Mapping[str, Any]) -> dict[str, str]:
     name = str(config.get("tokenizer_class")).removesuffix("Fast")
     # Llama 3's files have called themselves Llama's, which they are not; `transformers` sees that, too.
-    if name == "LlamaTokenizer" and is_byte_level(files.get("tokenizer.json", b"{}")):
+    if name == "LlamaTokenizer" and is_byte_level(decoder_types(files.get("tokenizer.json", b"{}"))):
         return {}
     return dict(CLASS_DEFAULTS.get(name, {}))
 

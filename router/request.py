@@ -65,15 +65,10 @@ class OpenRequest:
         self.refusal: FissileError | None = None
         """A worker would not take it; another one may."""
         self.error: FissileError | None = None
-        self.completions = [
-            Completion(
-                i,
-                spec.text,
-                tokenizer.detokenizer(skip_special_tokens=spec.skip_special_tokens, shown=spec.text.shown_tokens),
-                tokenizer.token_bytes,
-            )
-            for i in range(spec.n)
-        ]
+        detokenizer = tokenizer.detokenizers(
+            spec.prompt.token_ids, skip_special_tokens=spec.skip_special_tokens, shown=spec.text.shown_tokens
+        )
+        self.completions = [Completion(i, spec.text, detokenizer(), tokenizer.token_bytes) for i in range(spec.n)]
         self._token_bytes = tokenizer.token_bytes
         self._awaits_prompt_logprobs = spec.wants_prompt_logprobs
         self._prompt_logprobs: list[TokenLogprobs] = []

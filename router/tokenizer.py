@@ -19,8 +19,12 @@ from router.defaults import default_sampling
 from router.detokenizer import (
     ByteDetokenizer,
     Detokenizer,
+    FallbackDetokenizer,
     WindowDetokenizer,
+    byte_tokens,
+    decoder_types,
     is_byte_level,
+    last_shown,
     token_bytes_table,
 )
 
@@ -68,6 +72,8 @@ class Tokenizer:
     _backend: tokenizers.Tokenizer
     _executor: Executor
     _byte_level: bool
+    _byte_of: dict[int, int]
+    """The byte of each token that is one, where others are none."""
     _bytes: list[bytes]
     _special: dict[str, int] = field(default_factory=dict)
     _visible_bytes: dict[frozenset[str], list[bytes]] = field(default_factory=dict)
@@ -85,7 +91,8 @@ class Tokenizer:
             raise InternalError(f"tokenizer.json cannot be read: {error}") from error
         backend.no_truncation()
         backend.no_padding()
-        byte_level = is_byte_level(raw)
+        types = decoder_types(raw)
+        byte_level = is_byte_level(types)
         table = token_bytes_table(backend, byte_level)
         special = {token.content: i for i, token in backend.get_added_tokens_decoder().items() if token.special}
         return cls(
@@ -95,6 +102,7 @@ class Tokenizer:
             _backend=backend,
             _executor=executor,
             _byte_level=byte_level,
+            _byte_of=byte_tokens(types, backend.get_vocab(with_added_tokens=True)),
             _bytes=table,
             _special=special,
         )
@@ -123,12 +131,20 @@ class Tokenizer:
         """The special token that `text` is, if it is one."""
         return self._special.get(text)
 
-    def detokenizer(self, *, skip_special_tokens: bool, shown: Set[str] = frozenset()) -> Detokenizer:
-        """A new one, for one completion. Special tokens in `shown` are never skipped."""
-        if self._byte_level:
-            return ByteDetokenizer(self._visible(shown) if skip_special_tokens else self._bytes)
+    def detokenizers(
+        self, prompt: Sequence[int], *, skip_special_tokens: bool, shown: Set[str] = frozenset()
+    ) -> Callable[[], Detokenizer]:
+        """Makes a new one for each completion of `prompt`. Special tokens in `shown` are never skipped."""
         hidden = self._hidden(shown) if skip_special_tokens else frozenset()
-        return WindowDetokenizer(lambda ids: self.decode(ids, skip_special_tokens=False), hidden)
+        before = last_shown(prompt, hidden)
+        if self._byte_level:
+            return partial(ByteDetokenizer, self._visible(shown) if skip_special_tokens else self._bytes, before)
+        if self._byte_of:
+            return partial(FallbackDetokenizer, self._decode_all, self._byte_of, hidden, before)
+        return partial(WindowDetokenizer, self._decode_all, hidden, before)
+
+    def _decode_all(self, token_ids: list[int]) -> str:
+        return self._backend.decode(token_ids, skip_special_tokens=False)
 
     def _visible(self, shown: Set[str]) -> list[bytes]:
         exceptions = frozenset(shown & self._special.keys())

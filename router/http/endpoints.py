@@ -61,13 +61,17 @@ class Completions:
         return (await self._api.detokenize(request)).text
 
     async def _first_token(self, body: CompletionBody, prompt: Prompt) -> bytes:
+        data: bytes | None = None
         if isinstance(prompt, str):
             request = TokenizeRequest(
                 model=body.model, text=prompt, add_special_tokens=body.add_special_tokens is not False
             )
-            return b"".join((await self._api.tokenize(request)).tokens[:1])
+            tokenized = await self._api.tokenize(request)
+            data, prompt = b"".join(tokenized.tokens[:1]), tokenized.token_ids[:1]
         visible = DetokenizeRequest(model=body.model, token_ids=prompt[:1], skip_special_tokens=False)
-        return (await self._api.detokenize(visible)).text.encode()
+        text = (await self._api.detokenize(visible)).text.encode()
+        # A token may stand for less at the beginning of a text; part of a character is no text at all.
+        return text if data in (None, b" " + text) else data
 
 
 class Chat:

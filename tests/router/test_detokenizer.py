@@ -1,12 +1,25 @@
 """Joined pieces equal decoding the whole; no piece ends inside a character."""
 
+import codecs
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from itertools import takewhile
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.detokenizer import ByteDetokenizer, WindowDetokenizer, is_byte_level, token_bytes_table
+from router.detokenizer import (
+    MAX_HELD_BYTES,
+    ByteDetokenizer,
+    FallbackDetokenizer,
+    WindowDetokenizer,
+    byte_tokens,
+    decoder_types,
+    is_byte_level,
+    last_shown,
+    token_bytes_table,
+)
 from router.tokenizer import Tokenizer, TokenizerFiles
 from tests.fakes import tokenizer as toys
 
@@ -20,8 +33,23 @@ def byte_detokenizer():
     return ByteDetokenizer(TABLE)
 
 
-def window_detokenizer(hidden=frozenset()):
-    return WindowDetokenizer(lambda ids: FALLBACK.decode(ids, skip_special_tokens=False), hidden)
+BYTE_OF = byte_tokens(decoder_types(FALLBACK.to_str().encode()), FALLBACK.get_vocab())
+FIRST_BYTE = FALLBACK.token_to_id("<0x00>")
+
+
+PARIS, IS, A = (FALLBACK.token_to_id(piece) for piece in ("▁Paris", "▁is", "a"))
+
+
+def decode(ids):
+    return FALLBACK.decode(ids, skip_special_tokens=False)
+
+
+def window_detokenizer(hidden=frozenset(), prompt=()):
+    return FallbackDetokenizer(decode, BYTE_OF, hidden, last_shown(prompt, hidden))
+
+
+def byte_ids(data):
+    return [FIRST_BYTE + byte for byte in data]
 
 
 def pieces_of(detokenizer, ids, size=1):
@@ -34,9 +62,11 @@ def encode(tokenizer, text):
 
 
 def test_which_tokenizers_are_byte_level():
-    assert is_byte_level(BYTE_LEVEL.to_str().encode())
-    assert not is_byte_level(FALLBACK.to_str().encode())
-    assert not is_byte_level(b'{"decoder": null}')
+    assert is_byte_level(decoder_types(BYTE_LEVEL.to_str().encode()))
+    assert not is_byte_level(decoder_types(FALLBACK.to_str().encode()))
+    assert not is_byte_level(decoder_types(b'{"decoder": null}'))
+    assert byte_tokens(["ByteLevel"], FALLBACK.get_vocab()) == {}
+    assert (len(BYTE_OF), BYTE_OF[FIRST_BYTE + 0x41]) == (256, 0x41)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 100])
@@ -86,6 +116,92 @@ def test_endless_invalid_bytes_are_shown_in_time():
     assert sum(map(len, shown)) >= 8
 
 
+BYTES = [0x61, 0xFF, *"漢".encode(), *"é".encode(), 0x20]
+RUNS = st.lists(st.sampled_from([*byte_ids(BYTES), PARIS, IS, A, 0, 1, 2]), max_size=24)
+
+
+def one_shot(ids, prompt=(), *, hidden=frozenset()):
+    """What the ids add to the prompt, by the tokenizer's own decoder. A character that is cut off at the end does not
+    spoil the run that it is in."""
+    visible = [i for i in ids if i not in hidden]
+    run = bytes(BYTE_OF[i] for i in reversed(list(takewhile(BYTE_OF.__contains__, reversed(visible)))))
+    with suppress(UnicodeDecodeError):
+        num_cut = len(run) - codecs.utf_8_decode(run, "strict", False)[1]
+        visible = visible[: len(visible) - num_cut]
+        before = [i for i in prompt if i not in hidden]
+        return decode([*before, *visible]).removeprefix(decode(before)) + "\ufffd" * bool(num_cut)
+    before = [i for i in prompt if i not in hidden]
+    return decode([*before, *visible]).removeprefix(decode(before))
+
+
+@settings(max_examples=500)
+@given(RUNS, st.integers(1, 4), st.sampled_from([frozenset(), frozenset({0, 1, 2})]))
+def test_any_tokens_with_byte_fallback_are_what_they_are_at_once(ids, size, hidden):
+    assert "".join(pieces_of(window_detokenizer(hidden), ids, size)) == one_shot(ids, hidden=hidden)
+
+
+@settings(max_examples=500)
+@given(RUNS, RUNS, st.sampled_from([frozenset(), frozenset({0, 1, 2})]))
+def test_any_tokens_add_what_they_add_to_the_prompt(prompt, ids, hidden):
+    prompt.append(PARIS)  # a run of bytes belongs to the prompt or to the answer
+    detokenizer = window_detokenizer(hidden, prompt)
+    assert "".join(pieces_of(detokenizer, ids)) == one_shot(ids, prompt, hidden=hidden)
+
+
+def test_nothing_after_a_broken_run_is_lost():
+    ids = [*byte_ids(b"\xff" + "漢漢漢".encode()), A]
+    assert "".join(pieces_of(window_detokenizer(), ids)) == "\ufffd" * 10 + "a"
+
+
+def test_a_space_between_prompt_and_answer_is_kept():
+    rome = [PARIS]
+    assert "".join(pieces_of(window_detokenizer(prompt=[A, IS]), rome * 2)) == " Paris Paris"
+    assert "".join(pieces_of(window_detokenizer(), rome * 2)) == "Paris Paris"
+    bos, eos = FALLBACK.token_to_id("<s>"), FALLBACK.token_to_id("</s>")
+    assert "".join(pieces_of(window_detokenizer({bos}, [bos]), rome)) == "Paris"
+    assert "".join(pieces_of(window_detokenizer({bos, eos}, [bos, *rome, eos]), rome)) == " Paris"
+    assert "".join(pieces_of(window_detokenizer(prompt=[bos]), rome)) == " Paris"
+
+
+@pytest.mark.parametrize("num_before", [1, 2])
+def test_a_character_that_the_prompt_has_begun_is_whole_in_the_answer(num_before):
+    fallback, level = byte_ids("漢".encode()), encode(BYTE_LEVEL, "漢")
+    detokenizer = window_detokenizer(prompt=fallback[:num_before])
+    assert "".join(pieces_of(detokenizer, fallback[num_before:])) == "漢"
+    detokenizer = ByteDetokenizer(TABLE, last_shown(level[:num_before], frozenset()))
+    assert "".join(pieces_of(detokenizer, level[num_before:])) == "漢"
+
+
+def test_a_long_run_in_the_prompt_may_begin_anywhere():
+    detokenizer = window_detokenizer(prompt=byte_ids("漢".encode() * 40))
+    assert "".join(pieces_of(detokenizer, byte_ids("漢é".encode()))) == "漢é"
+
+
+def test_a_long_run_is_shown_as_it_comes():
+    detokenizer = window_detokenizer()
+    pieces = pieces_of(detokenizer, byte_ids("漢".encode() * 60))
+    assert "".join(pieces) == "漢" * 60
+    assert all(len(piece) <= 1 for piece in pieces[MAX_HELD_BYTES + 3 :])
+
+
+LOSSY = toys.byte_level()
+
+
+@given(st.lists(st.integers(0, len(TABLE) - 1), max_size=20), st.integers(1, 4))
+def test_a_window_over_bytes_is_exact_for_any_tokens(ids, size):
+    """Byte-level decoding with a step before it: no table of bytes tells the text."""
+    detokenizer = WindowDetokenizer(lambda ids: LOSSY.decode(ids, skip_special_tokens=False))
+    assert "".join(pieces_of(detokenizer, ids, size)) == LOSSY.decode(ids, skip_special_tokens=False)
+
+
+def test_a_window_over_endless_broken_bytes_stays_short():
+    (byte,) = (i for i, data in enumerate(TABLE) if data == b"\xff")
+    detokenizer = WindowDetokenizer(lambda ids: LOSSY.decode(ids, skip_special_tokens=False))
+    ids = [byte] * 300 + encode(LOSSY, "a")
+    assert "".join(pieces_of(detokenizer, ids)) == "\ufffd" * 300 + "a"
+    assert len(detokenizer._ids) < 100
+
+
 def test_ids_beyond_the_tokenizer_have_no_text():
     assert pieces_of(byte_detokenizer(), [len(TABLE) + 5]) == ["", ""]
 
@@ -106,7 +222,7 @@ def test_some_special_tokens_are_shown_where_the_others_are_hidden(make):
     with ThreadPoolExecutor(1) as threads:
         loaded = Tokenizer.load(files, threads)
         for shown in (set(), {special[1]}, {special[1], "<other>"}):
-            detokenizer = loaded.detokenizer(skip_special_tokens=True, shown=shown)
-            assert "".join(pieces_of(detokenizer, ids)) == "".join(text for text in special if text in shown)
-        everything = loaded.detokenizer(skip_special_tokens=False, shown={special[1]})
-        assert "".join(pieces_of(everything, ids)) == "".join(special)
+            make = loaded.detokenizers([], skip_special_tokens=True, shown=shown)
+            assert "".join(pieces_of(make(), ids)) == "".join(text for text in special if text in shown)
+        everything = loaded.detokenizers([], skip_special_tokens=False, shown={special[1]})
+        assert "".join(pieces_of(everything(), ids)) == "".join(special)

@@ -2,7 +2,8 @@
 
 import pytest
 
-from tests.fakes.worker import FakeWorker, says
+from tests.fakes import tokenizer as toys
+from tests.fakes.worker import EOS, FakeWorker, says
 from tests.router.http.front import choices_of, complete, events
 
 USAGE = {
@@ -138,3 +139,30 @@ def test_several_prompts(stream):
     response = complete(worker, prompt=["x", "xy", "xyz"], n=2, stream=stream, echo=True)
     choices = choices_of(events(response) if stream else [response.json()])
     assert [choices[i][0] for i in range(6)] == ["xb0", "xb1", "xyc0", "xyc1", "xyzd0", "xyzd1"]
+
+
+SENTENCEPIECE = toys.byte_fallback()
+ROME = SENTENCEPIECE.token_to_id("▁Paris")
+
+
+def speaks_sentencepiece():
+    return FakeWorker(lambda sequence: [ROME, ROME, EOS], files=toys.files(SENTENCEPIECE))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        ({"prompt": "a"}, " Paris Paris"),
+        ({"prompt": [ROME]}, " Paris Paris"),
+        ({"prompt": "a", "echo": True}, "a Paris Paris"),
+        ({"prompt": [ROME], "echo": True}, "Paris Paris Paris"),
+    ],
+)
+def test_blanks_of_sentencepiece(body, text, stream):
+    """The first token of an answer has its space, and the tokens of log probabilities join to the text."""
+    response = complete(speaks_sentencepiece(), logprobs=0, stream=stream, **body)
+    chunks = events(response) if stream else [response.json()]
+    assert choices_of(chunks) == {0: (text, "stop")}
+    tokens = [token for chunk in chunks for choice in chunk["choices"] for token in choice["logprobs"]["tokens"]]
+    assert "".join(tokens) == text + "</s>"
