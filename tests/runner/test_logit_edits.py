@@ -175,3 +175,18 @@ def test_a_row_alone_equals_the_row_among_rows_with_other_rules() -> None:
     together = sample_rows(logits, [sequence(i, p, prompts[i], [4]) for i, p in enumerate(many)])
     alone = [sample_rows(logits[i : i + 1], [sequence(0, p, prompts[i], [4])]) for i, p in enumerate(many)]
     assert together.token_ids.tolist() == [int(row.token_ids) for row in alone]
+
+
+def test_a_token_beyond_the_vocabulary_touches_no_other_row() -> None:
+    """Nobody should send one. Its place would be that of token 1 in the next row."""
+    beyond = 4 + 1
+    params = SamplingParams(
+        logit_bias=((beyond, 7.0), (0, 1.0)), banned_token_ids=(beyond, 3), bad_token_sequences=((beyond,), (0, beyond))
+    )
+    first = sequence(0, params, [0], ending_token_ids=(2, beyond), min_length=9)
+    assert edited(torch.zeros(2, 4), [first, sequence(1, SamplingParams())]).tolist() == [[1, 0, -INF, -INF], [0] * 4]
+
+
+def test_only_tokens_beyond_the_vocabulary_allowed_is_nothing_allowed() -> None:
+    row = sequence(0, SamplingParams(allowed_token_ids=(5,)))
+    assert edited(torch.zeros(2, 4), [row, sequence(1, SamplingParams())]).tolist() == [[-INF] * 4, [0] * 4]

@@ -116,6 +116,8 @@ def make_plan(bindings: Sequence[Binding], vocab_size: int, device: torch.device
 
 
 def _make_edits(bindings: Sequence[Binding], vocab_size: int, device: torch.device) -> LogitEdits | None:
+    """A token beyond the vocabulary can never come, and its place would lie in the next row: it is left out. Nobody
+    should send one; what has a value beside it is filtered here, plain lists in `places`."""
     params = [binding.sampling for binding in bindings]
 
     def places(lists: Iterable[tuple[int, Sequence[int]]]) -> Places:
@@ -123,18 +125,21 @@ def _make_edits(bindings: Sequence[Binding], vocab_size: int, device: torch.devi
         row_indices, token_lists = zip(*lists, strict=True)
         rows = np.repeat(np.array(row_indices, np.int64), [len(tokens) for tokens in token_lists])
         tokens = np.concatenate([np.array(tokens, np.int64) for tokens in token_lists])
+        known = tokens < vocab_size
+        rows, tokens = rows[known], tokens[known]
         return Places(
             to_device(torch.from_numpy(rows * vocab_size + tokens), device), to_device(torch.from_numpy(rows), device)
         )
 
-    bias = [(i, token, value) for i, p in enumerate(params) for token, value in p.logit_bias]
+    bias = [(i, token, value) for i, p in enumerate(params) for token, value in p.logit_bias if token < vocab_size]
     penalised = [i for i, p in enumerate(params) if p.has_penalties]
     allowed = [(i, p.allowed_token_ids) for i, p in enumerate(params) if p.allowed_token_ids]
     # A bad sequence of one token is a banned one.
     banned = [(i, p.banned_token_ids) for i, p in enumerate(params) if p.banned_token_ids]
     banned += [(i, bad) for i, p in enumerate(params) for bad in p.bad_token_sequences if len(bad) == 1]
-    early = [(i, token, b.min_length) for i, b in enumerate(bindings) for token in b.ending_token_ids]
+    early = [(i, t, b.min_length) for i, b in enumerate(bindings) for t in b.ending_token_ids if t < vocab_size]
     bad = [(i, bad) for i, p in enumerate(params) for bad in p.bad_token_sequences if len(bad) > 1]
+    bad = [(i, ids) for i, ids in bad if ids[-1] < vocab_size]
     if not (bias or penalised or allowed or banned or early or bad):
         return None
     return LogitEdits(
