@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 
 from bench.common import Figure, finish, parse_arguments
 from worker.core.params import Grammar, GrammarKind
-from worker.loader.config import load_model_config
+from worker.loader.load_config import load_model_config
 from worker.loader.source import resolve_model
 from worker.loader.tokenizer import load_tokenizer_files
 

@@ -1,26 +1,23 @@
 """Names to files, files to configurations and weights; and every way that goes wrong."""
 
 import json
-import struct
 from pathlib import Path
 from typing import ClassVar
 
-import numpy as np
 import pytest
 import torch
-from gguf import GGMLQuantizationType, GGUFWriter
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 from transformers import LlamaForCausalLM
 
 from tests.runner.byte_tokenizer import byte_tokenizer
-from tests.runner.conftest import TINY, make_driver, random_prompt, save_llama
+from tests.runner.conftest import make_driver, random_prompt, save_llama
 from tests.runner.test_logits import assert_logits, capture_logits
 from worker.kernels.registry import KernelBackendError, create_backend
 from worker.layers.parallel import TensorParallel
 from worker.loader import source as source_module
-from worker.loader.config import Llama3Scaling, RopeConfig, config_from_hf, load_model_config, rope_frequencies
+from worker.loader.checkpoint import EMBEDDING, HEAD
 from worker.loader.errors import ModelConfigError, ModelNotFoundError, UnknownArchitectureError, WeightsError
-from worker.loader.gguf_file import read_gguf
 from worker.loader.source import SourceFormat, resolve_model
 from worker.loader.tokenizer import TokenizerFiles, load_tokenizer_files
 from worker.runner.build import build_runner
@@ -73,48 +70,6 @@ def test_directory_without_a_model(tmp_path: Path) -> None:
 # --- configurations
 
 
-def test_eos_ids_of_both_files_count() -> None:
-    base = dict(TINY, architectures=["LlamaForCausalLM"], eos_token_id=[2, 5])
-    assert config_from_hf(base, {"eos_token_id": [7, 2]}).eos_token_ids == (7, 2, 5)
-    assert config_from_hf(base | {"eos_token_id": 3}, {}).eos_token_ids == (3,)
-    assert config_from_hf(base | {"eos_token_id": None}, {}).eos_token_ids == ()
-
-
-def test_older_spelling_of_rope_scaling() -> None:
-    old = dict(TINY, architectures=["LlamaForCausalLM"], rope_theta=500000.0)
-    old["rope_scaling"] = {
-        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 8192,
-    }  # fmt: skip
-    assert config_from_hf(old, {}).rope == RopeConfig(500000.0, llama3=Llama3Scaling(8.0, 1.0, 4.0, 8192))
-
-
-def test_rope_divisors_of_a_gguf_file_equal_the_llama3_formula() -> None:
-    scaled = RopeConfig(500000.0, llama3=Llama3Scaling(8.0, 1.0, 4.0, 8192))
-    plain, wanted = rope_frequencies(RopeConfig(500000.0), 64), rope_frequencies(scaled, 64)
-    divisors = tuple(a / b for a, b in zip(plain, wanted, strict=True))
-    assert rope_frequencies(RopeConfig(500000.0, frequency_divisors=divisors), 64) == pytest.approx(wanted)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"hidden_act": "gelu"}, "activation 'gelu'"),
-        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "rope type 'yarn'"),
-    ],
-)
-def test_what_is_not_supported_is_refused(changes: dict[str, object], message: str) -> None:
-    with pytest.raises(ModelConfigError, match=message):
-        config_from_hf(dict(TINY, architectures=["LlamaForCausalLM"]) | changes, {})
-
-
-def test_missing_field_is_named() -> None:
-    config = dict(TINY, architectures=["LlamaForCausalLM"])
-    del config["hidden_size"]
-    with pytest.raises(ModelConfigError, match="lacks 'hidden_size'"):
-        config_from_hf(config, {})
-
-
 def test_unknown_architecture_lists_the_known_ones(tmp_path: Path) -> None:
     save_llama(tmp_path)
     change_config(tmp_path, architectures=["MambaForCausalLM"])
@@ -156,10 +111,75 @@ def test_damaged_safetensors_file(tmp_path: Path) -> None:
         build(tmp_path)
 
 
-def test_tied_head_in_the_checkpoint_and_old_buffers_are_ignored(tmp_path: Path) -> None:
+def save_tied(path: Path, embedding: Tensor | None, head: Tensor | None) -> None:
+    """A checkpoint that is tied by its configuration and stores these two, or one of them."""
+    tensors = load_file(path / "model.safetensors")
+    del tensors[EMBEDDING]
+    save_file(tensors | {k: v for k, v in ((EMBEDDING, embedding), (HEAD, head)) if v is not None},
+              path / "model.safetensors", {"format": "pt"})  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ["head alone", "embedding alone", "equal", "different"])
+def test_tied_checkpoints_are_read_as_transformers_reads_them(tmp_path: Path, case: str) -> None:
+    """Two that differ are not tied, whatever the configuration says."""
+    weight = save_llama(tmp_path).get_input_embeddings().weight.detach()
+    stored = {
+        "head alone": (None, weight), "embedding alone": (weight, None), "equal": (weight, weight.clone()),
+        "different": (weight, weight + 1),
+    }[case]  # fmt: skip
+    save_tied(tmp_path, *stored)
+    driver = make_driver(tmp_path)
+    seen = capture_logits(driver)
+    seq = driver.add(random_prompt(9, 1))
+    driver.prefill(seq)
+    assert_logits(seen[0][0], LlamaForCausalLM.from_pretrained(tmp_path).float().eval(), seq.tokens[:-1])
+
+
+def test_a_checkpoint_without_embedding_and_head_misses_the_embedding(tmp_path: Path) -> None:
+    save_llama(tmp_path)
+    save_tied(tmp_path, None, None)
+    with pytest.raises(WeightsError, match=f"1 missing: {EMBEDDING}$"):
+        build(tmp_path)
+
+
+def test_an_untied_head_is_not_taken_from_the_embedding(tmp_path: Path) -> None:
+    save_llama(tmp_path)
+    change_config(tmp_path, tie_word_embeddings=False)
+    with pytest.raises(WeightsError, match=f"1 missing: {HEAD}$"):
+        build(tmp_path)
+
+
+def test_weights_in_numbers_of_a_quantiser_are_refused(tmp_path: Path) -> None:
     save_llama(tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
-    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+    tensors["model.norm.weight"] = tensors["model.norm.weight"].to(torch.float8_e4m3fn)
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(WeightsError, match=r"model\.norm\.weight: it is stored as F8_E4M3; one of F64, F32"):
+        build(tmp_path)
+
+
+def test_an_index_leads_to_no_other_directory(tmp_path: Path) -> None:
+    save_llama(tmp_path)
+    index = {"weight_map": {"model.norm.weight": "../model.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ModelConfigError, match=r"index\.json: weight_map is .*files of the same directory"):
+        build(tmp_path)
+
+
+def test_a_shorter_context_has_shorter_tables(tiny: tuple[Path, LlamaForCausalLM]) -> None:
+    assert make_driver(tiny[0], max_model_len=20).runner._model._rotary._cos.shape == (20, 8)
+
+
+def test_what_a_file_says_in_vain_is_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    save_llama(tmp_path)
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [2, 171]}')
+    build(tmp_path, num_blocks=1)
+    assert "generation_config.json: eos_token_id names 171, beyond the vocabulary of 131" in caplog.text
+
+
+def test_old_buffers_are_ignored(tmp_path: Path) -> None:
+    save_llama(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
     tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.zeros(4)
     save_file(tensors, tmp_path / "model.safetensors")
     build(tmp_path, num_blocks=1)
@@ -189,91 +209,6 @@ def test_dummy_weights_need_no_tensors(tmp_path: Path) -> None:
 def test_load_format_that_the_source_is_not(tiny: tuple[Path, LlamaForCausalLM]) -> None:
     with pytest.raises(ModelConfigError, match="is no gguf model but a safetensors one"):
         build(tiny[0], load_format="gguf")
-
-
-# --- GGUF
-
-
-def write_gguf(path: Path, model: LlamaForCausalLM) -> None:
-    """A llama GGUF of the tiny model, with q and k in llama.cpp's order of rows."""
-    writer = GGUFWriter(path, "llama")
-    config = model.config
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_key_length(config.head_dim)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(10000.0)
-    writer.add_vocab_size(config.vocab_size)
-    writer.add_eos_token_id(2)
-    names = {
-        "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm", "self_attn.o_proj": "attn_output",
-        "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
-        "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
-    }  # fmt: skip
-    top = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight"}
-    for name, parameter in model.named_parameters():
-        values = parameter.detach().numpy()
-        if name.endswith(("q_proj.weight", "k_proj.weight")):
-            rows = values.reshape(-1, 2, config.head_dim // 2, values.shape[1])
-            values = np.ascontiguousarray(rows.swapaxes(1, 2).reshape(values.shape))
-        if name in top:
-            writer.add_tensor(top[name], values)
-        else:
-            _, _, layer, rest = name.split(".", 3)
-            writer.add_tensor(f"blk.{layer}.{names[rest.removesuffix('.weight')]}.weight", values)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-
-
-def test_gguf_gives_the_logits_of_the_model_it_was_made_from(
-    tmp_path: Path, tiny: tuple[Path, LlamaForCausalLM]
-) -> None:
-    write_gguf(tmp_path / "tiny.gguf", tiny[1])
-    driver = make_driver(tmp_path / "tiny.gguf")
-    seen = capture_logits(driver)
-    seq = driver.add(random_prompt(30, 1))
-    driver.prefill(seq)
-    assert_logits(seen[0][0], tiny[1], seq.tokens[:-1])
-
-
-def test_gguf_of_unknown_architecture(tmp_path: Path) -> None:
-    writer = GGUFWriter(tmp_path / "a.gguf", "mamba")
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    with pytest.raises(UnknownArchitectureError, match="'mamba'"):
-        load_model_config(resolve_model(str(tmp_path / "a.gguf")))
-
-
-@pytest.mark.parametrize(
-    "content",
-    [b"", b"GGUF", b"nonsense" * 10, b"GGUF" + struct.pack("<IQQ", 9, 0, 0), b"GGUF" + struct.pack("<IQQ", 3, 0, 5)],
-)
-def test_damaged_gguf_file(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "a.gguf").write_bytes(content)
-    with pytest.raises(WeightsError):
-        read_gguf(tmp_path / "a.gguf")
-
-
-def test_truncated_gguf_tensors(tmp_path: Path, tiny: tuple[Path, LlamaForCausalLM]) -> None:
-    file = tmp_path / "tiny.gguf"
-    write_gguf(file, tiny[1])
-    file.write_bytes(file.read_bytes()[:-4096])
-    with pytest.raises(WeightsError, match="not a readable GGUF file"):
-        read_gguf(file)
-
-
-def test_types_in_the_embedded_model() -> None:
-    tensors = read_gguf(resolve_model("smollm2").path).tensors
-    assert tensors["token_embd.weight"].type is GGMLQuantizationType.Q8_0
-    assert tensors["token_embd.weight"].shape == (49152, 576)
 
 
 # --- tokenizer

@@ -9,8 +9,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, 
 
 from tests.runner.conftest import greedy_reference, make_driver
 from tests.runner.driver import Driver
-from worker.loader.config import load_model_config
 from worker.loader.gguf_checkpoint import GGUFCheckpoint
+from worker.loader.load_config import load_model_config
 from worker.loader.source import resolve_model
 from worker.loader.tokenizer import load_tokenizer_files
 
@@ -48,7 +48,7 @@ def test_configuration() -> None:
     config = load_model_config(resolve_model("smollm2"))
     assert (config.num_layers, config.num_heads, config.num_kv_heads, config.head_dim) == (30, 9, 3, 64)
     assert (config.vocab_size, config.max_model_len, config.rope.theta) == (49152, 8192, 100000.0)
-    assert config.tie_word_embeddings and config.eos_token_ids == (2,) and config.bos_token_id == 1
+    assert config.tie_word_embeddings and config.eos_token_ids == (2, 0)
 
 
 def test_dequantised_weights_equal_transformers(reference: LlamaForCausalLM) -> None:

@@ -9,7 +9,8 @@ from tests.core.fake_runner import FakeRunner
 from worker.core.batch import BatchOutput, ScheduledBatch
 from worker.core.params import Grammar
 from worker.executor import ExecutorDiedError, ExecutorStartError
-from worker.loader.config import ModelConfig, RopeConfig
+from worker.loader.config import ModelConfig
+from worker.loader.rope import RopeConfig
 from worker.runner.config import MemoryReport, ModelInfo
 
 VOCAB_SIZE = 100

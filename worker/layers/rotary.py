@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from worker.kernels.interface import KernelBackend
-from worker.loader.config import RopeConfig, rope_frequencies
+from worker.loader.rope import RopeConfig, rope_frequencies
 
 
 def rotary_table(rope: RopeConfig, head_dim: int, max_len: int) -> tuple[Tensor, Tensor]:
@@ -14,7 +14,7 @@ def rotary_table(rope: RopeConfig, head_dim: int, max_len: int) -> tuple[Tensor,
     """
     frequencies = torch.tensor(rope_frequencies(rope, head_dim), dtype=torch.float32)
     angles = torch.arange(max_len, dtype=torch.float32)[:, None] * frequencies
-    cos, sin = angles.cos(), angles.sin()
+    cos, sin = angles.cos() * rope.attention_factor, angles.sin() * rope.attention_factor
     return torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
 
 

@@ -3,9 +3,12 @@
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from worker.loader.errors import WeightsError
+
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
 class LazyTensor(Protocol):
@@ -33,23 +36,33 @@ class Checkpoint(Protocol):
     def tensor(self, name: str) -> LazyTensor: ...
 
 
-def fill(targets: dict[str, WeightTarget], checkpoint: Checkpoint, ignored: frozenset[str] = frozenset()) -> None:
+def fill(targets: dict[str, WeightTarget], checkpoint: Checkpoint, tied: bool = False) -> None:
     """Load every target. Raises WeightsError naming missing and unexpected tensors, or a wrong shape.
 
-    `ignored` names may be in the checkpoint and are not read.
+    `tied`: embedding and head are one tensor, so the checkpoint may have it under either name, or under both.
     """
     present = set(checkpoint.names())
-    missing = sorted(targets.keys() - present)
-    unexpected = sorted(present - targets.keys() - ignored)
+    source = HEAD if tied and EMBEDDING not in present and HEAD in present else EMBEDDING
+    stored = {source if name == EMBEDDING else name: load for name, load in targets.items()}
+    missing = sorted(stored.keys() - present)
+    unexpected = sorted(present - stored.keys() - ({HEAD} if tied else set()))
     if missing or unexpected:
         parts = [f"{len(names)} {what}: {_listed(names)}"
                  for what, names in (("missing", missing), ("unexpected", unexpected)) if names]  # fmt: skip
         raise WeightsError("the checkpoint does not fit the model; tensors " + "; ".join(parts))
-    for name, load in targets.items():
+    for name, load in stored.items():
         try:
             load(checkpoint.tensor(name))
         except (ValueError, RuntimeError) as error:
             raise WeightsError(f"tensor {name}: {error}") from error
+
+
+def is_stored_apart(checkpoint: Checkpoint) -> bool:
+    """Whether there are an embedding and a head, and they differ. Reads both."""
+    if not {EMBEDDING, HEAD} <= set(checkpoint.names()):
+        return False
+    embedding, head = checkpoint.tensor(EMBEDDING), checkpoint.tensor(HEAD)
+    return embedding.shape != head.shape or not torch.equal(embedding.read(), head.read())
 
 
 def _listed(names: list[str]) -> str:

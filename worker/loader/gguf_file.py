@@ -6,6 +6,7 @@ seconds at every start. Its constants and dequantisers are used as they are.
 Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md (version 2 and 3, little endian).
 """
 
+import math
 import mmap
 import struct
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from worker.loader.errors import WeightsError
 
 _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 _STRING, _ARRAY = 8, 9
+DEFAULT_ALIGNMENT, MAX_ALIGNMENT, MAX_DIMS = 32, 2**20, 4
 _PLAIN_DTYPES = {GGMLQuantizationType.F32: np.float32, GGMLQuantizationType.F16: np.float16}
 
 
@@ -54,8 +56,18 @@ def read_gguf(path: Path) -> GGUFFile:
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     try:
         return _Parser(mapped).parse()
-    except (struct.error, UnicodeDecodeError, ValueError, KeyError, IndexError) as error:
+    except (struct.error, ValueError, KeyError, OverflowError, RecursionError) as error:
         raise WeightsError(f"{path} is not a readable GGUF file: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class _TensorEntry:
+    """What the header says of a tensor. `offset` counts from the beginning of all tensors' data."""
+
+    name: str
+    shape: tuple[int, ...]
+    type: GGMLQuantizationType
+    offset: int
 
 
 class _Parser:
@@ -73,14 +85,25 @@ class _Parser:
         if version not in (2, 3):
             raise ValueError(f"version {version} is not supported")
         num_tensors, num_fields = self._scalar("<Q"), self._scalar("<Q")
-        metadata = {}
+        metadata: dict[str, Any] = {}
         for _ in range(num_fields):
             key = self._string()
+            if key in metadata:
+                raise ValueError(f"the field {key} occurs twice")
             metadata[key] = self._value(self._scalar("<I"))
         entries = [self._tensor_entry() for _ in range(num_tensors)]
-        alignment = metadata.get("general.alignment", 32)
-        base = -(-self._at // alignment) * alignment
-        return GGUFFile(metadata, {name: self._tensor(shape, kind, base + at) for name, shape, kind, at in entries})
+        base = -(-self._at // self._alignment(metadata)) * self._alignment(metadata)
+        tensors = {entry.name: self._tensor(entry, base) for entry in entries}
+        if len(tensors) < num_tensors:
+            raise ValueError("a tensor's name occurs twice")
+        return GGUFFile(metadata, tensors)
+
+    @staticmethod
+    def _alignment(metadata: dict[str, Any]) -> int:
+        alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
+        if not isinstance(alignment, int) or not 0 < alignment <= MAX_ALIGNMENT:
+            raise ValueError(f"general.alignment is {alignment!r}")
+        return alignment
 
     def _scalar(self, code: str) -> Any:
         (value,) = struct.unpack_from(code, self._mapped, self._at)
@@ -99,23 +122,36 @@ class _Parser:
         if kind == _STRING:
             return self._string()
         if kind != _ARRAY:
-            return self._scalar(_SCALARS[kind])
+            return self._scalar(self._code(kind))
         item, count = self._scalar("<I"), self._scalar("<Q")
         if item in (_STRING, _ARRAY):
             return [self._value(item) for _ in range(count)]
-        code = f"<{count}{_SCALARS[item][1]}"
+        code = f"<{count}{self._code(item)[1]}"
         values = struct.unpack_from(code, self._mapped, self._at)
         self._at += struct.calcsize(code)
         return list(values)
 
-    def _tensor_entry(self) -> tuple[str, tuple[int, ...], GGMLQuantizationType, int]:
-        name = self._string()
-        shape = tuple(self._scalar("<Q") for _ in range(self._scalar("<I")))[::-1]
-        return name, shape, GGMLQuantizationType(self._scalar("<I")), self._scalar("<Q")
+    @staticmethod
+    def _code(kind: int) -> str:
+        if kind not in _SCALARS:
+            raise ValueError(f"there is no type {kind} of values")
+        return _SCALARS[kind]
 
-    def _tensor(self, shape: tuple[int, ...], kind: GGMLQuantizationType, start: int) -> GGUFTensor:
-        values_per_block, bytes_per_block = GGML_QUANT_SIZES[kind]
-        num_rows = int(np.prod(shape[:-1], dtype=np.int64))
-        row_bytes = shape[-1] // values_per_block * bytes_per_block
+    def _tensor_entry(self) -> "_TensorEntry":
+        name, num_dims = self._string(), self._scalar("<I")
+        if not 1 <= num_dims <= MAX_DIMS:
+            raise ValueError(f"tensor {name} has {num_dims} dimensions")
+        shape = tuple(self._scalar("<Q") for _ in range(num_dims))[::-1]
+        return _TensorEntry(name, shape, GGMLQuantizationType(self._scalar("<I")), self._scalar("<Q"))
+
+    def _tensor(self, entry: "_TensorEntry", base: int) -> GGUFTensor:
+        values_per_block, bytes_per_block = GGML_QUANT_SIZES[entry.type]
+        if entry.shape[-1] % values_per_block:
+            raise ValueError(f"tensor {entry.name}: {entry.shape[-1]} is no whole number of {entry.type.name} blocks")
+        num_rows = math.prod(entry.shape[:-1])
+        row_bytes = entry.shape[-1] // values_per_block * bytes_per_block
+        start = base + entry.offset
+        if start + num_rows * row_bytes > len(self._mapped):
+            raise ValueError(f"tensor {entry.name} reaches beyond the end of the file")
         data = np.frombuffer(self._mapped, np.uint8, num_rows * row_bytes, start)
-        return GGUFTensor(shape, kind, data.reshape(num_rows, row_bytes))
+        return GGUFTensor(entry.shape, entry.type, data.reshape(num_rows, row_bytes))

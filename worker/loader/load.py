@@ -2,6 +2,7 @@
 
 import logging
 import time
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -9,7 +10,7 @@ from torch import nn
 from worker.layers.embedding import OutputHead, VocabularyTable
 from worker.layers.linear import LinearBase
 from worker.layers.norm import RMSNorm
-from worker.loader.checkpoint import Checkpoint, fill
+from worker.loader.checkpoint import EMBEDDING, HEAD, Checkpoint, fill, is_stored_apart
 from worker.loader.config import ModelConfig
 from worker.loader.gguf_checkpoint import GGUFCheckpoint
 from worker.loader.safetensors_file import SafetensorsCheckpoint
@@ -21,16 +22,26 @@ logger = logging.getLogger(__name__)
 DUMMY_STD = 0.02
 
 
-def load_weights(model: CausalLM, source: ModelSource, config: ModelConfig) -> None:
-    """From the source's files. Raises WeightsError."""
-    start = time.perf_counter()
-    checkpoint: Checkpoint
+def open_checkpoint(source: ModelSource, config: ModelConfig) -> Checkpoint:
+    """Reads no tensor yet. Raises WeightsError or ModelConfigError."""
     if source.format is SourceFormat.GGUF:
-        checkpoint = GGUFCheckpoint(source.path, config)
-    else:
-        checkpoint = SafetensorsCheckpoint(source.path)
-    fill(model.weight_targets(), checkpoint, model.ignored_weights)
-    logger.info("weights of %s read in %.1f s", source.path.name, time.perf_counter() - start)
+        return GGUFCheckpoint(source.path, config)
+    return SafetensorsCheckpoint(source.path)
+
+
+def as_stored(config: ModelConfig, checkpoint: Checkpoint) -> ModelConfig:
+    """Embedding and head that the checkpoint stores with different values are not tied, as in `transformers`."""
+    if not config.tie_word_embeddings or not is_stored_apart(checkpoint):
+        return config
+    remark = f"tie_word_embeddings is true, but {HEAD} differs from {EMBEDDING}: both are used"
+    return replace(config, tie_word_embeddings=False, remarks=(*config.remarks, remark))
+
+
+def load_weights(model: CausalLM, checkpoint: Checkpoint, config: ModelConfig) -> None:
+    """Raises WeightsError."""
+    start = time.perf_counter()
+    fill(model.weight_targets(), checkpoint, tied=config.tie_word_embeddings)
+    logger.info("weights read in %.1f s", time.perf_counter() - start)
 
 
 def fill_with_noise(model: nn.Module, seed: int) -> None:

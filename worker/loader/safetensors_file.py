@@ -7,11 +7,13 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from worker.loader.config import read_json
 from worker.loader.errors import WeightsError
+from worker.loader.fields import Fields, read_json
 
 _BUFFERS = (".rotary_emb.inv_freq",)
 """Old checkpoints store buffers that are computed from the configuration."""
+_DTYPES = ("F64", "F32", "F16", "BF16")
+_INDEX = "model.safetensors.index.json"
 
 
 class SafetensorsCheckpoint:
@@ -37,6 +39,9 @@ class SafetensorsTensor:
     """Implements `LazyTensor`."""
 
     def __init__(self, piece: Any) -> None:
+        """Raises ValueError for numbers that are not those of a plain checkpoint, such as quantised ones."""
+        if piece.get_dtype() not in _DTYPES:
+            raise ValueError(f"it is stored as {piece.get_dtype()}; one of {', '.join(_DTYPES)} is needed")
         self._piece = piece
         self.shape = tuple(piece.get_shape())
 
@@ -48,10 +53,19 @@ class SafetensorsTensor:
 
 
 def _shard_paths(directory: Path) -> list[Path]:
-    index = directory / "model.safetensors.index.json"
-    if index.is_file():
-        return [directory / name for name in sorted(set(read_json(index)["weight_map"].values()))]
+    if (directory / _INDEX).is_file():
+        return [directory / name for name in _indexed_files(Fields(read_json(directory / _INDEX), _INDEX))]
     paths = sorted(directory.glob("*.safetensors"))
     if not paths:
         raise WeightsError(f"{directory} holds no *.safetensors file")
     return paths
+
+
+def _indexed_files(index: Fields) -> list[str]:
+    """Names of files beside the index: it cannot lead anywhere else."""
+    weight_map = index.section("weight_map")
+    names = {weight_map.text(tensor) for tensor in weight_map.names()}
+    for name in names:
+        if Path(name).name != name:
+            raise index.error("weight_map", "a map from tensors to files of the same directory")
+    return sorted(names)

@@ -11,9 +11,6 @@ from worker.loader.checkpoint import WeightTarget
 class CausalLM(nn.Module, ABC):
     """A decoder-only language model over the paged cache."""
 
-    ignored_weights: frozenset[str]
-    """Checkpoint names that may be there and are not read."""
-
     @abstractmethod
     def weight_targets(self) -> dict[str, WeightTarget]:
         """Checkpoint name → how to load it, for every tensor the model needs."""

@@ -82,8 +82,6 @@ class LlamaLayer(nn.Module):
 class LlamaForCausalLM(CausalLM):
     """Embedding, layers, norm, head; `CausalLM` has the contract."""
 
-    ignored_weights = frozenset({"lm_head.weight"})
-
     def __init__(self, config: ModelConfig, kernels: KernelBackend, parallel: TensorParallel) -> None:
         super().__init__()
         size = (config.vocab_size, config.hidden_size)

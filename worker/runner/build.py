@@ -2,6 +2,7 @@
 
 import logging
 import time
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
@@ -9,9 +10,11 @@ import torch.distributed as dist
 from worker.attention.gqa import GQABuilder
 from worker.kernels.registry import create_backend
 from worker.layers.parallel import TensorParallel
-from worker.loader.config import ModelConfig, load_model_config
+from worker.loader.checkpoint import Checkpoint
+from worker.loader.config import ModelConfig
 from worker.loader.errors import ModelConfigError
-from worker.loader.load import fill_with_noise, load_weights, pack_weights
+from worker.loader.load import as_stored, fill_with_noise, load_weights, open_checkpoint, pack_weights
+from worker.loader.load_config import load_model_config
 from worker.loader.source import ModelSource, resolve_model
 from worker.loader.tokenizer import load_tokenizer_files
 from worker.models.base import CausalLM
@@ -57,11 +60,13 @@ def build_runner(config: RunnerConfig, parallel: TensorParallel) -> tuple[ModelR
     if device.type == "cuda":
         torch.cuda.set_device(device)
     source = resolve_model(config.model)
-    model_config = load_model_config(source)
+    checkpoint, model_config = _read(source, config)
+    for remark in model_config.remarks if parallel.rank == 0 else ():
+        logger.warning("%s", remark)
     max_model_len = _max_model_len(config, model_config)
     kernels = create_backend(config.kernel_backend, device, resolve_dtype(config.dtype, device, model_config.dtype))
-    model = create_model(model_config, kernels, parallel)
-    weights = _load(model, source, model_config, config)
+    model = create_model(replace(model_config, max_model_len=max_model_len), kernels, parallel)
+    weights = _load(model, checkpoint, model_config, config)
 
     builder = GQABuilder(kernels, model.attention_layers(), config.block_size)
     bytes_per_block = builder.pool_specs()[0].bytes_per_entry
@@ -129,14 +134,23 @@ def _max_model_len(config: RunnerConfig, model: ModelConfig) -> int:
     return config.max_model_len
 
 
-def _load(model: CausalLM, source: ModelSource, model_config: ModelConfig, config: RunnerConfig) -> int:
-    """Fill and pack the weights; their bytes as loaded."""
+def _read(source: ModelSource, config: RunnerConfig) -> tuple[Checkpoint | None, ModelConfig]:
+    """Configuration and opened checkpoint; none for dummy weights."""
+    model_config = load_model_config(source)
     if config.load_format == "dummy":
-        fill_with_noise(model, config.seed)
-    elif config.load_format not in ("auto", source.format.value):
+        return None, model_config
+    if config.load_format not in ("auto", source.format.value):
         raise ModelConfigError(f"{source.path} is no {config.load_format} model but a {source.format.value} one")
+    checkpoint = open_checkpoint(source, model_config)
+    return checkpoint, as_stored(model_config, checkpoint)
+
+
+def _load(model: CausalLM, checkpoint: Checkpoint | None, model_config: ModelConfig, config: RunnerConfig) -> int:
+    """Fill and pack the weights; their bytes as loaded."""
+    if checkpoint is None:
+        fill_with_noise(model, config.seed)
     else:
-        load_weights(model, source, model_config)
+        load_weights(model, checkpoint, model_config)
     start = time.perf_counter()
     num_bytes = pack_weights(model)
     logger.info("weights packed in %.1f s", time.perf_counter() - start)

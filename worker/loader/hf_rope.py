@@ -1,0 +1,60 @@
+"""Rotary position embedding as config.json describes it."""
+
+from worker.loader.fields import Fields
+from worker.loader.rope import (
+    YARN_BETA_FAST,
+    YARN_BETA_SLOW,
+    Llama3Scaling,
+    RopeConfig,
+    YarnScaling,
+    yarn_attention_factor,
+)
+
+TYPES = ("default", "linear", "llama3", "yarn")
+DEFAULT_THETA = 10000.0
+
+
+def hf_rope(fields: Fields, max_model_len: int) -> RopeConfig:
+    """`rope_parameters` (transformers 5) or `rope_theta` with `rope_scaling` (older files). Raises ModelConfigError."""
+    if "rope_scaling" in fields and "rope_parameters" in fields:
+        raise fields.error("rope_scaling", "only one of rope_scaling and rope_parameters")
+    rope = fields.section("rope_scaling" if "rope_scaling" in fields else "rope_parameters")
+    theta = rope.number("rope_theta", fields.number("rope_theta", DEFAULT_THETA, above=1), above=1)
+    fields.expect("partial_rotary_factor", 1)
+    rope.expect("partial_rotary_factor", 1)
+    fields.expect("rope_interleaved", False)
+    original = fields.integer("original_max_position_embeddings", max_model_len)
+    result = _scaled(rope, theta, original)
+    rope.refuse_unread({"finetuned"})
+    return result
+
+
+def _scaled(rope: Fields, theta: float, max_position: int) -> RopeConfig:
+    kind = rope.text("rope_type", rope.text("type", "default", one_of=TYPES), one_of=TYPES)
+    if kind == "default":
+        return RopeConfig(theta)
+    if kind == "linear":
+        return RopeConfig(theta, linear_factor=rope.number("factor"))
+    original = rope.integer("original_max_position_embeddings", max_position)
+    factor = rope.number("factor")
+    if kind == "llama3":
+        low = rope.number("low_freq_factor")
+        high = rope.number("high_freq_factor", above=low)
+        return RopeConfig(theta, llama3=Llama3Scaling(factor, low, high, original))
+    scaling = YarnScaling(
+        factor=factor,
+        original_max_position=original,
+        beta_fast=rope.number("beta_fast", YARN_BETA_FAST),
+        beta_slow=rope.number("beta_slow", YARN_BETA_SLOW),
+        truncate=rope.flag("truncate", True),
+    )
+    return RopeConfig(theta, yarn=scaling, attention_factor=_yarn_attention_factor(rope, factor))
+
+
+def _yarn_attention_factor(rope: Fields, factor: float) -> float:
+    """As `transformers` works it out; mscale counts only in company."""
+    mscale, all_dims = rope.number("mscale", 0.0, or_zero=True), rope.number("mscale_all_dim", 0.0, or_zero=True)
+    computed = yarn_attention_factor(factor)
+    if mscale and all_dims:
+        computed = yarn_attention_factor(factor, mscale) / yarn_attention_factor(factor, all_dims)
+    return rope.number("attention_factor", computed)
