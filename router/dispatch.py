@@ -69,7 +69,7 @@ class Dispatcher:
                 if len(failed) > self._config.max_retries:
                     raise request.refusal or UnavailableError(f"gave up after {len(failed)} workers: {request.lost}")
                 logger.info("request %s moves: %s", request.spec.request_id, request.lost)
-                self._metrics.moved()
+                self._metrics.moved(request.spec.model)
                 hop = await self._place(request, failed, time_left)
 
     async def _place(self, request: OpenRequest, failed: set[Session], time_left: TimeLeft) -> Session:

@@ -16,7 +16,7 @@ from fissile.v1 import FinishReason, RequestOutput, RequestTimings, Sequence, To
 from router.completion import Completion, Delta, TokenGapError
 from router.latency import LatencyWindows, Stopwatch
 from router.logprobs import with_text
-from router.metrics import RouterMetrics
+from router.metrics import HopMetrics, RouterMetrics
 from router.pacing import Pacer
 from router.refusals import error_of
 from router.spec import RequestSpec
@@ -43,6 +43,9 @@ class Update:
 
 class Hop(Protocol):
     """The worker link a request is on."""
+
+    @property
+    def address(self) -> str: ...
 
     @property
     def latency(self) -> LatencyWindows: ...
@@ -76,10 +79,12 @@ class OpenRequest:
         self._pacer = pacer
         self._has_sent = False
         self._hop: Hop | None = None
-        self._latency: LatencyWindows | None = None
+        self._hop_metrics: HopMetrics | None = None
+        self.worker = ""
+        """Address of the one it is on or was on last; empty: it came to none."""
         self._on_worker: dict[int, Completion] = {}
         self._hop_timer: asyncio.TimerHandle | None = None
-        self._num_cached_tokens = 0
+        self.num_cached_tokens = 0
         self._timings = RequestTimings()
 
     @property
@@ -93,7 +98,8 @@ class OpenRequest:
     def put_on(self, hop: Hop, first_token_timeout: float, deadline: float | None) -> None:
         """Send what is not finished to a worker. `deadline`: seconds left."""
         self.lost = self.refusal = None
-        self._hop, self._latency = hop, hop.latency
+        self._hop, self.worker = hop, hop.address
+        self._hop_metrics = self._metrics.hop(self.spec.model, hop.address, hop.latency)
         unfinished = [c for c in self.completions if not c.finish]
         if self.spec.is_beam_search:
             unfinished = unfinished[:1]
@@ -134,9 +140,9 @@ class OpenRequest:
         if output.finish_reason == _ABORTED:
             self.on_lost(f"aborted by the worker: {output.detail}")
             return
-        if output.index == 0 and not self._num_cached_tokens:
+        if output.index == 0 and not self.num_cached_tokens:
             # Later completions share the first one's prompt, and a resumed one finds what it had computed itself.
-            self._num_cached_tokens = output.num_cached_tokens
+            self.num_cached_tokens = output.num_cached_tokens
         if self._awaits_prompt_logprobs and completion is next(iter(self._on_worker.values())):
             self._accept_prompt_logprobs(output)
         if output.hypotheses:
@@ -182,10 +188,11 @@ class OpenRequest:
     def _tokens_came(self, now: float) -> None:
         is_first = self.watch.first_token is None
         gap = self.watch.tokens_came(now)
-        if is_first and self.watch.ttft is not None and self._latency:
-            self._metrics.first_token(self.watch.ttft, self._latency)
+        assert self._hop_metrics is not None, "tokens come from a hop"
+        if is_first and self.watch.ttft is not None:
+            self._hop_metrics.first_token(self.watch.ttft)
         elif gap is not None:
-            self._metrics.token_gap(gap)
+            self._hop_metrics.token_gap(gap)
 
     def _refused(self, output: RequestOutput) -> None:
         error = error_of(output, self.spec.prompt.field)
@@ -246,7 +253,7 @@ class OpenRequest:
         return Usage(
             num_prompt_tokens=len(self.spec.prompt.token_ids),
             num_completion_tokens=self.num_completion_tokens,
-            num_cached_tokens=self._num_cached_tokens,
+            num_cached_tokens=self.num_cached_tokens,
             num_reasoning_tokens=sum(c.num_reasoning_tokens for c in self.completions),
         )
 
@@ -261,5 +268,6 @@ class OpenRequest:
         ):
             if seconds is not None:
                 duration.FromNanoseconds(int(seconds * 1e9))
-        self._metrics.completed(watch, tpot, self._latency)
+        assert self._hop_metrics is not None, "what is finished was on a hop"
+        self._hop_metrics.completed(watch, tpot)
         return timings
