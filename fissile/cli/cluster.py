@@ -1,4 +1,8 @@
-"""A router and its workers on this machine, each a process of its own. `fissile up` and `fissile demo` run one."""
+"""A router and its workers on this machine, each a process of its own. `fissile up` and `fissile demo` run one.
+
+What both services can be told in the environment reaches them: flags, which win over it, are only for what the services
+must agree on, and for what somebody said here.
+"""
 
 import os
 import tempfile
@@ -10,11 +14,14 @@ from pathlib import Path
 
 import click
 
+from fissile.channel import ClientTls
 from fissile.cli.processes import Child, Children, LogLine
 from fissile.cli.services import service_command
 from fissile.healthcheck import health
 
-HOST = "127.0.0.1"
+ROUTER = "router"
+EXIT_SECONDS = 15.0
+"""For a service to end once nothing is open there."""
 _POLL_SECONDS = 0.1
 
 
@@ -36,7 +43,8 @@ class ClusterConfig:
     http_port: int | None = None
     """Of the router's HTTP front; 0 takes a free one, None has no front."""
     start_timeout: float = 300.0
-    stop_grace: float = 10.0
+    drain_timeout: float = 30.0
+    """Seconds that open requests have to finish at the end."""
     api_key: str = ""
     """What clients must show to the router; empty: nothing."""
 
@@ -56,7 +64,8 @@ class Cluster:
 
 @contextmanager
 def running_cluster(config: ClusterConfig, log: LogLine) -> Iterator[Cluster]:
-    """Start everything, yield once all of it is healthy, and stop everything at the end, whatever happens.
+    """Start everything, yield once all of it is healthy, and stop everything at the end, whatever happens: open
+    requests may finish, but a KeyboardInterrupt while they do kills all.
 
     Raises StartError, with the last lines of its log, if a service ends or is not healthy within the time.
     """
@@ -65,7 +74,17 @@ def running_cluster(config: ClusterConfig, log: LogLine) -> Iterator[Cluster]:
         with tempfile.TemporaryDirectory(prefix="fissile-") as folder:
             yield _start(config, children, Path(folder))
     finally:
-        children.stop(config.stop_grace)
+        _stop(children, config.drain_timeout)
+
+
+def _stop(children: Children, drain_timeout: float) -> None:
+    """The router first: what is open there needs the workers to the end."""
+    try:
+        children.stop(drain_timeout + EXIT_SECONDS, ROUTER)
+        children.stop(EXIT_SECONDS)
+    except KeyboardInterrupt:
+        children.stop(0)
+        raise
 
 
 def _start(config: ClusterConfig, children: Children, folder: Path) -> Cluster:
@@ -76,42 +95,71 @@ def _start(config: ClusterConfig, children: Children, folder: Path) -> Cluster:
         )
         for number in range(config.num_workers)
     }
-    workers = {child: _bound_address(child, path, children, deadline) for child, path in files.items()}
-    port_file = folder / "router"
-    arguments = ["--host", HOST, "--port", str(config.port), "--port-file", str(port_file)]
-    arguments += ["--workers", ",".join(workers.values())]
-    http_port_file = folder / "http"
+    workers = {
+        child: local_address("FISSILE_WORKER_HOST", _bound_port(child, path, children, deadline))
+        for child, path in files.items()
+    }
+    port_file, http_port_file = folder / "router", folder / "http"
+    arguments = ["--port", str(config.port), "--port-file", str(port_file), "--workers", ",".join(workers.values())]
+    arguments += ["--drain-timeout", str(config.drain_timeout)]
     if config.http_port is not None:
-        arguments += ["--http-host", HOST, "--http-port", str(config.http_port)]
-        arguments += ["--http-port-file", str(http_port_file)]
+        arguments += ["--http-port", str(config.http_port), "--http-port-file", str(http_port_file)]
     # Not as a flag, which others can see.
     secrets = {"FISSILE_ROUTER_API_KEY": config.api_key} if config.api_key else {}
-    router = children.start("router", service_command("router", arguments), secrets)
-    router_address = _bound_address(router, port_file, children, deadline)
-    for child, address in (*workers.items(), (router, router_address)):
-        _wait_until_serving(child, address, children, deadline)
+    router = children.start(ROUTER, service_command("router", arguments), secrets)
+    router_address = local_address("FISSILE_ROUTER_HOST", _bound_port(router, port_file, children, deadline))
+    for child, address in workers.items():
+        _wait_until_serving(child, address, worker_tls(), children, deadline)
+    _wait_until_serving(router, router_address, router_tls(), children, deadline)
     http_address = None
     if config.http_port is not None:
-        http_address = f"http://{_bound_address(router, http_port_file, children, deadline)}"
+        http_port = _bound_port(router, http_port_file, children, deadline)
+        scheme = "https" if router_tls() else "http"
+        http_address = f"{scheme}://{local_address('FISSILE_ROUTER_HTTP_HOST', http_port)}"
     return Cluster(router, router_address, http_address, workers, children)
 
 
+def local_address(host_variable: str, port: int) -> str:
+    """Where a service can be reached from this machine whose host, if any, is in this environment variable."""
+    host = os.environ.get(host_variable, "127.0.0.1")
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def worker_tls() -> ClientTls | None:
+    """As the router connects to the workers."""
+    return _tls("FISSILE_ROUTER_WORKER_TLS") if "FISSILE_WORKER_TLS_CERTIFICATE" in os.environ else None
+
+
+def router_tls() -> ClientTls | None:
+    """As the other commands connect to the router."""
+    return _tls("FISSILE_TLS") if "FISSILE_ROUTER_TLS_CERTIFICATE" in os.environ else None
+
+
+def _tls(prefix: str) -> ClientTls:
+    ca, certificate, key = (
+        Path(value) if (value := os.environ.get(f"{prefix}_{name}")) else None for name in ("CA", "CERTIFICATE", "KEY")
+    )
+    return ClientTls(ca, certificate, key)
+
+
 def _worker_command(config: ClusterConfig, port_file: Path) -> list[str]:
-    arguments = ["--host", HOST, "--port", "0", "--port-file", str(port_file), "--model", config.model]
-    if not any(argument.startswith("--num-threads") for argument in config.worker_arguments):
+    arguments = ["--port", "0", "--port-file", str(port_file), "--model", config.model]
+    is_said = "FISSILE_WORKER_NUM_THREADS" in os.environ
+    if not is_said and not any(argument.startswith("--num-threads") for argument in config.worker_arguments):
         # Workers that each take all cores slow each other down.
         arguments += ["--num-threads", str(max(1, len(os.sched_getaffinity(0)) // config.num_workers))]
     return service_command("worker", [*arguments, *config.worker_arguments])
 
 
-def _bound_address(child: Child, port_file: Path, children: Children, deadline: float) -> str:
-    while not (port_file.exists() and port_file.read_text().strip()):
+def _bound_port(child: Child, port_file: Path, children: Children, deadline: float) -> int:
+    while not port_file.exists():
         _pause(child, children, deadline, "did not listen in time")
-    return f"{HOST}:{int(port_file.read_text())}"
+    return int(port_file.read_text())
 
 
-def _wait_until_serving(child: Child, address: str, children: Children, deadline: float) -> None:
-    while (status := health(address)) != "SERVING":
+def _wait_until_serving(child: Child, address: str, tls: ClientTls | None, children: Children, deadline: float) -> None:
+    while (status := health(address, tls=tls)) != "SERVING":
         _pause(child, children, deadline, f"at {address} is {status}")
 
 

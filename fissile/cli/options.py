@@ -10,7 +10,10 @@ import click
 
 if TYPE_CHECKING:
     from fissile.channel import ClientTls
+    from fissile.errors import UnreachableError
     from fissile.options import Options
+
+EXIT_INTERRUPTED = 130
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -48,7 +51,7 @@ _connection_flags = _apply(
             show_default=True,
             envvar="FISSILE_ADDRESS",
             show_envvar=True,
-            help="Router, as host:port.",
+            help="Router: HOST, or HOST:PORT.",
         ),
         click.option("--tls/--no-tls", default=None, envvar="FISSILE_TLS", show_envvar=True, help="Connect with TLS."),
         _tls_file("tls-ca", "CA certificate to trust, in place of the system's"),
@@ -84,9 +87,22 @@ def connection_options(command: Callable[..., Any]) -> Callable[..., Any]:
         if (tls_certificate is None) != (tls_key is None):
             raise click.UsageError("--tls-certificate and --tls-key go together")
         client_tls = _client_tls(tls_ca, tls_certificate, tls_key) if tls else None
-        return command(to=Target(address, client_tls, api_key), **others)
+        from fissile.errors import UnreachableError
+
+        try:
+            return command(to=Target(address, client_tls, api_key), **others)
+        except UnreachableError as error:
+            raise click.ClickException(_not_reached(address, error)) from None
 
     return _connection_flags(with_target)
+
+
+def _not_reached(address: str, error: "UnreachableError") -> str:
+    from fissile.errors import NOTHING_LISTENS
+
+    if error.cause == NOTHING_LISTENS:
+        return f"no router at {address}. Start one with `fissile up`, or name another with --address."
+    return f"no router at {address}: {error.message}"
 
 
 def _client_tls(ca: Path | None, certificate: Path | None, key: Path | None) -> "ClientTls":
@@ -98,9 +114,7 @@ def _client_tls(ca: Path | None, certificate: Path | None, key: Path | None) -> 
 sampling_options = _apply(
     [
         click.option("-m", "--model", default="", help="Model id. Not needed while the router serves one model."),
-        click.option(
-            "-n", "--max-tokens", type=click.IntRange(min=1), default=256, show_default=True, help="Most tokens."
-        ),
+        click.option("--max-tokens", type=click.IntRange(min=1), default=256, show_default=True, help="Most tokens."),
         click.option("-t", "--temperature", type=float, help="0 is greedy. Default: the model's."),
         click.option("--top-k", type=int, help="Sample from the k most likely tokens only."),
         click.option("--top-p", type=float, help="Sample from the most likely tokens that sum to this probability."),

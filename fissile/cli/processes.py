@@ -104,10 +104,11 @@ class Children:
         except queue.Empty:
             return None
 
-    def stop(self, grace: float) -> None:
-        """SIGTERM to all, then SIGKILL to those left after `grace` seconds. Idempotent."""
-        for child in self._children:
+    def stop(self, grace: float, name: str | None = None) -> None:
+        """SIGTERM to all, or to those of this name, then SIGKILL to those left after `grace` seconds. Idempotent."""
+        chosen = [child for child in self._children if name in (None, child.name)]
+        for child in chosen:
             child.terminate()
         deadline = time.monotonic() + grace
-        for child in self._children:
+        for child in chosen:
             child.finish(max(0.0, deadline - time.monotonic()))

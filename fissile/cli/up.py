@@ -7,24 +7,38 @@ from typing import TYPE_CHECKING
 
 import click
 
+from fissile.cli.options import EXIT_INTERRUPTED
+
 if TYPE_CHECKING:
     from fissile.cli.cluster import Cluster
 
 
 @click.command(short_help="Start a router and workers on this machine.")
 @click.option("-w", "--workers", type=click.IntRange(min=1), default=1, show_default=True, help="How many workers.")
-@click.option("-m", "--model", default="smollm2", show_default=True, help="As for `fissile worker`.")
+@click.option(
+    "-m",
+    "--model",
+    default="smollm2",
+    show_default=True,
+    envvar="FISSILE_WORKER_MODEL",
+    show_envvar=True,
+    help="As for `fissile worker`.",
+)
 @click.option(
     "-p",
     "--port",
     type=click.IntRange(min=0, max=65535),
     default=50051,
     show_default=True,
+    envvar="FISSILE_ROUTER_PORT",
+    show_envvar=True,
     help="Port of the router; 0 takes a free one. Workers take free ones.",
 )
 @click.option(
     "--http-port",
     type=click.IntRange(min=0, max=65535),
+    envvar="FISSILE_ROUTER_HTTP_PORT",
+    show_envvar=True,
     help="Port of the router's OpenAI-compatible HTTP front; 0 takes a free one. Default: no front.",
 )
 @click.option(
@@ -35,7 +49,15 @@ if TYPE_CHECKING:
     help="What clients must show to the router. Better in the environment: flags can be seen by others.",
 )
 @click.option("--start-timeout", type=float, default=300.0, show_default=True, help="Seconds until all must be ready.")
-@click.option("--grace", type=float, default=10.0, show_default=True, help="Seconds to finish before being killed.")
+@click.option(
+    "--drain-timeout",
+    type=click.FloatRange(min=0),
+    default=30.0,
+    show_default=True,
+    envvar="FISSILE_ROUTER_DRAIN_TIMEOUT",
+    show_envvar=True,
+    help="Seconds that open requests have to finish at the end.",
+)
 @click.option("-q", "--quiet", is_flag=True, help="Do not print the services' logs.")
 @click.argument("worker_arguments", nargs=-1, type=click.UNPROCESSED)
 def up(
@@ -45,32 +67,36 @@ def up(
     http_port: int | None,
     api_key: str,
     start_timeout: float,
-    grace: float,
+    drain_timeout: float,
     quiet: bool,
     worker_arguments: tuple[str, ...],
 ) -> None:
-    """Start a router and workers on this machine, as processes of their own. Ctrl-C stops all of them.
+    """Start a router and workers on this machine, as processes of their own.
+
+    Ctrl-C stops all of them, once open requests have finished; a second Ctrl-C at once.
 
     \b
     What follows `--` goes to each worker:
     fissile up --workers 2 -- --max-model-len 2048
 
-    Everything else of both services can be set in the environment: FISSILE_ROUTER_..., FISSILE_WORKER_...
+    Everything else of both services can be set in the environment, FISSILE_ROUTER_... and FISSILE_WORKER_...; see
+    `fissile router --help` and `fissile worker --help`.
     """
     from fissile.cli.cluster import ClusterConfig, StartError, running_cluster
 
-    config = ClusterConfig(workers, port, model, worker_arguments, http_port, start_timeout, grace, api_key)
+    config = ClusterConfig(workers, port, model, worker_arguments, http_port, start_timeout, drain_timeout, api_key)
     signal.signal(signal.SIGTERM, _interrupt)
     signal.signal(signal.SIGHUP, _interrupt)
     try:
         with running_cluster(config, log_nothing if quiet else log_line) as cluster:
             _print_addresses(cluster)
-            sys.exit(_watch(cluster))
+            sys.exit(_watch(cluster, drain_timeout))
     except StartError as error:
         # Without --quiet, the log that explains it stands right above.
         raise error if quiet else click.ClickException(error.complaint) from error
     except KeyboardInterrupt:
-        click.echo("stopped", err=True)
+        click.echo("stopped at once", err=True)
+        sys.exit(EXIT_INTERRUPTED)
 
 
 def _interrupt(_number: int, _frame: object) -> None:
@@ -103,15 +129,19 @@ def _print_addresses(cluster: "Cluster") -> None:
     click.echo(f"Ready. Try: fissile chat --address {cluster.router_address}   (Ctrl-C here stops all)")
 
 
-def _watch(cluster: "Cluster") -> int:
-    """Report children that end; returns when nothing useful is left."""
+def _watch(cluster: "Cluster", drain_timeout: float) -> int:
+    """Report children that end; returns when nothing useful is left, or at an interrupt."""
     left = set(cluster.workers)
-    while left:
-        ended = cluster.children.wait_for_exit()
-        assert ended is not None
-        click.echo(f"{ended.name} ended with code {ended.exit_code}", err=True)
-        if ended is cluster.router:
-            return 1
-        left.discard(ended)
+    try:
+        while left:
+            ended = cluster.children.wait_for_exit()
+            assert ended is not None
+            click.echo(f"{ended.name} ended with code {ended.exit_code}", err=True)
+            if ended is cluster.router:
+                return 1
+            left.discard(ended)
+    except KeyboardInterrupt:
+        click.echo(f"stopping; open requests have {drain_timeout:g} s to finish, Ctrl-C again stops at once", err=True)
+        return 0
     click.echo("no worker is left", err=True)
     return 1

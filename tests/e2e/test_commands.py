@@ -13,6 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from fissile import Client
+
 FISSILE = str(Path(sys.executable).parent / "fissile")
 
 
@@ -50,24 +52,27 @@ def test_no_router_is_one_clear_line():
         [FISSILE, "generate", "x", "--address", "127.0.0.1:1", "--timeout", "3"], capture_output=True, text=True
     )
     assert result.returncode != 0
-    assert "Traceback" not in result.stderr and len(result.stderr.strip().splitlines()) == 1, result.stderr
+    assert result.stderr.startswith("Error: no router at 127.0.0.1:1. Start one with `fissile up`"), result.stderr
 
 
 SMALL = ("--", "--max-model-len", "512", "--num-threads", "1", "--num-blocks", "64")
 
 
-def up(*arguments: str) -> tuple[subprocess.Popen[str], dict[str, int]]:
-    """`fissile up`, once it is ready, with the process ids of its services."""
+def up(*arguments: str) -> tuple[subprocess.Popen[str], dict[str, int], str]:
+    """`fissile up`, once it is ready, with the process ids of its services and the router's address."""
     command = [FISSILE, "up", "--port", "0", *arguments]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, process_group=0)
     pids: dict[str, int] = {}
+    address = ""
     assert process.stdout is not None
     for line in process.stdout:
         if row := re.search(r"(router|HTTP|worker-\d) .*\s(\d+)\s+[│|]$", line.strip()):
             pids[row[1]] = int(row[2])
-        if "Ready" in line:
+        if ready := re.search(r"Ready.* --address (\S+)", line):
+            address = ready[1]
             break
-    return process, pids
+        assert "WARNING" not in line
+    return process, pids, address
 
 
 def gone(pids: dict[str, int]) -> bool:
@@ -80,17 +85,24 @@ def gone(pids: dict[str, int]) -> bool:
     return True
 
 
-def test_up_serves_and_one_interrupt_stops_all():
-    process, pids = up("--workers", "1", "--http-port", "0", *SMALL)
+def test_an_interrupt_of_up_waits_for_open_requests_and_stops_all():
+    process, pids, address = up("--workers", "1", "--http-port", "0", *SMALL)
     assert sorted(pids) == ["HTTP", "router", "worker-0"] and pids["HTTP"] == pids["router"]
-    process.send_signal(signal.SIGINT)
-    process.communicate()
+    with Client(address) as client:
+        stream = client.generate("Once", max_tokens=100, temperature=0, ignore_eos=True)
+        next(stream)
+        os.killpg(process.pid, signal.SIGINT)  # as Ctrl-C in a terminal: to the whole group
+        answer = stream.result()
+    output, _ = process.communicate()
+    assert (answer.completions[0].finish.reason, answer.usage.num_completion_tokens) == ("length", 100)
     assert process.returncode == 0
+    assert "stopping; open requests have 30 s to finish, Ctrl-C again stops at once\n" in output
+    assert "draining: open requests (1) have 30 s to finish\n" in output
     assert gone(pids)
 
 
 def test_up_reports_dead_workers_and_ends_after_the_last():
-    process, pids = up("--workers", "1", *SMALL)
+    process, pids, _ = up("--workers", "1", *SMALL)
     os.kill(pids["worker-0"], signal.SIGKILL)
     output, _ = process.communicate(timeout=30)
     assert process.returncode == 1
@@ -99,7 +111,7 @@ def test_up_reports_dead_workers_and_ends_after_the_last():
 
 
 def test_nothing_outlives_an_up_that_was_killed():
-    process, pids = up("--workers", "1", *SMALL)
+    process, pids, _ = up("--workers", "1", *SMALL)
     pids["rank"] = psutil.Process(pids["worker-0"]).children()[0].pid
     process.kill()
     process.communicate()
