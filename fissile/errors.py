@@ -113,6 +113,14 @@ class UnauthenticatedError(FissileError):
     reason = "UNAUTHENTICATED"
 
 
+class UnreachableError(UnavailableError):
+    """The server was not reached, so nothing was sent. `cause` says why in plain words; the message has gRPC's, too."""
+
+    def __init__(self, cause: str, details: str) -> None:
+        super().__init__(f"{cause} ({details})")
+        self.cause = cause
+
+
 class DeadlineExceededError(FissileError):
     code = grpc.StatusCode.DEADLINE_EXCEEDED
     reason = "DEADLINE_EXCEEDED"
@@ -153,7 +161,9 @@ _BY_CODE: dict[grpc.StatusCode, type[FissileError]] = {
 def from_rpc_error(error: grpc.RpcError) -> FissileError:
     """The typed error behind a failed call. Works for `grpc` and `grpc.aio` errors; both have these methods."""
     code: grpc.StatusCode = error.code()
-    message = with_hint(error.details() or code.name.lower())
+    message = error.details() or code.name.lower()
+    if code is grpc.StatusCode.UNAVAILABLE and message.startswith(_NOT_REACHED):
+        return UnreachableError(cause_of(message), message)
     violations: list[FieldViolation] = []
     retry_after: float | None = None
     for detail in _status_of(error).details:
@@ -170,8 +180,8 @@ def from_rpc_error(error: grpc.RpcError) -> FissileError:
     return result
 
 
-_CONNECT_FAILED = "failed to connect to all addresses"
-_HINTS = {
+_NOT_REACHED = ("failed to connect to all addresses", "errors resolving", "DNS resolution failed")
+_TLS_CAUSES = {
     "CERTIFICATE_VERIFY_FAILED": "the server's certificate is not of the CA that is trusted here",
     # Either, by version of gRPC.
     "is not in peer certificate": "the server's certificate is of another name than it was called by",
@@ -179,15 +189,22 @@ _HINTS = {
     "WRONG_VERSION_NUMBER": "the server does not speak TLS",
     "Socket closed": "does the server want TLS, or a certificate of its clients?",
 }
+NOTHING_LISTENS = "nothing listens there"
+_CAUSES = _TLS_CAUSES | {
+    "Connection refused": NOTHING_LISTENS,
+    "errors resolving": "there is no such host",
+    "DNS resolution failed": "there is no such host",
+}
 
 
-def with_hint(details: str) -> str:
-    """gRPC's own words for a failed connection, and what they mean where TLS is the likely reason."""
-    if details.startswith(_CONNECT_FAILED):
-        for word, hint in _HINTS.items():
-            if word in details:
-                return f"{hint} ({details})"
-    return details
+def cause_of(details: str) -> str:
+    """Why a server was not reached, from gRPC's own words."""
+    return next((cause for word, cause in _CAUSES.items() if word in details), "it cannot be reached")
+
+
+def is_of_tls(details: str) -> bool:
+    """Whether a connection failed because of TLS: waiting will not help."""
+    return any(word in details for word in _TLS_CAUSES)
 
 
 def _status_of(error: grpc.RpcError) -> status_pb2.Status:

@@ -92,8 +92,15 @@ class RouterServer:
         self.metrics.watch(self._gauges)
         if settings.metrics_port is not None:
             self._stop_metrics = serve_metrics(self._registry, settings.metrics_host, settings.metrics_port)
+        logger.info(
+            "listening on %s:%d%s; waiting for workers at %s",
+            settings.host,
+            port,
+            "" if self.http_port is None else f", HTTP on {settings.http_host}:{self.http_port}",
+            ", ".join(settings.workers),
+        )
         self.workers.start()
-        self._health = asyncio.create_task(self._follow_health(port))
+        self._health = asyncio.create_task(self._follow_health())
         if settings.port_file is not None:
             write_port_file(settings.port_file, port)
         if settings.http_port_file is not None and self.http_port is not None:
@@ -113,7 +120,8 @@ class RouterServer:
             with suppress(asyncio.CancelledError):
                 await self._health
         await self._server.set_serving(False)
-        logger.info("draining %d open requests", len(self.open_requests))
+        if num_open := len(self.open_requests):
+            logger.info("draining: open requests (%d) have %g s to finish", num_open, self._settings.drain_timeout)
         await self.open_requests.close(self._settings.drain_timeout)
         if self._http:
             await self._http.stop()
@@ -124,14 +132,14 @@ class RouterServer:
         self._threads.shutdown(cancel_futures=True)
         logger.info("stopped")
 
-    async def _follow_health(self, port: int) -> None:
+    async def _follow_health(self) -> None:
         was_ready = False
         while True:
             is_ready = self.workers.is_ready
             if is_ready != was_ready:
                 await self._server.set_serving(is_ready)
                 if is_ready:
-                    logger.info("ready: listening on %s:%d", self._settings.host, port)
+                    logger.info("ready to serve %s", ", ".join(self.workers.models()))
                 else:
                     logger.warning("not ready: no healthy worker")
                 was_ready = is_ready

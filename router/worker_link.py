@@ -15,7 +15,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from fissile.channel import ClientTls, aio_channel
-from fissile.errors import FissileError, with_hint
+from fissile.errors import FissileError, from_rpc_error, is_of_tls
 from fissile.v1 import (
     AbortSequence,
     ExecuteCommand,
@@ -149,7 +149,7 @@ class WorkerLink:
                 async with aio_channel(self.address, self._config.tls) as channel:
                     await self._session(channel)
             except grpc.aio.AioRpcError as error:
-                detail = f"{error.code().name}: {with_hint(error.details() or '')}"
+                detail = f"{error.code().name}: {from_rpc_error(error).message}"
             except (LinkLostError, FissileError, TimeoutError) as error:
                 detail = str(error) or "timed out"
             except Exception as error:
@@ -163,7 +163,11 @@ class WorkerLink:
         if self._connected:
             logger.warning("worker %s lost with %d open sequences: %s", self.address, len(self._sinks), detail)
         elif detail != self.detail:
-            logger.warning("worker %s is not ready: %s", self.address, detail)
+            # A worker that was never there may be starting.
+            is_expected = self._num_sessions == 0 and not is_of_tls(detail)
+            logger.log(
+                logging.INFO if is_expected else logging.WARNING, "waiting for worker %s: %s", self.address, detail
+            )
         self._connected = self._serving = False
         self.detail = detail
         sinks, self._sinks = set(self._sinks.values()), {}

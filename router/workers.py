@@ -159,7 +159,8 @@ class WorkerSet:
         try:
             self._found[name] = await self._resolver(name)
         except (OSError, UnicodeError) as error:
-            logger.warning("cannot resolve %s: %s", name, error)
+            # A name that was never there may come with its first worker.
+            logger.log(logging.WARNING if name in self._found else logging.INFO, "cannot resolve %s: %s", name, error)
             return
         tls = self._config.tls
         # Certificates name the service; its addresses come and go.

@@ -160,7 +160,8 @@ class WorkerServer:
         """Drain and end everything. What still loads is left to the end of the process."""
         await self._take_health_down()
         if self._dispatcher is not None:
-            logger.info("draining %d open sequences", self._dispatcher.num_open)
+            if num_open := self._dispatcher.num_open:
+                logger.info("draining: open sequences (%d) have %g s to finish", num_open, self._settings.drain_timeout)
             await self._dispatcher.drain(self._settings.drain_timeout)
             self._dispatcher.end_streams(UnavailableError("the worker is shutting down"))
         await self._server.stop(CLOSE_SECONDS)

@@ -1,6 +1,7 @@
 """The router as a process: flags, port file, readiness, memory, signals."""
 
 import asyncio
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from fissile.channel import aio_channel
 from fissile.v1 import GenerateRequest, GenerationServiceStub
-from tests.fakes.system import collect, until
+from tests.fakes.system import collect, free_port, until
 from tests.fakes.worker import FakeWorker, says
 
 ROOT = Path(__file__).parents[2]
@@ -27,10 +28,12 @@ def test_it_serves_says_its_port_stays_small_and_ends_on_a_signal(tmp_path):
     port_file = tmp_path / "port"
 
     async def scenario():
-        worker = await FakeWorker(says(" Paris")).start()
+        worker = FakeWorker(says(" Paris"))
+        worker.port = free_port()
         router = await start("--port", "0", "--port-file", str(port_file), "--workers", worker.address)
         try:
             await until(port_file.exists)
+            await worker.start()
             async with aio_channel(f"127.0.0.1:{port_file.read_text().strip()}") as channel:
                 stub = GenerationServiceStub(channel)
                 answer = await collect(stub.Generate(GenerateRequest(text="a"), timeout=20))
@@ -41,14 +44,16 @@ def test_it_serves_says_its_port_stays_small_and_ends_on_a_signal(tmp_path):
             if router.returncode is None:
                 router.kill()
             await worker.kill()
-        return answer.text, rss, router.returncode, out, err.decode()
+        return answer.text, rss, router.returncode, out, err.decode(), worker.address
 
-    text, rss, code, out, err = asyncio.run(scenario())
+    text, rss, code, out, err, address = asyncio.run(scenario())
     assert (text, code, out) == (" Paris", 0, b"")
     assert rss < MAX_RSS_BYTES
-    assert "ready: listening on 127.0.0.1:" in err
+    listening = re.search(r"listening on 127.0.0.1:\d+; waiting for workers at (\S+)\n", err)
+    assert listening is not None and listening[1] == address
+    assert "ready to serve toy\n" in err
     assert err.rstrip().endswith("stopped")
-    assert "Traceback" not in err
+    assert "Traceback" not in err and "WARNING" not in err
 
 
 @pytest.mark.parametrize(

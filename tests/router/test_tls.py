@@ -56,7 +56,7 @@ def test_mutual_tls_from_client_to_worker(ours):
     assert run_system(answer, worker, tls=client, **settings) == " Paris"
 
 
-def test_a_worker_of_another_authority_gets_nothing(ours, theirs):
+def test_a_worker_of_another_authority_gets_nothing(ours, theirs, caplog):
     worker = FakeWorker(says("x"), tls=theirs.server())
 
     async def scenario(system):
@@ -67,6 +67,7 @@ def test_a_worker_of_another_authority_gets_nothing(ours, theirs):
     assert "the server's certificate is not of the CA that is trusted here" in detail
     assert error.code == grpc.StatusCode.UNAVAILABLE
     assert worker.received == []
+    assert [record.levelname for record in caplog.records] == ["WARNING"], "waiting will not help"
 
 
 def test_a_router_without_a_certificate_is_told_what_its_worker_wants(ours):
