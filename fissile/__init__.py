@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         UnauthenticatedError,
         UnavailableError,
         UnimplementedError,
+        UnreachableError,
     )
     from fissile.requests import Message, Tool
     from fissile.results import Completion, Delta, Generation, Model, Stats, ToolCall
@@ -60,6 +61,7 @@ _HOMES = {
     "UnauthenticatedError": "fissile.errors",
     "UnavailableError": "fissile.errors",
     "UnimplementedError": "fissile.errors",
+    "UnreachableError": "fissile.errors",
 }
 
 __all__ = [
@@ -88,6 +90,7 @@ __all__ = [
     "UnauthenticatedError",
     "UnavailableError",
     "UnimplementedError",
+    "UnreachableError",
 ]
 
 

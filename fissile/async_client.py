@@ -8,6 +8,7 @@ from typing import Any, Self, TypeVar, Unpack
 import grpc
 
 from fissile import requests, responses
+from fissile.address import router_target
 from fissile.channel import ClientTls, aio_channel, call_metadata
 from fissile.errors import from_rpc_error
 from fissile.options import Options
@@ -78,7 +79,7 @@ class AsyncClient:
 
     def __init__(self, address: str = "localhost:50051", *, tls: ClientTls | None = None, api_key: str = "") -> None:
         self._metadata = call_metadata(api_key)
-        self._channel = aio_channel(address, tls)
+        self._channel = aio_channel(router_target(address), tls)
         self._stub = generation_pb2_grpc.GenerationServiceStub(self._channel)
 
     def generate(

@@ -1,10 +1,11 @@
 """`fissile bench`: load a router and measure it."""
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from fissile.cli.options import Target, connection_options
+from fissile.cli.options import EXIT_INTERRUPTED, Target, connection_options
 
 if TYPE_CHECKING:
     from fissile.cli.load import LoadConfig, Outcome
@@ -69,28 +70,35 @@ def bench(
     from dataclasses import replace
 
     from fissile.cli.load import LoadConfig
-    from fissile.cli.report import Goal, latency_table, report
+    from fissile.cli.report import Goal, report
 
     if rate is not None and concurrency is not None:
         raise click.UsageError("--rate (open loop) and --concurrency (closed loop) exclude each other")
     config = LoadConfig(num_requests=num_requests, rate=rate, concurrency=concurrency or 8, **load)
     warm_config = replace(config, num_requests=warmup, rate=None, seed=config.seed - 1) if warmup else None
-    outcomes = asyncio.run(_run(to, config, warm_config))
-    goal = Goal(_seconds(goal_ttft), _seconds(goal_tpot))
-    figures = report(outcomes, goal)
+    outcomes: list[Outcome] = []
+    try:
+        asyncio.run(_run(to, config, warm_config, outcomes))
+        is_whole = True
+    except KeyboardInterrupt:
+        is_whole = False
+        click.echo(f"interrupted after {len(outcomes)} of {num_requests} requests", err=True)
+        if not outcomes:
+            sys.exit(EXIT_INTERRUPTED)
+    figures = report(outcomes, Goal(_seconds(goal_ttft), _seconds(goal_tpot)))
     all_failed = figures["num_errors"] == figures["num_requests"]
     if as_json:
         click.echo(json.dumps(figures))
     elif not all_failed:
-        from rich.console import Console
-
-        Console().print(latency_table(figures))
-        click.echo(_throughput(figures))
+        _print(figures)
+    if not is_whole:
+        sys.exit(EXIT_INTERRUPTED)
     if all_failed:
         raise click.ClickException(f"every request failed: {figures['errors']}; the first one: {outcomes[0].complaint}")
 
 
-async def _run(to: Target, config: "LoadConfig", warm_config: "LoadConfig | None") -> "list[Outcome]":
+async def _run(to: Target, config: "LoadConfig", warm_config: "LoadConfig | None", outcomes: "list[Outcome]") -> None:
+    """`outcomes` gets those of requests as they end, so that some are there when this is interrupted."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -101,20 +109,35 @@ async def _run(to: Target, config: "LoadConfig", warm_config: "LoadConfig | None
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     async with AsyncClient(to.address, tls=to.tls, api_key=to.api_key) as client:
         if warm_config is not None:
-            await run_load(client, warm_config, lambda: None)
+            await run_load(client, warm_config, lambda _: None)
         with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
             task = progress.add_task("requests", total=config.num_requests)
-            return await run_load(client, config, lambda: progress.advance(task))
+
+            def done(outcome: "Outcome") -> None:
+                outcomes.append(outcome)
+                progress.advance(task)
+
+            await run_load(client, config, done)
+
+
+def _print(figures: dict[str, Any]) -> None:
+    from rich.console import Console
+
+    from fissile.cli.tables import latency_table
+
+    Console().print(latency_table({name.upper(): figures[f"{name}_ms"] for name in ("ttft", "tpot", "itl", "e2e")}))
+    click.echo(_throughput(figures))
 
 
 def _seconds(milliseconds: float | None) -> float | None:
     return None if milliseconds is None else milliseconds / 1e3
 
 
-def _throughput(figures: dict[str, object]) -> str:
+def _throughput(figures: dict[str, Any]) -> str:
+    errors = f": {figures['errors']}" if figures["errors"] else ""
     return (
-        f"{figures['num_requests']} requests in {figures['duration_s']} s, {figures['num_errors']} failed "
-        f"({figures['error_rate']:.1%}{', ' + str(figures['errors']) if figures['errors'] else ''})\n"
-        f"{figures['requests_s']} requests/s, of them good {figures['goodput_requests_s']}/s · "
+        f"{figures['num_requests']} requests in {figures['duration_s']} s\n"
+        f"{figures['num_errors']} failed ({figures['error_rate']:.1%}){errors}\n"
+        f"{figures['requests_s']} requests/s, of them good {figures['goodput_requests_s']}/s\n"
         f"{figures['output_tok_s']} tokens/s out · {figures['total_tok_s']} tokens/s in and out"
     )

@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fissile.cli.options import Target, connection_options, request_options, sampling_options, valid_text
+from fissile.cli.options import (
+    EXIT_INTERRUPTED,
+    Target,
+    connection_options,
+    request_options,
+    sampling_options,
+    valid_text,
+)
 
 if TYPE_CHECKING:
     from fissile.results import Generation
@@ -63,7 +70,7 @@ def generate(
         except KeyboardInterrupt:
             stream.close()
             click.echo()
-            sys.exit(130)
+            sys.exit(EXIT_INTERRUPTED)
         generation = stream.result()
     click.echo(to_json(generation) if as_json else "")
     if logprobs is not None and not as_json:

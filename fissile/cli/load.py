@@ -74,7 +74,7 @@ class Outcome:
         return [later - earlier for earlier, later in itertools.pairwise(times)]
 
 
-OneRequest = Callable[[Request, float], Coroutine[Any, Any, Outcome]]
+OneRequest = Callable[[Request, float], Coroutine[Any, Any, None]]
 """Sends a request that was due at that time."""
 
 
@@ -87,21 +87,20 @@ def make_requests(config: LoadConfig, vocab_size: int) -> Iterator[Request]:
         yield Request(prompt, config.output_length.draw(rng))
 
 
-async def run_load(client: AsyncClient, config: LoadConfig, done: Callable[[], None]) -> list[Outcome]:
-    """Send all requests; `done` is called after each. Failures are outcomes, not exceptions."""
+async def run_load(client: AsyncClient, config: LoadConfig, done: Callable[[Outcome], None]) -> None:
+    """Send all requests; `done` is called with the outcome of each. Failures are outcomes, not exceptions."""
     (model, *others) = await client.models(timeout=10)
     if config.model:
         model = next((entry for entry in (model, *others) if entry.id == config.model), model)
     requests = make_requests(config, model.vocab_size)
 
-    async def one(request: Request, due: float) -> Outcome:
-        outcome = await measure(client, config, request, due)
-        done()
-        return outcome
+    async def one(request: Request, due: float) -> None:
+        done(await measure(client, config, request, due))
 
     if config.rate is not None:
-        return await _open_loop(requests, config.rate, random.Random(config.seed + 1), one)
-    return await _closed_loop(requests, config.concurrency, one)
+        await _open_loop(requests, config.rate, random.Random(config.seed + 1), one)
+    else:
+        await _closed_loop(requests, config.concurrency, one)
 
 
 async def _open_loop(
@@ -109,32 +108,27 @@ async def _open_loop(
     rate: float,
     rng: random.Random,
     one: OneRequest,
-) -> list[Outcome]:
+) -> None:
     due = time.monotonic()
     async with asyncio.TaskGroup() as group:
-        tasks = []
         for request in requests:
             await asyncio.sleep(max(0.0, due - time.monotonic()))
-            tasks.append(group.create_task(one(request, due)))
+            group.create_task(one(request, due))
             due += rng.expovariate(rate)
-    return [task.result() for task in tasks]
 
 
 async def _closed_loop(
     requests: Iterator[Request],
     concurrency: int,
     one: OneRequest,
-) -> list[Outcome]:
-    outcomes: list[Outcome] = []
-
+) -> None:
     async def client() -> None:
         for request in requests:  # shared: each client takes the next one
-            outcomes.append(await one(request, time.monotonic()))
+            await one(request, time.monotonic())
 
     async with asyncio.TaskGroup() as group:
         for _ in range(concurrency):
             group.create_task(client())
-    return outcomes
 
 
 async def measure(client: AsyncClient, config: LoadConfig, request: Request, due: float) -> Outcome:

@@ -3,8 +3,6 @@
 from collections import Counter
 from dataclasses import dataclass
 
-from rich.table import Table
-
 from fissile.cli.load import Outcome
 
 QUANTILES = {"p50": 0.50, "p90": 0.90, "p95": 0.95, "p99": 0.99}
@@ -70,13 +68,3 @@ def report(outcomes: list[Outcome], goal: Goal) -> dict[str, object]:
         "itl_ms": latency([gap for outcome in whole for gap in outcome.itls]),
         "e2e_ms": latency([outcome.end - outcome.due for outcome in whole]),
     }
-
-
-def latency_table(figures: dict[str, object]) -> Table:
-    columns = ("mean", *QUANTILES, "max")
-    table = Table("milliseconds", *columns)
-    for name in ("ttft", "tpot", "itl", "e2e"):
-        row = figures[f"{name}_ms"]
-        assert isinstance(row, dict)
-        table.add_row(name.upper(), *(f"{row[column]:.1f}" for column in columns))
-    return table

@@ -30,6 +30,8 @@ class FakeService(v1.GenerationServiceServicer):
     def __init__(self) -> None:
         self.requests: list = []
         self.cancelled = threading.Event()
+        self.num_answered: int | None = None
+        """Requests after so many never end."""
 
     def Generate(self, request, context) -> Iterator[v1.GenerateResponse]:
         self.requests.append(request)
@@ -39,7 +41,7 @@ class FakeService(v1.GenerationServiceServicer):
             abort(context, InvalidArgumentError.of("options.sampling.top_p", "must be in (0, 1], is 2"))
         if request.model not in ("", "fake"):
             abort(context, NotFoundError(f"model {request.model!r} is not served here"))
-        if words == ["slow"]:
+        if words == ["slow"] or len(self.requests) - 1 == self.num_answered:
             context.add_callback(self.cancelled.set)
             while not self.cancelled.is_set():
                 yield delta(request_id, 0, "slow ", 1)

@@ -1,15 +1,25 @@
 """`fissile bench`: its arithmetic with exact figures, its loops against the fake service."""
 
+import io
 import json
 import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from rich.console import Console
 
 from fissile.cli import main
 from fissile.cli.lengths import Lengths
 from fissile.cli.load import LoadConfig, Outcome, make_requests
 from fissile.cli.report import Goal, quantile, report
+from fissile.cli.tables import STATISTICS, latency_table
+
+FISSILE = str(Path(sys.executable).parent / "fissile")
 
 
 def config(**changes) -> LoadConfig:
@@ -99,6 +109,26 @@ def test_table_for_people(address):
     result = bench(address, "-n", "4")
     assert result.exit_code == 0
     assert "TTFT" in result.stdout and "4 requests in" in result.stdout
+
+
+def test_no_digit_is_cut_in_60_columns():
+    console = Console(width=60, file=io.StringIO())
+    console.print(latency_table(dict.fromkeys(["TTFT", "TPOT", "ITL", "E2E"], dict.fromkeys(STATISTICS, 1234567.89))))
+    assert console.file.getvalue().count("1234567.9") == 4 * len(STATISTICS)
+
+
+@pytest.mark.parametrize("num_answered", [3, 0])
+def test_an_interrupt_leaves_the_figures_so_far(address, service, num_answered):
+    service.num_answered = num_answered
+    command = [FISSILE, "bench", "-a", address, "-n", "5", "-c", "1", "--warmup", "0", "-i", "3", "--json"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    while len(service.requests) <= num_answered:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert err == f"interrupted after {num_answered} of 5 requests\n"
+    assert not out if num_answered == 0 else json.loads(out)["num_requests"] == num_answered
 
 
 def test_when_all_fail_the_reason_is_said_and_no_table(address):

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 
@@ -47,7 +48,7 @@ def test_importing_the_command_loads_neither_grpc_nor_rich():
     ("arguments", "said"),
     [
         (["generate", "x", "--no-such"], "No such option"),
-        (["generate", "x", "--max-tokens", "0"], "'-n' / '--max-tokens'"),
+        (["generate", "x", "--max-tokens", "0"], "'--max-tokens'"),
         (["generate", "x", "--token-ids", "1"], "not both"),
         (["generate", "--token-ids", "1,a"], "must be numbers separated by commas"),
         (["generate", "x", "--regex", "a", "--choice", "b"], "exclude each other"),
@@ -134,10 +135,27 @@ def test_a_servers_error_is_one_line_and_exit_1(run):
 
 
 @pytest.mark.parametrize("command", [["models"], ["stats"], ["generate", "x"], ["chat"], ["bench"]])
-def test_nobody_there_is_one_line_and_exit_1(command):
+def test_nobody_there_is_a_hint_and_exit_1(command):
     result = CliRunner().invoke(main, [*command, "--address", "localhost:1"])
     assert result.exit_code == 1
-    assert re.fullmatch(r"Error: unavailable: .*\n", result.output)
+    assert result.output == (
+        "Error: no router at localhost:1. Start one with `fissile up`, or name another with --address.\n"
+    )
+
+
+def test_a_host_that_does_not_exist_is_said_to_be_none():
+    result = CliRunner().invoke(main, ["models", "--address", "no-such-host.invalid"])
+    assert result.exit_code == 1
+    assert result.output.startswith("Error: no router at no-such-host.invalid: there is no such host (")
+
+
+def test_an_address_that_is_none_is_refused():
+    result = CliRunner().invoke(main, ["models", "--address", "http://localhost:50051"])
+    assert result.exit_code == 1
+    assert result.output == (
+        "Error: invalid argument: address: 'http://localhost:50051' is a URL; wanted is HOST:PORT, with the router's "
+        "gRPC port\n"
+    )
 
 
 def test_prompt_that_is_no_utf8():
@@ -213,10 +231,31 @@ def test_models(run):
 def test_stats(run):
     assert json.loads(run("stats", "--json").output)["finished"] == {"eos": 7}
     shown = run("stats").output
-    assert "5 of 10" in shown and "127.0.0.1:50062 is down: connection refused\n" in shown
+    assert "KV blocks 5 of 10 used" in shown and "127.0.0.1:50062\n  down: connection refused\n" in shown
 
 
-def test_stats_show_whole_addresses_in_any_terminal(address):
-    environment = {"FISSILE_ADDRESS": address, "COLUMNS": "60"}
-    whole = json.loads(CliRunner().invoke(main, ["stats", "--json"], env=environment).output)["workers"][0]["address"]
-    assert whole in CliRunner().invoke(main, ["stats"], env=environment).output
+def test_nothing_is_cut_in_a_narrow_terminal(run, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    shown = run("stats").output + run("models").output
+    assert "…" not in shown and max(map(len, shown.splitlines())) <= 60
+    assert re.search(r"│ max\s+│ 1000\.0 │", shown)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [(["genrate"], "'generate'"), (["up", "--worker"], "'--workers'"), (["generate", "x", "--sed", "1"], "'--seed'")],
+)
+def test_what_was_meant_is_suggested(run, arguments, meant):
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert "Did you mean" in result.output and meant in result.output
+
+
+def test_short_flags_mean_the_same_in_every_command():
+    meanings = {}
+    for command in main.commands.values():
+        for parameter in command.params:
+            for flag in parameter.opts:
+                if not flag.startswith("--") and isinstance(parameter, click.Option):
+                    meanings.setdefault(flag, set()).add(parameter.name)
+    assert {flag: names for flag, names in meanings.items() if len(names) > 1} == {}
