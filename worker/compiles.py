@@ -29,14 +29,19 @@ class PendingCompiles:
         return key, future
 
     def settle(self, answer: Compiled) -> None:
-        with self._lock:
-            future = self._futures.pop(answer.key, None)
-        if future is None or not future.set_running_or_notify_cancel():
-            return
-        if answer.error is None:
+        if answer.error is not None:
+            self.refuse(answer.key, GrammarError(answer.error))
+        elif future := self._take(answer.key):
             future.set_result(None)
-        else:
-            future.set_exception(GrammarError(answer.error))
+
+    def refuse(self, key: int, error: Exception) -> None:
+        if future := self._take(key):
+            future.set_exception(error)
+
+    def _take(self, key: int) -> "Future[None] | None":
+        with self._lock:
+            future = self._futures.pop(key, None)
+        return future if future is not None and future.set_running_or_notify_cancel() else None
 
     def fail(self, failure: Exception) -> None:
         """No answer will come any more, now or later. Only the first call counts."""

@@ -22,13 +22,13 @@ class CompilingRequests:
 
     def __init__(
         self,
-        compile: Callable[[Grammar], "Future[None]"],
+        compiled: Callable[[Grammar], "Future[None]"],
         on_compiled: Callable[[list[Sequence], BaseException | None], None],
         on_deadline: Callable[[int], None],
     ) -> None:
         """`on_compiled` gets the sequences that are left, and what went wrong; `on_deadline` the id of a sequence whose
         deadline has passed, which is still in."""
-        self._compile = compile
+        self._compiled = compiled
         self._on_compiled = on_compiled
         self._on_deadline = on_deadline
         self._requests: dict[int, _Request] = {}
@@ -44,7 +44,7 @@ class CompilingRequests:
                 # The loop's clock and that of deadlines are the same, time.monotonic.
                 request.timers.append(loop.call_at(seq.deadline, self._expire, seq.id))
         grammars = {seq.sampling.grammar: None for seq in members if seq.sampling.grammar is not None}
-        futures = [asyncio.wrap_future(self._compile(grammar)) for grammar in grammars]
+        futures = [asyncio.wrap_future(self._compiled(grammar)) for grammar in grammars]
         asyncio.gather(*futures).add_done_callback(partial(self._finish, request))
 
     def take(self, sequence_id: int) -> list[Sequence]:

@@ -7,8 +7,6 @@ Used on the event loop only.
 import asyncio
 import itertools
 import logging
-from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import dataclass
 
 from fissile import v1
@@ -32,6 +30,7 @@ from worker.core.outputs import SequenceOutput, SequenceTimings
 from worker.core.params import Grammar
 from worker.core.sequence import FinishReason, Sequence
 from worker.engine import Engine, StepReport
+from worker.grammars_in_use import GrammarsInUse
 from worker.kv_watch import Progress
 from worker.metrics import WorkerMetrics
 from worker.runner.messages import GrammarError
@@ -55,6 +54,7 @@ class _OpenSequence:
     stream: ExecuteStream
     sequence_id: int
     index: int
+    grammar: Grammar | None
 
 
 class Dispatcher:
@@ -63,14 +63,14 @@ class Dispatcher:
     def __init__(
         self,
         engine: Engine,
-        compile: Callable[[Grammar], "Future[None]"],
+        grammars: GrammarsInUse,
         limits: ModelLimits,
         metrics: WorkerMetrics,
         max_queued: int,
     ) -> None:
-        """The future of `compile` raises GrammarError, or anything else if the worker fails."""
         self._engine = engine
-        self._compiling = CompilingRequests(compile, self._on_compiled, self._on_deadline)
+        self._grammars = grammars
+        self._compiling = CompilingRequests(grammars.compiled, self._on_compiled, self._on_deadline)
         self._limits = limits
         self._metrics = metrics
         self._max_queued = max_queued
@@ -205,12 +205,13 @@ class Dispatcher:
                 sequence_from_pb(message, engine_id, engine_ids[0] if i else None, self._limits)
                 for i, (message, engine_id) in enumerate(zip(members, engine_ids, strict=True))
             ]
+            self._grammars.acquire(seq.sampling.grammar for seq in sequences if seq.sampling.grammar is not None)
         except FissileError as error:
             self._refuse(stream, members, error)
             return
-        for message, engine_id in zip(members, engine_ids, strict=True):
-            self._open[engine_id] = _OpenSequence(stream, message.id, message.index)
-            stream.engine_ids[message.id] = engine_id
+        for message, seq in zip(members, sequences, strict=True):
+            self._open[seq.id] = _OpenSequence(stream, message.id, message.index, seq.sampling.grammar)
+            stream.engine_ids[message.id] = seq.id
         self._emptied.clear()
         if any(seq.sampling.grammar is not None for seq in sequences):
             self._compiling.add(sequences)
@@ -278,6 +279,8 @@ class Dispatcher:
         entry = self._open.pop(engine_id, None)
         if entry is not None:
             entry.stream.engine_ids.pop(entry.sequence_id, None)
+            if entry.grammar is not None:
+                self._grammars.release(entry.grammar)
             if not self._open:
                 self._emptied.set()
         return entry

@@ -16,6 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,22 @@ from typing import Any
 from worker.compiles import PendingCompiles
 from worker.core.batch import BatchOutput, ScheduledBatch
 from worker.core.params import Grammar
+from worker.grammar_checks import GrammarChecks, Verdict
 from worker.runner.config import ModelInfo, RunnerConfig
-from worker.runner.messages import Compile, Compiled, Failed, Ready, Setup, StepDone, Stop, encode, receive
+from worker.runner.messages import (
+    Compile,
+    Compiled,
+    Failed,
+    Keep,
+    Ready,
+    Release,
+    Setup,
+    StepDone,
+    Stop,
+    encode,
+    receive,
+)
+from worker.spawn import spawn
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +67,7 @@ class ExecutorTimeoutError(ExecutorError):
 
 class Executor:
     """`start`, then any number of `submit` and `collect`, then `shutdown`. One thread at a time may call these;
-    `compile` may be called from any, at any time."""
+    `compile` and `release` may be called from any, once it has started."""
 
     def __init__(
         self,
@@ -70,7 +85,8 @@ class Executor:
         self._inbox: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
         self._in_flight: deque[int] = deque()
         self._compiles = PendingCompiles()
-        self._compile_requests: queue.SimpleQueue[Compile | None] = queue.SimpleQueue()
+        self._grammar_messages: queue.SimpleQueue[Compile | Keep | Release | None] = queue.SimpleQueue()
+        self._checks: GrammarChecks | None = None
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
 
     def start(self, timeout: float = 600.0) -> ModelInfo:
@@ -93,7 +109,11 @@ class Executor:
         except ExecutorError:
             self.shutdown()
             raise
-        sender = threading.Thread(target=self._send_compiles, args=(self._ranks[0],), name="compiles", daemon=True)
+        model = ready[0].config
+        self._checks = GrammarChecks(self._config.model, model.vocab_size, model.eos_token_ids)
+        sender = threading.Thread(
+            target=self._send_grammar_messages, args=(self._ranks[0],), name="grammars", daemon=True
+        )
         sender.start()
         return ready[0]
 
@@ -124,25 +144,40 @@ class Executor:
             self._next(time.monotonic(), "live")
 
     def compile(self, grammar: Grammar) -> "Future[None]":
-        """Have `grammar` ready for sequences to come. Does not wait, not even for a rank that hangs.
+        """Have `grammar` ready for sequences to come, until `release`. Does not wait, not even for a rank that hangs.
 
-        The future raises GrammarError, or ExecutorError when the executor ends first.
+        The future raises GrammarError, or another error when the executor ends first or cannot tell.
         """
+        assert self._checks is not None
         key, future = self._compiles.add()
-        self._compile_requests.put(Compile(key, grammar))
+        self._grammar_messages.put(Keep(grammar))
+        self._checks.check(grammar, partial(self._on_checked, Compile(key, grammar)))
         return future
 
-    def _send_compiles(self, rank: "_Rank") -> None:
-        while (request := self._compile_requests.get()) is not None:
+    def release(self, grammar: Grammar) -> None:
+        """Once for each `compile`, when no sequence will use it any more."""
+        self._grammar_messages.put(Release(grammar))
+
+    def _on_checked(self, request: Compile, verdict: Verdict) -> None:
+        """Rank 0 sees only what a process that may die has compiled."""
+        if verdict is None:
+            self._grammar_messages.put(request)
+        else:
+            self._compiles.refuse(request.key, verdict)
+
+    def _send_grammar_messages(self, rank: "_Rank") -> None:
+        while (message := self._grammar_messages.get()) is not None:
             try:
-                rank.send(encode(request))
+                rank.send(encode(message))
             except ExecutorError as error:
                 self._compiles.fail(error)
 
     def shutdown(self) -> None:
         """End all ranks: politely, then by force. Idempotent; never raises because a rank is gone already."""
         self._compiles.fail(ExecutorError("the executor was shut down"))
-        self._compile_requests.put(None)
+        self._grammar_messages.put(None)
+        if self._checks is not None:
+            self._checks.shutdown()
         for rank in self._ranks:
             rank.request_stop()
         deadline = time.monotonic() + STOP_SECONDS
@@ -240,11 +275,7 @@ class _Rank:
         rank = self._setup.rank
         try:
             fds = (request_end.fileno(), reply_end.fileno())
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "worker.runner.rank", *map(str, fds)],
-                pass_fds=fds, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace",
-                env=_environment(),
-            )  # fmt: skip
+            self._process = spawn("worker.runner.rank", fds, subprocess.PIPE)
             request_end.close()
             reply_end.close()
             self._forwarder.start()
@@ -270,10 +301,3 @@ class _Rank:
         for line in self._process.stderr:
             self._stderr_tail.append(line)
             sys.stderr.write(line)
-
-
-def _environment() -> dict[str, str]:
-    """The ranks import the same `worker` as this process, wherever it was found."""
-    root = str(Path(__file__).resolve().parent.parent)
-    path = os.environ.get("PYTHONPATH")
-    return os.environ | {"PYTHONPATH": root if path is None else root + os.pathsep + path}

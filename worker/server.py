@@ -25,6 +25,7 @@ from worker.core.scheduler import Scheduler
 from worker.dispatcher import Dispatcher
 from worker.engine import Engine, StepExecutor, StepReport
 from worker.executor import Executor
+from worker.grammars_in_use import GrammarsInUse
 from worker.loader.source import resolve_model
 from worker.loader.tokenizer import TokenizerFiles, load_tokenizer_files
 from worker.metrics import WorkerMetrics
@@ -52,6 +53,8 @@ class ModelExecutor(StepExecutor, Protocol):
     def start(self) -> ModelInfo: ...
 
     def compile(self, grammar: Grammar) -> "Future[None]": ...
+
+    def release(self, grammar: Grammar) -> None: ...
 
     def shutdown(self) -> None: ...
 
@@ -108,7 +111,11 @@ class WorkerServer:
             eos_token_ids=frozenset(model.config.eos_token_ids),
         )
         self._dispatcher = Dispatcher(
-            self._engine, self._executor.compile, limits, self._metrics, self._settings.max_queued_messages
+            self._engine,
+            GrammarsInUse(self._executor.compile, self._executor.release),
+            limits,
+            self._metrics,
+            self._settings.max_queued_messages,
         )
         self._engine.start()
         await self._warm_up(self._dispatcher, limits)

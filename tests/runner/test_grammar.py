@@ -101,7 +101,7 @@ def test_blanks_of_a_part_are_those_of_any_json(compiler):
     ("part", "message"),
     [
         (("json_schema", '{"not": {}}'), "^p: Unimplemented"),
-        (("json_schema", '{"multipleOf": 10000019}'), "^p: multipleOf is too fine"),
+        (("json_schema", '{"multipleOf": 10000019}'), "^p: #: multipleOf is too fine"),
         (("regex", "("), "^p: .*unclosed group"),
         (("grammar", "start: word"), "^p: .*unknown name"),
     ],
@@ -219,9 +219,55 @@ def test_a_grammar_is_compiled_once_while_it_is_kept(monkeypatch, limit, value):
 
 @pytest.mark.parametrize(
     ("tokenizer", "vocab_size", "eos_token_ids"),
-    [(b"{}", VOCAB_SIZE, (EOS,)), (None, 100, (EOS,)), (None, VOCAB_SIZE, ())],
+    [(b"{}", VOCAB_SIZE, (EOS,)), (None, VOCAB_SIZE, (VOCAB_SIZE,)), (None, VOCAB_SIZE, ())],
 )
 def test_a_model_whose_tokenizer_does_not_fit(tokenizer, vocab_size, eos_token_ids):
     compiler = GrammarCompiler(lambda: tokenizer or byte_tokenizer().to_str().encode(), vocab_size, eos_token_ids)
     with pytest.raises(GrammarError, match="the model's tokenizer does not work with grammars"):
         compiler.compile(Grammar(GrammarKind.REGEX, "x"))
+
+
+@pytest.mark.parametrize("vocab_size", [259, 200])
+def test_tokens_that_the_model_has_no_logits_for_harm_nobody(vocab_size):
+    """The tokenizer has 260: a mask is as wide as the tokenizer."""
+    compiler = GrammarCompiler(lambda: byte_tokenizer().to_str().encode(), vocab_size, (10,))
+    matcher = compiler.matcher(Grammar(GrammarKind.REGEX, "abc?"))
+    assert allowed(matcher) == of("a", "ab", "abc")
+    assert compiler.mask_words == 9
+
+
+def test_what_open_requests_use_is_kept_beside_what_fits(monkeypatch):
+    monkeypatch.setattr(module, "MAX_COMPILED", 1)
+    compiler = make_compiler()
+    grammars = [Grammar(GrammarKind.REGEX, str(i)) for i in range(4)]
+    for grammar in grammars[:3]:
+        compiler.keep(grammar)
+    kept = [compiler.compile(grammar) for grammar in grammars]
+    compiler.compile(Grammar(GrammarKind.REGEX, "x"))
+    assert [compiler.compile(grammar) for grammar in grammars[:3]] == kept[:3]
+    assert compiler.compile(grammars[3]) is not kept[3]
+
+
+def test_what_is_used_no_more_goes_as_others_do(monkeypatch):
+    monkeypatch.setattr(module, "MAX_COMPILED", 1)
+    compiler = make_compiler()
+    first, second = Grammar(GrammarKind.REGEX, "1"), Grammar(GrammarKind.REGEX, "2")
+    for grammar in (first, first, second):
+        compiler.keep(grammar)
+    compiled = compiler.compile(first), compiler.compile(second)
+    compiler.release(first)
+    compiler.release(second)
+    assert compiler.compile(first) is compiled[0]  # one use is left
+    compiler.release(first)  # the newest of the unused: the other one goes
+    assert compiler.compile(first) is compiled[0]
+    assert compiler.compile(second) is not compiled[1]
+
+
+def test_what_was_compiled_before_it_is_used_is_kept(monkeypatch):
+    monkeypatch.setattr(module, "MAX_COMPILED", 1)
+    compiler = make_compiler()
+    compiled = compiler.compile(Grammar(GrammarKind.REGEX, "1"))
+    compiler.keep(Grammar(GrammarKind.REGEX, "1"))
+    for text in "23":
+        compiler.compile(Grammar(GrammarKind.REGEX, text))
+    assert compiler.compile(Grammar(GrammarKind.REGEX, "1")) is compiled

@@ -4,12 +4,14 @@ import numpy as np
 import pytest
 import torch
 
-from tests.runner.byte_tokenizer import END, EOS, VOCAB_SIZE, make_compiler, of
+from tests.runner.byte_tokenizer import END, EOS, VOCAB_SIZE, byte_tokenizer, make_compiler, of
 from worker.core.batch import DEFERRED_TOKEN, NewSequence, ScheduledBatch
 from worker.core.params import Grammar, GrammarKind, SamplingParams
 from worker.core.tokens import token_array
+from worker.runner.grammar import GrammarCompiler
 from worker.runner.grammar_masks import SlotGrammars
 from worker.runner.pending import PendingStep
+from worker.runner.sampler import apply_mask
 from worker.runner.timer import CpuTiming
 
 PROMPT = (1, 2, 3)
@@ -163,3 +165,18 @@ def test_a_grammar_that_was_dropped_is_compiled_again(grammars, monkeypatch):
 def test_a_grammar_that_cannot_be_compiled_ends_its_row(grammars):
     _, errors = run(grammars, batch((0, 0, list(PROMPT)), new_sequences=(new(0, "("),)))
     assert "unclosed group" in errors[0]
+
+
+@pytest.mark.parametrize("vocab_size", [259, 200])
+def test_tokens_without_logits_are_left_out(vocab_size):
+    """The tokenizer has 260."""
+    compiler = GrammarCompiler(lambda: byte_tokenizer().to_str().encode(), vocab_size, (10,))
+    grammars = SlotGrammars(compiler, vocab_size, torch.device("cpu"), num_threads=1)
+    step = batch((0, 0, list(PROMPT)), (1, 0, list(PROMPT)), new_sequences=(new(0, "abc?"), new(1, "b")))
+    pending = PendingStep(step, [0, 1], CpuTiming())
+    masks = grammars.start(step, [0, 1])
+    assert masks is not None
+    logits = torch.zeros(2, vocab_size)
+    apply_mask(logits, masks.take(pending))
+    allowed = {i for i in of("a", "ab", "abc") if i < vocab_size}
+    assert [set(row.isfinite().nonzero().flatten().tolist()) for row in logits] == [allowed, of("b")]

@@ -36,6 +36,7 @@ class FakeExecutor:
         self.open.set()
         self.compiles: dict[Grammar, Future[None]] = {}
         """What it was asked to compile."""
+        self.kept: set[Grammar] = set()
         self.compiles_at_once = True
         """While this is not set, tests settle `compiles`."""
         self.step_seconds = 0.0
@@ -62,7 +63,12 @@ class FakeExecutor:
         if self.compiles_at_once:
             future.set_result(None)
         self.compiles[grammar] = future
+        assert grammar not in self.kept
+        self.kept.add(grammar)
         return future
+
+    def release(self, grammar: Grammar) -> None:
+        self.kept.remove(grammar)
 
     def submit(self, batch: ScheduledBatch) -> None:
         self.check()

@@ -7,6 +7,7 @@ from google.rpc import code_pb2
 
 from fissile.v1 import DrainRequest, FinishReason, SamplingParams
 from tests.worker.harness import connect, expected, quiet, run_all, run_worker, sequence, until
+from worker import grammars_in_use
 from worker.core.params import Grammar, GrammarKind
 from worker.executor import ExecutorDiedError
 from worker.runner.messages import GrammarError
@@ -79,6 +80,50 @@ def test_each_grammar_of_a_group_is_compiled_once():
         return len(system.executor.compiles)
 
     assert run_worker(scenario) == 1
+
+
+def test_a_grammar_is_kept_from_its_first_sequence_to_its_last():
+    other = Grammar(GrammarKind.REGEX, "b*")
+
+    async def scenario(system):
+        hold(system.executor)
+        kept = system.executor.kept
+        router = connect(system)
+        await router.send(constrained(1), constrained(2), constrained(3, regex="b*"))
+        await compiling(system, 2)
+        assert kept == {GRAMMAR, other}
+        await router.send(3)
+        await router.finish(3)
+        assert kept == {GRAMMAR}
+        system.executor.compiles[GRAMMAR].set_result(None)
+        await router.finish(1, 2)
+        await quiet(system)
+        assert kept == set()
+
+    run_worker(scenario)
+
+
+def test_grammars_that_leave_no_room_are_refused_for_now(monkeypatch):
+    """All members or none, and what is refused is not kept."""
+    monkeypatch.setattr(grammars_in_use, "MAX_BYTES", 150_000)
+
+    async def scenario(system):
+        hold(system.executor)
+        router = connect(system)
+        await router.send(constrained(1))
+        await compiling(system)
+        await router.send(constrained(2, regex="b*"), constrained(3))
+        await router.finish(2)
+        assert system.executor.kept == {GRAMMAR}
+        system.executor.compiles[GRAMMAR].set_result(None)
+        await router.finish(1, 3)
+        await router.send(constrained(4, regex="b*"))
+        await compiling(system, 2)
+        return router.ended
+
+    ended = run_worker(scenario)
+    assert ended[2].error_code == code_pb2.RESOURCE_EXHAUSTED
+    assert ended[2].detail.startswith("sampling.structured_output: ")
 
 
 @pytest.mark.parametrize("size", [1, 3])

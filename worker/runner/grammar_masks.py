@@ -119,9 +119,19 @@ class SlotGrammars:
             except GrammarError as error:
                 errors[i] = str(error)
         if ready:
-            self._fillers.unsafe_compute_mask_ptr(ready, bits.data_ptr(), self._num_words * 4, len(rows))
+            self._compute(ready, bits)
         errors |= {i: error_of(matcher) for matcher, i in ready if matcher.is_error()}
         return _Filled(bits, {i: f"sampling.structured_output: {error}" for i, error in errors.items()})
+
+    def _compute(self, ready: list[tuple[LLMatcher, int]], bits: Tensor) -> None:
+        num_words = self.compiler.mask_words
+        if num_words == bits.shape[1]:
+            self._fillers.unsafe_compute_mask_ptr(ready, bits.data_ptr(), num_words * 4, len(bits))
+            return
+        # The tokenizer has more tokens than the model has logits.
+        wide = torch.full((len(bits), num_words), -1, dtype=torch.int32)
+        self._fillers.unsafe_compute_mask_ptr(ready, wide.data_ptr(), num_words * 4, len(wide))
+        bits.copy_(wide[:, : bits.shape[1]])
 
     def _advance(self, row: _Row) -> LLMatcher:
         """The row's matcher, all tokens before the one to be sampled seen. Raises GrammarError."""

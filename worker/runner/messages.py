@@ -18,7 +18,7 @@ class GrammarError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """First message to a rank. After it come `ScheduledBatch`es and `Compile`s, then `Stop`."""
+    """First message to a rank. After it come `ScheduledBatch`es and what is about grammars, then `Stop`."""
 
     config: RunnerConfig
     rank: int
@@ -36,9 +36,23 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Compile:
-    """To rank 0 only: have `grammar` ready before a sequence needs it."""
+    """To rank 0 only: have `grammar`, which is known to compile, ready before a sequence needs it."""
 
     key: int
+    grammar: Grammar
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """To rank 0 only: open requests use `grammar`; what is compiled of it stays until `Release`."""
+
+    grammar: Grammar
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """To rank 0 only, once for each `Keep`."""
+
     grammar: Grammar
 
 
@@ -71,6 +85,27 @@ class Failed:
 
     message: str
     expected: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CheckSetup:
+    """First message to a process that checks grammars. After it come `Check`s; each is answered with `Checked`."""
+
+    model: str
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    parent_pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    grammar: Grammar
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    error: str | None
+    """What is wrong with the grammar."""
 
 
 def send(connection: Connection, message: Any) -> None:

@@ -1,8 +1,8 @@
 """The process of one tensor-parallel rank: `python -m worker.runner.rank <request fd> <reply fd>`, by the executor.
 
 Threads: one drains the request pipe, so that the executor never waits to send; the main one runs steps; one waits for
-results and sends them; on rank 0, two compile grammars. The request pipe breaks when the executor's process ends in any
-way; the rank ends with it.
+results and sends them; on rank 0, one takes messages about grammars, and two compile. The request pipe breaks when the
+executor's process ends in any way; the rank ends with it.
 """
 
 import faulthandler
@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 import traceback
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
 
@@ -32,7 +33,9 @@ from worker.runner.messages import (
     Compiled,
     Failed,
     GrammarError,
+    Keep,
     Ready,
+    Release,
     Setup,
     StepDone,
     Stop,
@@ -60,8 +63,8 @@ def main() -> None:
     die_with_parent(setup.parent_pid)
     setup_logging(setup.log_level, setup.log_format)  # type: ignore[arg-type]
     steps: SimpleQueue[ScheduledBatch | Stop] = SimpleQueue()
-    compiles: SimpleQueue[Compile] = SimpleQueue()
-    threading.Thread(target=_drain, args=(requests, steps, compiles), name="requests", daemon=True).start()
+    grammars: SimpleQueue[Compile | Keep | Release] = SimpleQueue()
+    threading.Thread(target=_drain, args=(requests, steps, grammars), name="requests", daemon=True).start()
     try:
         runner = _start(setup, replies)
     except USER_ERRORS as error:
@@ -72,9 +75,8 @@ def main() -> None:
         replies.send(Failed(traceback.format_exc(), expected=False))
         sys.exit(EXIT_FAILED)
     if runner.grammars is not None:
-        for _ in range(NUM_COMPILERS):
-            arguments = (runner.grammars.compiler, compiles, replies)
-            threading.Thread(target=_compile, args=arguments, name="grammars", daemon=True).start()
+        arguments = (runner.grammars.compiler, grammars, replies)
+        threading.Thread(target=_serve_grammars, args=arguments, name="grammars", daemon=True).start()
     _run(runner, steps, replies, answers=setup.rank == 0)
 
 
@@ -90,12 +92,16 @@ class Replies:
             send(self._connection, message)
 
 
-def _drain(requests: Connection, steps: "SimpleQueue[ScheduledBatch | Stop]", compiles: "SimpleQueue[Compile]") -> None:
+def _drain(
+    requests: Connection,
+    steps: "SimpleQueue[ScheduledBatch | Stop]",
+    grammars: "SimpleQueue[Compile | Keep | Release]",
+) -> None:
     try:
         while True:
             message = receive(requests)
-            if isinstance(message, Compile):
-                compiles.put(message)
+            if isinstance(message, Compile | Keep | Release):
+                grammars.put(message)
                 continue
             steps.put(message)
             if isinstance(message, Stop):
@@ -104,23 +110,35 @@ def _drain(requests: Connection, steps: "SimpleQueue[ScheduledBatch | Stop]", co
         os._exit(EXIT_ORPHANED)
 
 
-def _compile(compiler: GrammarCompiler, compiles: "SimpleQueue[Compile]", replies: Replies) -> None:
+def _serve_grammars(
+    compiler: GrammarCompiler, messages: "SimpleQueue[Compile | Keep | Release]", replies: Replies
+) -> None:
     """What was compiled stays with the compiler, where the slots find it."""
+    compilers = ThreadPoolExecutor(NUM_COMPILERS, thread_name_prefix="compiler")
     while True:
-        message = compiles.get()
-        error = None
-        try:
-            compiler.compile(message.grammar)
-        except GrammarError as raised:
-            error = str(raised)
-        except Exception:
-            # The text is a client's: whatever it does to the library, the rank lives on.
-            logger.exception("compiling a grammar failed")
-            error = "it cannot be compiled"
-        try:
-            replies.send(Compiled(message.key, error))
-        except OSError:
-            os._exit(EXIT_ORPHANED)
+        match messages.get():
+            case Keep(grammar):
+                compiler.keep(grammar)
+            case Release(grammar):
+                compiler.release(grammar)
+            case Compile() as message:
+                compilers.submit(_compile, compiler, message, replies)
+
+
+def _compile(compiler: GrammarCompiler, message: Compile, replies: Replies) -> None:
+    error = None
+    try:
+        compiler.compile(message.grammar)
+    except GrammarError as raised:
+        error = str(raised)
+    except Exception:
+        # The text is a client's: whatever it does to the library, the rank lives on.
+        logger.exception("compiling a grammar failed")
+        error = "it cannot be compiled"
+    try:
+        replies.send(Compiled(message.key, error))
+    except OSError:
+        os._exit(EXIT_ORPHANED)
 
 
 def _start(setup: Setup, replies: Replies) -> ModelRunner:

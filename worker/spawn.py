@@ -1,0 +1,21 @@
+"""Starts processes of ours that speak over inherited pipes. They import the same `worker` as this one."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+
+def spawn(module: str, fds: tuple[int, ...], stderr: int | None = None) -> "subprocess.Popen[str]":
+    """`python -m module`, with the numbers of `fds`, which it inherits, as arguments. `stderr`: as for Popen."""
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", module, *map(str, fds)],
+        pass_fds=fds, stdin=subprocess.DEVNULL, stderr=stderr, text=True, errors="replace", env=_environment(),
+    )  # fmt: skip
+
+
+def _environment() -> dict[str, str]:
+    """With the folder of `worker`, wherever it was found."""
+    root = str(Path(__file__).resolve().parent.parent)
+    path = os.environ.get("PYTHONPATH")
+    return os.environ | {"PYTHONPATH": root if path is None else root + os.pathsep + path}
