@@ -260,7 +260,8 @@ class _Rank:
             logger.warning("rank %d does not stop; killing it", self._setup.rank)
             self._process.kill()
         self._thread.join()
-        self._requests.close()
+        with self._sending:  # who is sending has an error by now
+            self._requests.close()
 
     def epitaph(self) -> str:
         """Why the process is no more, as far as can be seen from outside."""
