@@ -1,13 +1,37 @@
-"""Logging of both services: one line an event, to standard error, as text or as JSON."""
+"""Logging of both services: one line an event, to standard error, as text or as JSON.
 
+With JSON every line is an object, also what comes past logging: warnings, exceptions that nobody caught, and whatever
+Python code writes to standard error. What C code writes there by itself cannot be caught in this process; of a
+worker's ranks it is, because their standard error is a pipe (`worker.executor`).
+"""
+
+import io
 import json
 import logging
 import sys
-from typing import Literal
+import threading
+from contextlib import suppress
+from datetime import datetime
+from types import TracebackType
+from typing import Literal, TextIO
 
 LogFormat = Literal["text", "json"]
 
+STDERR = "stderr"
+"""Logger of lines that were written to standard error and not logged."""
 _PLAIN = set(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+
+logger = logging.getLogger(__name__)
+
+
+class TextFormatter(logging.Formatter):
+    """Time with its zone, level, logger and message."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)-7s %(name)s: %(message)s")
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
+        return _iso_time(record)
 
 
 class JsonFormatter(logging.Formatter):
@@ -15,7 +39,7 @@ class JsonFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         entry: dict[str, object] = {
-            "time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S") + f".{int(record.msecs):03d}",
+            "time": _iso_time(record),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
@@ -23,16 +47,103 @@ class JsonFormatter(logging.Formatter):
         entry.update({key: value for key, value in vars(record).items() if key not in _PLAIN})
         if record.exc_info:
             entry["exception"] = self.formatException(record.exc_info)
+        if record.stack_info:
+            entry["stack"] = record.stack_info
         return json.dumps(entry, default=str)
 
 
+def _iso_time(record: logging.LogRecord) -> str:
+    return datetime.fromtimestamp(record.created).astimezone().isoformat(timespec="milliseconds")
+
+
+class JsonStream(io.TextIOBase):
+    """Stands for standard error: each line that is written to it becomes a JSON line of `stream`."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._lock = threading.Lock()
+        self._rest = ""
+
+    def write(self, text: str) -> int:
+        with self._lock:
+            # A progress bar ends its states with a carriage return.
+            *lines, self._rest = (self._rest + text).replace("\r", "\n").split("\n")
+            for line in lines:
+                self._write_line(line)
+        return len(text)
+
+    def _write_line(self, line: str) -> None:
+        """Not through a logger: one whose stream is broken complains to standard error."""
+        if line.strip():
+            with suppress(OSError, ValueError):
+                self._stream.write(json_line(line) + "\n")
+                self._stream.flush()
+
+    def flush(self) -> None:
+        with suppress(OSError, ValueError):
+            self._stream.flush()
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+    def isatty(self) -> bool:
+        return False
+
+    def writable(self) -> bool:
+        return True
+
+
+def json_line(line: str, **extra: object) -> str:
+    """A line that was not logged, as JSON; one that is JSON already, as it is."""
+    if is_json(line):
+        return line
+    record = {"name": STDERR, "levelno": logging.WARNING, "levelname": "WARNING", "msg": line}
+    return JsonFormatter().format(logging.makeLogRecord(record | extra))
+
+
+def is_json(line: str) -> bool:
+    try:
+        return line.startswith("{") and isinstance(json.loads(line), dict)
+    except ValueError:
+        return False
+
+
 def setup_logging(level: str = "info", log_format: LogFormat = "text") -> None:
-    """Configure the root logger of this process. Call once, first."""
+    """Configure the root logger of this process, and what would go past it. Call once, first."""
     handler = logging.StreamHandler(sys.stderr)
     if log_format == "json":
         handler.setFormatter(JsonFormatter())
+        # Some libraries have handlers of their own, and some print.
+        sys.stderr = JsonStream(sys.stderr)
     else:
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s", "%H:%M:%S"))
+        handler.setFormatter(TextFormatter())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
+    logging.captureWarnings(True)
+    sys.excepthook = _log_uncaught
+    threading.excepthook = _log_uncaught_in_thread
+    sys.unraisablehook = _log_unraisable
+
+
+def _log_uncaught(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+    if issubclass(kind, KeyboardInterrupt):
+        sys.__excepthook__(kind, error, traceback)
+        return
+    logger.critical("nobody caught this", exc_info=(kind, error, traceback))
+
+
+def _log_uncaught_in_thread(arguments: threading.ExceptHookArgs) -> None:
+    if arguments.exc_value is None or issubclass(arguments.exc_type, SystemExit):
+        return
+    name = arguments.thread.name if arguments.thread else "?"
+    caught = (arguments.exc_type, arguments.exc_value, arguments.exc_traceback)
+    logger.critical("nobody caught this in thread %s", name, exc_info=caught)
+
+
+def _log_unraisable(unraisable: "sys.UnraisableHookArgs") -> None:
+    if unraisable.exc_value is None:
+        return
+    caught = (unraisable.exc_type, unraisable.exc_value, unraisable.exc_traceback)
+    what = unraisable.err_msg or "an exception could not be raised"
+    logger.error("%s: %r", what, unraisable.object, exc_info=caught)

@@ -7,7 +7,6 @@ from common.config import parse_settings
 from common.logging import setup_logging
 from fissile.errors import FissileError
 from router.config import RouterSettings
-from router.server import serve
 
 EXIT_FAILURE = 1
 
@@ -15,6 +14,9 @@ EXIT_FAILURE = 1
 def main() -> None:
     settings = parse_settings(RouterSettings, sys.argv[1:], "router")
     setup_logging(settings.log_level, settings.log_format)
+    # Libraries take hold of standard error when they are imported; and help needs none of them.
+    from router.server import serve
+
     try:
         asyncio.run(serve(settings))
     except (FissileError, OSError) as error:

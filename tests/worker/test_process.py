@@ -1,6 +1,7 @@
 """The worker as a process with the real model: start, answer, stop, and every way not to start."""
 
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -61,7 +62,7 @@ def execute(stub, *sequences):
 def test_it_starts_answers_and_stops(tmp_path):
     port_file = tmp_path / "port"
     greedy = SamplingParams(temperature=0)
-    with worker(port_file) as process:
+    with worker(port_file, "--log-format", "json") as process:
         address = wait_until_serving(process, port_file)
         with channel(address) as connection:
             stub = WorkerServiceStub(connection)
@@ -74,7 +75,9 @@ def test_it_starts_answers_and_stops(tmp_path):
         process.terminate()
         _, errors = process.communicate(timeout=60)
     assert process.returncode == 0
-    assert errors.rstrip().endswith("stopped")
+    entries = [json.loads(line) for line in errors.splitlines()]
+    assert entries[-1]["message"] == "stopped"
+    assert "worker.runner.rank" in {entry["logger"] for entry in entries}
     assert "Traceback" not in errors
     assert not [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
 
@@ -109,6 +112,7 @@ def test_a_device_process_that_is_killed_ends_the_worker_with_an_error(tmp_path,
     ("flags", "code", "said"),
     [
         (["--model", "no-such-model"], 1, "worker: no model 'no-such-model'"),
+        (["--model", "no-such-model", "--log-format", "json"], 1, '"message": "worker: no model \'no-such-model\''),
         (["--max-model-len", "100000"], 1, "worker: max_model_len 100000 is more than the model's own 8192"),
         (["--block-size", "7"], 2, "block_size: is 7; 1 or a multiple of 16 is needed"),
         (["--nonsense"], 2, "No such option"),

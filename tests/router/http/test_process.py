@@ -1,6 +1,7 @@
 """The front of a router that is a process of its own."""
 
 import asyncio
+import json
 import sys
 from pathlib import Path
 
@@ -24,6 +25,7 @@ def test_it_serves_says_its_port_and_ends_on_a_signal(tmp_path):
     async def scenario():
         worker = await FakeWorker(says(" Paris")).start()
         flags = ("--workers", worker.address, "--http-port", "0", "--http-port-file", str(port_file))
+        flags += ("--log-format", "json")
         router = await start(*flags, FISSILE_ROUTER_API_KEY="secret")
         try:
             await until(port_file.exists)
@@ -40,9 +42,12 @@ def test_it_serves_says_its_port_and_ends_on_a_signal(tmp_path):
 
     text, code, err = asyncio.run(scenario())
     assert (text, code) == (" Paris", 0)
-    assert "HTTP on http://127.0.0.1:" in err
-    assert err.rstrip().endswith("stopped")
-    assert "Traceback" not in err and "secret" not in err and "ERROR" not in err
+    entries = [json.loads(line) for line in err.splitlines()]
+    assert any(entry["message"].startswith("HTTP on http://127.0.0.1:") for entry in entries)
+    assert entries[-1]["message"] == "stopped"
+    assert {entry["level"] for entry in entries} == {"info"}
+    assert [entry["end"] for entry in entries if entry["logger"] == "router.account"] == ["eos"]
+    assert "secret" not in err
 
 
 def test_a_taken_port_ends_it():
