@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Callable
 
+from common.block_hash import unpack_tokens
 from tests.core.fake_runner import FakeRunner, log_probs, next_token
 from worker.core.batch import BatchOutput, ScheduledBatch
 from worker.core.beam import BeamSearch
@@ -114,6 +115,8 @@ class Engine:
         **config: object,
     ) -> None:
         self.clock = Clock()
+        self.is_secure = secure
+        self.checks_cache = True
         settings: dict = {
             "max_model_len": 256,
             "max_num_seqs": 8,
@@ -179,6 +182,7 @@ class Engine:
 
     def check(self) -> None:
         self.scheduler.check_integrity()
+        self._check_cache()
         for output in self.scheduler.take_outputs():
             assert output.sequence_id not in self.ended, "news after the terminal output"
             tokens = self.tokens.setdefault(output.sequence_id, [])
@@ -189,6 +193,17 @@ class Engine:
             tokens += output.token_ids
             if output.finish_reason is not None:
                 self.ended[output.sequence_id] = output
+
+    def _check_cache(self) -> None:
+        """What can be hit is there and finite; in secure mode nothing else is left in a block that nobody holds."""
+        if not self.checks_cache:
+            return
+        blocks, kv = self.scheduler._blocks, self.runner.kv
+        for stored in blocks.index.stored() if blocks.index is not None else ():
+            assert kv[stored.block_id] == list(unpack_tokens(stored.content, blocks.block_size))
+        if self.is_secure:
+            for block_id in set(blocks.pool._vacant) - set(blocks.pool._to_zero):
+                assert set(kv[block_id]) == {None}, f"block {block_id} is vacant and was not cleared"
 
     def assert_drained(self) -> None:
         """Nothing is held by anyone."""

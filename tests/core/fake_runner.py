@@ -1,16 +1,23 @@
 """A runner without tensors that takes every word of a `ScheduledBatch` literally.
 
-A block holds the tokens whose KV it would hold. The next token is a function of the whole context, read through the
-block table, so reading a block that was not written, or is someone else's, cannot go unnoticed.
+A block, on the device or the host, holds the tokens whose KV it would hold. The next token is a function of the whole
+context, read through the block table, so reading a block that was not written, or is someone else's, cannot go
+unnoticed. Blocks are moved in the order of the real runner: clear, swap out, copy, swap in, then the step.
+
+A token in `broken_tokens`, or a row of a slot in `failing_slots`, makes KV that is not finite; so does whatever looks
+at such KV, as all later positions do. The rows in question report it, sampled or not.
 """
 
 import math
 import struct
 import zlib
+from array import array
 
 from worker.core.batch import DEFERRED_TOKEN, BatchOutput, NewSequence, ScheduledBatch
 
 VOCABULARY = 11
+NAN = -(1 << 40)
+"""In a block: KV that is not finite."""
 
 
 def next_token(context: list[int], seed: int) -> int:
@@ -44,6 +51,7 @@ class FakeRunner:
         self.next_step = 0
         self.num_tokens = 0
         self.failing_slots: set[int] = set()
+        self.broken_tokens: set[int] = set()
 
     def run(self, batch: ScheduledBatch) -> BatchOutput:
         assert batch.step == self.next_step
@@ -62,12 +70,13 @@ class FakeRunner:
             context = self._compute(slot, batch.num_computed_tokens[row], batch.input_ids[at : at + num])
             at += num
             outputs.append([])
-            if not batch.samples[row]:
+            if context is None:
+                errors[row] = "output is not finite"
+                if batch.samples[row]:
+                    # A step that was scheduled before this is known will read something.
+                    self.slots[slot].tokens.append(0)
+            elif not batch.samples[row]:
                 continue
-            if slot in self.failing_slots:
-                errors[row] = "logits are not finite"
-                # A step that was scheduled before this is known will read something.
-                self.slots[slot].tokens.append(0)
             elif row in batch.beam_rows:
                 scored = sorted(enumerate(log_probs(context)), key=lambda pair: -pair[1])
                 candidates[row] = scored[: batch.num_candidates]
@@ -99,21 +108,25 @@ class FakeRunner:
         for new in batch.new_sequences:
             self.slots[new.slot] = _Slot(new)
 
-    def _compute(self, slot: int, start: int, input_ids: list[int]) -> list[int]:
-        """Writes the KV of the row's tokens; returns its context as the blocks have it."""
+    def _compute(self, slot: int, start: int, input_ids: "array[int]") -> list[int] | None:
+        """Writes the KV of the row's tokens; returns its context as the blocks have it, None if that is not finite."""
         state = self.slots[slot]
         size = self.block_size
         assert input_ids
+        past = [self.kv[state.table[at // size]][at % size] for at in range(start)]
+        is_broken = NAN in past or slot in self.failing_slots
         for position, token in enumerate(input_ids, start=start):
             if token == DEFERRED_TOKEN:
                 token = state.tokens[position]
             assert token == state.tokens[position], f"slot {slot}: wrong input at {position}"
-            self.kv[state.table[position // size]][position % size] = token
+            is_broken = is_broken or token in self.broken_tokens
+            self.kv[state.table[position // size]][position % size] = NAN if is_broken else token
         end = start + len(input_ids)
         assert end <= len(state.tokens)
         context = [self.kv[state.table[at // size]][at % size] for at in range(end)]
-        assert context == state.tokens[:end], f"slot {slot}: context {context} is not {state.tokens[:end]}"
-        return state.tokens[:end]
+        wanted = [have if have == NAN else token for have, token in zip(context, state.tokens[:end], strict=True)]
+        assert context == wanted, f"slot {slot}: context {context} is not {state.tokens[:end]}"
+        return None if is_broken else state.tokens[:end]
 
 
 def _copy(source: list[list[int | None]], destination: list[list[int | None]], pairs: list[tuple[int, int]]) -> None:

@@ -46,7 +46,7 @@ def test_row_that_could_not_be_sampled_ends_that_sequence_only() -> None:
     engine.step()
     engine.runner.failing_slots = set()
     engine.run()
-    assert (engine.ended[1].finish_reason, engine.ended[1].detail) == (FinishReason.ERROR, "logits are not finite")
+    assert (engine.ended[1].finish_reason, engine.ended[1].detail) == (FinishReason.ERROR, "output is not finite")
     assert engine.tokens[1] == []
     assert engine.ended[2].finish_reason is FinishReason.LENGTH
 

@@ -185,6 +185,7 @@ def test_nothing_is_recorded_when_nobody_listens(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("worker.core.radix_index.StoredBlock", fail)
     for prefix in ("hash", "radix"):
         engine = Engine(prefix=prefix, num_blocks=3)
+        engine.checks_cache = False
         run(engine, TOKENS[:33])
         run(engine, list(range(48)))
         assert engine.scheduler.load().num_total_evictions == 2

@@ -64,7 +64,7 @@ def test_a_failed_sequence_fails_alone_and_nothing_of_it_is_hit(tiny, prefix, de
 
     loop.run(*(make_sequence(i, PROMPTS[i + 2], NUM_TOKENS) for i in range(3)), before_step=poison)
     failed = loop.ended[1]
-    assert (failed.finish_reason, failed.detail) == (FinishReason.ERROR, "the model's logits are not finite")
+    assert (failed.finish_reason, failed.detail) == (FinishReason.ERROR, "the model's output is not finite")
     assert (loop.tokens[0], loop.tokens[2]) == (tiny.references[2], tiny.references[4])
     tokens = loop.run(make_sequence(3, PROMPTS[3], NUM_TOKENS))
     assert tokens[3] == tiny.references[3]

@@ -110,6 +110,16 @@ def test_row_with_nan_fails_alone(tiny: tuple[Path, LlamaForCausalLM]) -> None:
         greedy_after(tiny[1], seq, 2)
 
 
+def test_chunk_with_nan_says_so_although_nothing_is_sampled(tiny: tuple[Path, LlamaForCausalLM]) -> None:
+    driver = make_driver(tiny[0])
+    seqs = [driver.add(random_prompt(n, n)) for n in (30, 31, 5)]
+    driver.run([(seqs[0], 8), (seqs[1], 8)])
+    driver.runner._parts.cache.k[0, seqs[1].blocks[0]] = torch.nan
+    output = driver.run([(seqs[0], 8), (seqs[1], 8), (seqs[2], 5)])
+    assert (list(output.errors), output.unsatisfiable_rows) == ([1], [])
+    assert [len(tokens) for tokens in output.token_ids] == [0, 0, 1]
+
+
 def test_beam_rows_return_the_best_tokens_with_log_probabilities(tiny: tuple[Path, LlamaForCausalLM]) -> None:
     path, model = tiny
     driver = make_driver(path)

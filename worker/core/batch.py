@@ -93,7 +93,11 @@ class BatchOutput:
     """New tokens of each row, in order: one for a sampling row (under speculation the accepted drafts plus one), else
     none."""
     errors: dict[int, str] = field(default_factory=dict)
-    """Row → why it could not be sampled (logits that are not finite, nothing allowed). Such a row has no tokens."""
+    """Row → what went wrong: what the model computed is not finite, be the row sampled or not, or nothing is allowed.
+
+    Such a row has no tokens. A row without an error has only finite keys and values in the cache, up to its last token:
+    that one has looked at all of them.
+    """
     unsatisfiable_rows: list[int] = field(default_factory=list)
     """Of the rows in `errors`, those whose own request is to blame: its rules leave no token."""
     logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)

@@ -83,6 +83,7 @@ class BatchBuilder:
 
     def bind(self, seq: Sequence) -> None:
         """Tells the runner all about `seq`; its slot, table and group are set, blocks of this step included."""
+        seq.bound_step = self.step
         min_length = seq.num_prompt_tokens + seq.stop.min_tokens if seq.stop.min_tokens else 0
         self.new_sequences.append(
             NewSequence(

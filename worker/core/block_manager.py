@@ -64,10 +64,7 @@ class BlockManager:
         """
         if self.index is None or seq.needs_whole_prompt:
             return [], None
-        if seq.chain is None:
-            seq.chain = BlockChain(self.block_size, seq.cache_salt, self._hasher)
-        seq.chain.extend(seq.token_ids)
-        return self.index.match(seq.chain, (seq.num_tokens - 1) // self.block_size)
+        return self.index.match(self._chain_of(seq), (seq.num_tokens - 1) // self.block_size)
 
     def can_allocate(self, hits: list[int], num_blocks: int, num_spare: int) -> bool:
         """Whether a table of `num_blocks`, of which `hits` exist, leaves `num_spare` blocks free. Changes nothing.
@@ -172,11 +169,24 @@ class BlockManager:
         assert self.index is not None
         start = seq.publish_at // self.block_size - 1
         end = num_computed_tokens // self.block_size
+        seq.anchor = self.index.publish(self._chain_of(seq), seq.block_table, start, end, seq.anchor)
+        seq.publish_at = (end + 1) * self.block_size if seq.anchor is not None else NEVER
+
+    def withdraw(self, seq: Sequence) -> None:
+        """Nobody finds any cached block of its tokens again, nor what hangs on one. Who holds such blocks keeps them.
+
+        Whatever became of `seq` itself: its tokens tell, not its table.
+        """
+        if self.index is not None:
+            found, _ = self.index.match(self._chain_of(seq), seq.num_tokens // self.block_size)
+            self.pool.forget(found[:1])
+
+    def _chain_of(self, seq: Sequence) -> BlockChain:
+        """With all full blocks of its committed tokens."""
         if seq.chain is None:
             seq.chain = BlockChain(self.block_size, seq.cache_salt, self._hasher)
         seq.chain.extend(seq.token_ids)
-        seq.anchor = self.index.publish(seq.chain, seq.block_table, start, end, seq.anchor)
-        seq.publish_at = (end + 1) * self.block_size if seq.anchor is not None else NEVER
+        return seq.chain
 
     def _bind(self, seq: Sequence, block_table: list[int]) -> None:
         seq.block_table = block_table

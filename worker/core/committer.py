@@ -23,7 +23,8 @@ class Committer:
     def commit(self, step: InFlightStep, output: BatchOutput) -> None:
         """The hot loop: in the common case one token per row that does not stop anything (see stopping.py)."""
         state = self._state
-        state.retire(step.batch.step)
+        number, errors = step.batch.step, output.errors
+        state.retire(number)
         now = state.clock()
         emit = state.outputs.append
         running = SequenceStatus.RUNNING
@@ -39,12 +40,13 @@ class Committer:
             )
         ):
             status = seq.status
+            if errors and row in errors:
+                self._fail(seq, errors[row], is_request_fault=row in output.unsatisfiable_rows)
+                continue
             if status is not running and status in over:
                 continue
-            if output.errors and row in output.errors:
-                self._fail(seq, output.errors[row], is_request_fault=row in output.unsatisfiable_rows)
-                continue
-            if status is running and computed + scheduled >= seq.publish_at:
+            # Only what this step wrote: a sequence that came back meanwhile has other blocks, which a later step fills.
+            if computed + scheduled >= seq.publish_at and status is running and number >= seq.bound_step:
                 self._blocks.publish(seq, computed + scheduled)
             if output.prompt_logprobs and row in output.prompt_logprobs:
                 _keep_prompt_logprobs(seq, computed, output.prompt_logprobs[row])
@@ -78,9 +80,13 @@ class Committer:
             state.last_prefill_seconds = output.run_seconds
 
     def _fail(self, seq: Sequence, detail: str, *, is_request_fault: bool) -> None:
+        if not is_request_fault:
+            # What it found in the cache may be as broken as what it computed, so neither is found again. That holds
+            # for one that has ended or was preempted meanwhile, too.
+            self._blocks.withdraw(seq)
+        if seq.is_ended:
+            return
         root = seq.beam_group.root if seq.beam_group is not None else seq
-        # Chunks before the failing one may be as broken as it: only what others had computed stays in the cache.
-        self._blocks.pool.forget(seq.block_table[root.num_cached_tokens // self._blocks.block_size :])
         self._state.end(root, FinishReason.ERROR, detail, [])
         self._state.outputs[-1].is_request_fault = is_request_fault
 

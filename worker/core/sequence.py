@@ -65,6 +65,7 @@ class Sequence:
         "beam",
         "beam_group",
         "block_table",
+        "bound_step",
         "cache_salt",
         "chain",
         "deadline",
@@ -158,6 +159,8 @@ class Sequence:
         self.num_block_tokens = 0
         """Tokens that its blocks can hold."""
         self.host_block_table: list[int] = []
+        self.bound_step = -1
+        """Step that told the runner about its present slot and table."""
         self.last_step = -1
         """Last step it was scheduled in: its blocks stay put until that step is retired."""
 

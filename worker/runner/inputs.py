@@ -24,6 +24,10 @@ class StepInputs:
     """Batch rows that get a token, in the order of the tensors below."""
     logit_tokens: Tensor
     """int64 [R]: which token of the step each sampled row's logits come from."""
+    other_rows: list[int]
+    """Batch rows that get none: all but the last chunk of a prompt."""
+    other_tokens: Tensor
+    """int64 [U]: the last token of each of these."""
     sampled_slots: Tensor
     """int64 [R]"""
     sampled_positions: Tensor
@@ -60,6 +64,7 @@ class InputBuilder:
         computed = [batch.num_computed_tokens[row] for row in order]
         context_lens = [a + b for a, b in zip(query_lens, computed, strict=True)]
         sampled = [i for i, row in enumerate(order) if batch.samples[row]]
+        others = [i for i, row in enumerate(order) if not batch.samples[row]]
 
         lens = np.array(query_lens)
         ends = lens.cumsum()
@@ -70,6 +75,7 @@ class InputBuilder:
             "slots": np.array([batch.slots[row] for row in order]),
             "row_of_token": row_of_token,
             "logit_tokens": ends[sampled] - 1,
+            "other_tokens": ends[others] - 1,
             "sampled_slots": np.array([batch.slots[order[i]] for i in sampled], np.int64),
             "sampled_positions": np.array([context_lens[i] for i in sampled], np.int64),
         }
@@ -97,6 +103,8 @@ class InputBuilder:
             context,
             [order[i] for i in sampled],
             staged["logit_tokens"],
+            [order[i] for i in others],
+            staged["other_tokens"],
             staged["sampled_slots"],
             staged["sampled_positions"],
             max((context_lens[i] for i in sampled), default=0),

@@ -91,6 +91,10 @@ class ModelRunner:
     ) -> PendingStep:
         rows = inputs.sampled_rows
         pending = PendingStep(batch, rows, timing)
+        if inputs.other_rows:
+            # Its last token has looked at all keys and values of the row. Logits tell the same of the sampled rows.
+            last = hidden.index_select(0, inputs.other_tokens)
+            pending.other_rows, pending.others_finite = inputs.other_rows, self._to_host(last.isfinite().all(-1))
         if inputs.prompt is not None:
             pending.prompt_rows = inputs.prompt.rows
             pending.prompt_logprobs = self._logprobs_to_host(self._prompt_logprobs(inputs.prompt, hidden))

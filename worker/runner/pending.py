@@ -10,10 +10,8 @@ from worker.runner.row_plan import LogprobRows
 from worker.runner.sampler import FAILED, NOTHING_ALLOWED
 from worker.runner.timer import Timing
 
-ERRORS = {
-    FAILED: "the model's logits are not finite",
-    NOTHING_ALLOWED: "sampling: allowed and banned tokens, bad sequences, min_tokens and grammar leave no token",
-}
+NOT_FINITE = "the model's output is not finite"
+NO_TOKEN_LEFT = "sampling: allowed and banned tokens, bad sequences, min_tokens and grammar leave no token"
 
 
 @dataclass(slots=True)
@@ -25,7 +23,11 @@ class PendingStep:
     """Batch rows that get a token, in the order of `token_ids`."""
     timing: Timing
     token_ids: Tensor | None = None
-    """int64 [R], or one of `ERRORS`; None when no row is sampled."""
+    """int64 [R], FAILED or NOTHING_ALLOWED; None when no row is sampled."""
+    other_rows: list[int] = field(default_factory=list)
+    """Batch rows that get no token."""
+    others_finite: Tensor | None = None
+    """bool, of each of these: whether what the model computed is finite."""
     grammar_errors: dict[int, str] = field(default_factory=dict)
     """Batch row → why its grammar can give it no token."""
     candidates: tuple[Tensor, Tensor] | None = None
@@ -40,23 +42,18 @@ class PendingStep:
     def result(self) -> BatchOutput:
         """Wait for the device, then translate."""
         seconds = self.timing.wait()
+        sampled = dict(zip(self.sampled_rows, self._sampled_tokens(), strict=True))
+        unmet = {row: NO_TOKEN_LEFT for row, token in sampled.items() if token == NOTHING_ALLOWED} | self.grammar_errors
+        broken = [row for row, token in sampled.items() if token == FAILED] + self._broken_other_rows()
+        errors = unmet | dict.fromkeys(broken, NOT_FINITE)
         tokens: list[list[int]] = [[] for _ in self.batch.slots]
-        errors = dict(self.grammar_errors)
-        unsatisfiable = list(self.grammar_errors)
-        for row, token in zip(self.sampled_rows, self._sampled_tokens(), strict=True):
-            if token in ERRORS:
-                if token == NOTHING_ALLOWED and row not in errors:
-                    unsatisfiable.append(row)
-                errors.setdefault(row, ERRORS[token])
-            elif row not in errors:
-                tokens[row] = [token]
-        for row in self.batch.beam_rows:
-            tokens[row] = []
+        for row in sampled.keys() - errors.keys() - set(self.batch.beam_rows):
+            tokens[row] = [sampled[row]]
         return BatchOutput(
             step=self.batch.step,
             token_ids=tokens,
             errors=errors,
-            unsatisfiable_rows=unsatisfiable,
+            unsatisfiable_rows=sorted(unmet.keys() - broken),
             logprobs=self._logprobs(),
             prompt_logprobs=self._prompt_logprobs(),
             candidates=self._candidates(errors),
@@ -65,6 +62,12 @@ class PendingStep:
 
     def _sampled_tokens(self) -> list[int]:
         return [] if self.token_ids is None else self.token_ids.tolist()
+
+    def _broken_other_rows(self) -> list[int]:
+        if self.others_finite is None:
+            return []
+        finite = self.others_finite.tolist()
+        return [row for row, is_finite in zip(self.other_rows, finite, strict=True) if not is_finite]
 
     def _logprobs(self) -> dict[int, list[TokenLogprobs]]:
         if self.logprobs is None or self.logprob_rows is None:
