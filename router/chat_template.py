@@ -76,21 +76,22 @@ def json_object(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
 
 def _sources(files: Mapping[str, bytes], config: Mapping[str, Any]) -> dict[str, str]:
     """Templates by name. Files go before what tokenizer_config.json says."""
-    told = config.get("chat_template") or {}
-    if isinstance(told, list) and all(isinstance(entry, dict) for entry in told):
-        told = {entry.get("name"): entry.get("template") for entry in told}
-    elif isinstance(told, str):
-        told = {"default": told}
-    is_known = isinstance(told, dict) and all(isinstance(text, str) for item in told.items() for text in item)
-    if not is_known:
+    told = config.get("chat_template") or []
+    if isinstance(told, str):
+        told = [{"name": "default", "template": told}]
+    if not isinstance(told, list) or not all(_is_named_template(entry) for entry in told):
         raise InternalError(f"{CONFIG}: chat_template is neither a text nor a list of names and templates")
-    sources = dict(told)
+    sources = {entry["name"]: entry["template"] for entry in told}
     for name, content in files.items():
         if name == TEMPLATE:
             sources["default"] = _text(name, content)
         elif name.startswith(NAMED_TEMPLATES):
             sources[name.removeprefix(NAMED_TEMPLATES).removesuffix(".jinja")] = _text(name, content)
     return sources
+
+
+def _is_named_template(entry: Any) -> bool:
+    return isinstance(entry, dict) and isinstance(entry.get("name"), str) and isinstance(entry.get("template"), str)
 
 
 def _text(name: str, content: bytes) -> str:
@@ -101,15 +102,15 @@ def _text(name: str, content: bytes) -> str:
 
 
 def _is_template(name: str, source: str) -> bool:
-    """Whether it is not empty and its syntax is right; it may still refuse a conversation."""
+    """Whether it is not empty and its syntax is right. It is not rendered: it may still refuse a conversation."""
     try:
-        render_jinja_template([[]], chat_template=source)
+        render_jinja_template([], chat_template=source)
     except TemplateSyntaxError as error:
         logger.error("the model's chat template %r is not used: line %d: %s", name, error.lineno, error.message)
         return False
-    except Exception:
-        # No template is made for a conversation without messages.
-        return bool(source)
+    except RecursionError:
+        logger.error("the model's chat template %r is not used: it is nested too deeply", name)
+        return False
     return bool(source)
 
 

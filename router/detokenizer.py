@@ -226,9 +226,12 @@ _FALLBACK_PIECE = re.compile("<0x[0-9A-Fa-f]{2}>")
 
 def decoder_types(tokenizer_json: bytes) -> list[str]:
     """Of the tokenizer's decoder, step by step."""
-    decoder = json.loads(tokenizer_json).get("decoder") or {}
-    parts = decoder.get("decoders", [decoder]) if decoder.get("type") == "Sequence" else [decoder]
-    return [part.get("type", "") for part in parts]
+    decoder = json.loads(tokenizer_json).get("decoder")
+    parts = [decoder]
+    if isinstance(decoder, dict) and decoder.get("type") == "Sequence":
+        parts = decoder.get("decoders", [])
+    # The library also reads lists of fields in place of objects; what such a part is, nobody here needs to know.
+    return [part.get("type", "") if isinstance(part, dict) else "" for part in parts]
 
 
 def is_byte_level(types: Sequence[str]) -> bool:

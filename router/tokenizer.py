@@ -12,6 +12,7 @@ from typing import ParamSpec, TypeVar
 import tokenizers
 
 from common.chat_template import with_chat_template
+from common.tokenizer_file import read_tokenizer
 from fissile.errors import InternalError
 from fissile.v1 import GetTokenizerResponse, SamplingParams
 from router.chat_template import ChatTemplate, json_object, load_template
@@ -86,9 +87,9 @@ class Tokenizer:
         if raw is None:
             raise InternalError(f"no tokenizer.json among the tokenizer's files {sorted(files.contents)}")
         try:
-            backend = tokenizers.Tokenizer.from_buffer(raw)
+            backend = read_tokenizer(raw)
         except ValueError as error:
-            raise InternalError(f"tokenizer.json cannot be read: {error}") from error
+            raise InternalError(str(error)) from error
         backend.no_truncation()
         backend.no_padding()
         types = decoder_types(raw)

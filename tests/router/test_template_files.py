@@ -93,6 +93,12 @@ def test_a_template_that_is_none_is_named_and_not_used(caplog):
     assert "template 'default' is not used: line 2" in caplog.text
 
 
+def test_a_template_nested_without_end_is_not_used(caplog):
+    with caplog.at_level(logging.ERROR):
+        assert load_template({"chat_template.jinja": b"{{ " + b"(" * 20_000 + b")" * 20_000 + b" }}"}) is None
+    assert "nested too deeply" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [

@@ -1,0 +1,21 @@
+"""tokenizer.json, which comes with a model and may be anything."""
+
+from tokenizers import Tokenizer
+
+MAX_TOKENS = 2**24
+"""Tables by token id are as long as the largest id."""
+
+
+def read_tokenizer(content: bytes) -> Tokenizer:
+    """Raises ValueError saying what is wrong. Takes up to a second for a large vocabulary."""
+    try:
+        tokenizer = Tokenizer.from_buffer(content)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
+        # The library panics at some files, and its panic is no Exception: nobody above would catch it.
+        raise ValueError(f"tokenizer.json cannot be read: {error}") from error
+    text, largest = max(tokenizer.get_vocab().items(), key=lambda item: item[1], default=("", 0))
+    if largest >= MAX_TOKENS:
+        raise ValueError(f"tokenizer.json: token {text!r} has the id {largest}; {MAX_TOKENS - 1} is the most")
+    return tokenizer
