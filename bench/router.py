@@ -26,6 +26,7 @@ from fissile.v1 import (
     GenerationOptions,
     GenerationServiceStub,
     Sequence,
+    SequenceGroup,
     WorkerServiceStub,
 )
 
@@ -167,7 +168,11 @@ def request(num_tokens: int) -> GenerateRequest:
 
 def sequence(number: int) -> ExecuteRequest:
     return ExecuteRequest(
-        commands=[ExecuteCommand(sequence=Sequence(id=number + 1, token_ids=range(1, 8), max_tokens=1))]
+        commands=[
+            ExecuteCommand(
+                group=SequenceGroup(prompt_token_ids=range(1, 8), max_tokens=1, sequences=[Sequence(id=number + 1)])
+            )
+        ]
     )
 
 

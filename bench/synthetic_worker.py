@@ -42,9 +42,10 @@ TEXT = (
 
 @dataclass(slots=True)
 class Running:
-    """A sequence and how many tokens it has."""
+    """A sequence, how many tokens it may have and how many it has."""
 
     sequence: Sequence
+    max_tokens: int
     num_tokens: int = 0
 
 
@@ -106,7 +107,7 @@ class SyntheticWorker(WorkerServiceServicer):
             token_ids=(self._text_ids[(sequence.id * 7 + position) % len(self._text_ids)],),
             finish_reason=(
                 FinishReason.FINISH_REASON_LENGTH
-                if running.num_tokens >= sequence.max_tokens
+                if running.num_tokens >= running.max_tokens
                 else FinishReason.FINISH_REASON_UNSPECIFIED
             ),
         )
@@ -118,7 +119,8 @@ async def _read(requests: AsyncIterator[ExecuteRequest], running: dict[int, Runn
             if command.HasField("abort"):
                 running.pop(command.abort.sequence_id, None)
             else:
-                running[command.sequence.id] = Running(command.sequence)
+                for sequence in command.group.sequences:
+                    running[sequence.id] = Running(sequence, command.group.max_tokens)
         if running:
             has_work.set()
 

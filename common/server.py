@@ -51,8 +51,12 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
             )
         if handler.stream_stream and inspect.isasyncgenfunction(handler.stream_stream):
             return grpc.stream_stream_rpc_method_handler(
-                _guard_stream(handler.stream_stream, method),
-                request_deserializer=handler.request_deserializer,
+                _guard_stream(handler.stream_stream, method, handler.request_deserializer),
+                response_serializer=handler.response_serializer,
+            )
+        if handler.stream_stream and asyncio.iscoroutinefunction(handler.stream_stream):
+            return grpc.stream_stream_rpc_method_handler(
+                _guard_writer(handler.stream_stream, method, handler.request_deserializer),
                 response_serializer=handler.response_serializer,
             )
         return handler  # of a library: blocking, or a coroutine that writes
@@ -85,17 +89,36 @@ def _guard_unary_stream(
 
 
 def _guard_stream(
-    behaviour: Callable[..., AsyncGenerator[Any, None]], method: str
+    behaviour: Callable[..., AsyncGenerator[Any, None]], method: str, parse: Callable[[bytes], Any]
 ) -> Callable[..., AsyncIterator[Any]]:
-    async def guarded(requests: AsyncIterator[Any], context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
+    async def guarded(raw: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
         try:
-            async with aclosing(behaviour(requests, context)) as responses:
+            async with aclosing(behaviour(_decoded(raw, parse), context)) as responses:
                 async for response in responses:
                     yield response
         except Exception as error:
             await abort(context, error, method)
 
     return guarded
+
+
+def _guard_writer(
+    behaviour: Callable[..., Awaitable[None]], method: str, parse: Callable[[bytes], Any]
+) -> Callable[..., Awaitable[None]]:
+    """Of a handler that writes its responses itself."""
+
+    async def guarded(raw: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> None:
+        try:
+            await behaviour(_decoded(raw, parse), context)
+        except Exception as error:
+            await abort(context, error, method)
+
+    return guarded
+
+
+async def _decoded(raw: AsyncIterator[bytes], parse: Callable[[bytes], Any]) -> AsyncIterator[Any]:
+    async for request in raw:
+        yield decode(request, parse)
 
 
 async def abort(context: grpc.aio.ServicerContext, error: Exception, method: str) -> None:

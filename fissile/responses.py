@@ -89,7 +89,7 @@ class Collector:
         if response.prompt_token_ids:
             self._prompt_token_ids = tuple(response.prompt_token_ids)
         if isinstance(response, generation_pb2.GenerateResponse) and response.prompt_logprobs:
-            self._prompt_logprobs = _logprobs(response.prompt_logprobs)
+            self._prompt_logprobs += _logprobs(response.prompt_logprobs)
         deltas = [_delta(completion) for completion in response.completions]
         for delta in deltas:
             key = (delta.prompt_index, delta.index)

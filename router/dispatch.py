@@ -6,11 +6,12 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fissile.errors import UnavailableError
+from fissile.errors import InternalError, UnavailableError
 from router.balancer.policy import Policy
 from router.merging import merged
 from router.metrics import RouterMetrics
 from router.request import OpenRequest, Update
+from router.retries import Loss, Retries, Session
 from router.worker_link import WorkerLink
 from router.workers import WorkerSet
 
@@ -18,9 +19,6 @@ logger = logging.getLogger(__name__)
 
 TimeLeft = Callable[[], float | None]
 """Seconds to the deadline; None: there is none."""
-
-Session = tuple[str, int]
-"""A worker's address and which connection to it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,8 +51,8 @@ class Dispatcher:
     async def _updates(
         self, request: OpenRequest, time_left: TimeLeft, heartbeat: float | None
     ) -> AsyncGenerator[Update]:
-        failed: set[Session] = set()
-        hop = await self._place(request, failed, time_left)
+        retries = Retries(self._config.max_retries)
+        hop = await self._place(request, retries.failed, time_left)
         while True:
             is_silent = await _is_silent(request, heartbeat)
             update = request.take() or (Update() if is_silent else None)
@@ -65,25 +63,31 @@ class Dispatcher:
             if request.error:
                 raise request.error
             if request.lost:
-                failed.add(hop)
-                if len(failed) > self._config.max_retries:
-                    raise request.refusal or UnavailableError(f"gave up after {len(failed)} workers: {request.lost}")
-                logger.info("request %s moves: %s", request.spec.request_id, request.lost)
-                self._metrics.moved(request.spec.model)
-                hop = await self._place(request, failed, time_left)
+                self._count(request, request.lost, hop, retries)
+                hop = await self._place(request, retries.failed, time_left)
+
+    def _count(self, request: OpenRequest, loss: Loss, hop: Session, retries: Retries) -> None:
+        request_id = request.spec.request_id
+        try:
+            retries.count(hop, loss, request.num_completion_tokens)
+        except InternalError as error:
+            logger.error("request %s: %s", request_id, error.message)
+            raise
+        logger.info("request %s moves: %s", request_id, loss.detail)
+        self._metrics.moved()
 
     async def _place(self, request: OpenRequest, failed: set[Session], time_left: TimeLeft) -> Session:
         """Put the request on a worker it has not failed on; waits a bounded time for one."""
         try:
             async with asyncio.timeout(self._config.worker_wait):
                 while not (candidates := self._candidates(request, failed)):
-                    if request.refusal:
-                        raise request.refusal
+                    if request.lost and request.lost.refusal:
+                        raise request.lost.refusal
                     await _first(self._workers.wait_for_change(), request.news.wait())
                     if request.error:
                         raise request.error
         except TimeoutError:
-            why = f"; the last one: {request.lost}" if request.lost else ""
+            why = f"; the last one: {request.lost.detail}" if request.lost else ""
             raise UnavailableError(
                 f"no healthy worker for {request.spec.model} within {self._config.worker_wait:g} s{why}",
                 retry_after=1.0,

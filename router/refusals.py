@@ -1,7 +1,5 @@
 """A worker's refusal of a sequence, as an error in the words of the client's own request."""
 
-import re
-
 from fissile.errors import (
     FieldViolation,
     FissileError,
@@ -23,8 +21,7 @@ _OF_OPTIONS = {
     "sampling", "stop_token_ids", "stop_token_sequences", "max_tokens", "min_tokens", "ignore_eos", "priority",
     "cache_salt",
 }  # fmt: skip
-"""Fields of Sequence that have the same name in GenerationOptions."""
-_FIELD = re.compile(r"([a-z_]+)[a-z_\[\]0-9.]*(?=: )")
+"""Fields of SequenceGroup that have the same name in GenerationOptions."""
 
 
 def error_of(output: RequestOutput, prompt_field: str) -> FissileError:
@@ -33,15 +30,17 @@ def error_of(output: RequestOutput, prompt_field: str) -> FissileError:
     detail = output.detail or "the worker failed on this request"
     if kind in (ResourceExhaustedError, UnavailableError):
         return kind(detail, retry_after=RETRY_AFTER_SECONDS)
-    found = _FIELD.match(detail)
-    if found is None or kind is InternalError:
+    if not output.field or kind is InternalError:
         return kind(detail)
-    path = _client_path(found[0], found[1], prompt_field)
-    description = detail[found.end() + 2 :]
-    return kind(f"{path}: {description}", violations=[FieldViolation(path, description)])
+    path = _client_path(output.field, prompt_field)
+    return kind(f"{path}: {detail}", violations=[FieldViolation(path, detail)])
 
 
-def _client_path(path: str, field: str, prompt_field: str) -> str:
+def _client_path(path: str, prompt_field: str) -> str:
+    """The field of the client's request that became the field at `path` of the SequenceGroup."""
+    field = path.partition(".")[0].partition("[")[0]
     if field in _OF_OPTIONS:
         return f"options.{path}"
-    return prompt_field if field in ("token_ids", "num_prompt_tokens") else path
+    if field == "sequences":
+        return "options.n"
+    return prompt_field if field == "prompt_token_ids" else path

@@ -12,13 +12,14 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from fissile.errors import FissileError, InternalError
-from fissile.v1 import FinishReason, RequestOutput, RequestTimings, Sequence, TokenLogprobs, Usage
+from fissile.v1 import FinishReason, RequestOutput, RequestTimings, SequenceGroup, TokenLogprobs, Usage
 from router.completion import Completion, Delta, TokenGapError
 from router.latency import LatencyWindows, Stopwatch
-from router.logprobs import with_text
-from router.metrics import HopMetrics, RouterMetrics
+from router.metrics import RouterMetrics
 from router.pacing import Pacer
+from router.prompt_logprobs import PromptLogprobs
 from router.refusals import error_of
+from router.retries import Loss
 from router.spec import RequestSpec
 from router.tokenizer import Tokenizer
 
@@ -45,18 +46,15 @@ class Hop(Protocol):
     """The worker link a request is on."""
 
     @property
-    def address(self) -> str: ...
-
-    @property
     def latency(self) -> LatencyWindows: ...
 
-    def start(self, sequences: list[Sequence], sink: "OpenRequest") -> list[int]: ...
+    def start(self, group: SequenceGroup, sink: "OpenRequest") -> list[int]: ...
 
     def abort(self, sequence_id: int) -> None: ...
 
 
 class OpenRequest:
-    """See above. `lost` says why its hop ended before the request did; `error` ends it with a status."""
+    """See above. `error` ends it with a status."""
 
     def __init__(
         self, spec: RequestSpec, tokenizer: Tokenizer, watch: Stopwatch, metrics: RouterMetrics, pacer: Pacer
@@ -64,27 +62,23 @@ class OpenRequest:
         self.spec = spec
         self.watch = watch
         self.news = asyncio.Event()
-        self.lost: str | None = None
-        self.refusal: FissileError | None = None
-        """A worker would not take it; another one may."""
+        self.lost: Loss | None = None
+        """Why its hop ended before it did."""
         self.error: FissileError | None = None
         detokenizer = tokenizer.detokenizers(
             spec.prompt.token_ids, skip_special_tokens=spec.skip_special_tokens, shown=spec.text.shown_tokens
         )
         self.completions = [Completion(i, spec.text, detokenizer(), tokenizer.token_bytes) for i in range(spec.n)]
-        self._token_bytes = tokenizer.token_bytes
-        self._awaits_prompt_logprobs = spec.wants_prompt_logprobs
-        self._prompt_logprobs: list[TokenLogprobs] = []
+        num_prompt_logprobs = len(spec.prompt.token_ids) - 1 if spec.wants_prompt_logprobs else 0
+        self._prompt_logprobs = PromptLogprobs(num_prompt_logprobs, tokenizer.token_bytes)
         self._metrics = metrics
         self._pacer = pacer
         self._has_sent = False
         self._hop: Hop | None = None
-        self._hop_metrics: HopMetrics | None = None
-        self.worker = ""
-        """Address of the one it is on or was on last; empty: it came to none."""
+        self._latency: LatencyWindows | None = None
         self._on_worker: dict[int, Completion] = {}
         self._hop_timer: asyncio.TimerHandle | None = None
-        self.num_cached_tokens = 0
+        self._num_cached_tokens = 0
         self._timings = RequestTimings()
 
     @property
@@ -96,28 +90,22 @@ class OpenRequest:
         return sum(len(c.token_ids) for c in self.completions)
 
     def put_on(self, hop: Hop, first_token_timeout: float, deadline: float | None) -> None:
-        """Send what is not finished to a worker. `deadline`: seconds left."""
-        self.lost = self.refusal = None
-        self._hop, self.worker = hop, hop.address
-        self._hop_metrics = self._metrics.hop(self.spec.model, hop.address, hop.latency)
+        """Send what is not finished to a worker. `deadline`: seconds left. Raises InvalidArgumentError if that is too
+        large for a message."""
         unfinished = [c for c in self.completions if not c.finish]
         if self.spec.is_beam_search:
             unfinished = unfinished[:1]
-        ids = hop.start([self._sequence(c, unfinished, deadline) for c in unfinished], self)
+        group = self.spec.group(
+            {c.index: c.token_ids for c in unfinished},
+            asks_prompt_logprobs=not self._prompt_logprobs.is_complete,
+            deadline=deadline,
+        )
+        ids = hop.start(group, self)
+        self.lost = None
+        self._hop, self._latency = hop, hop.latency
         self._on_worker = dict(zip(ids, unfinished, strict=True))
         timed_out = f"no token within {first_token_timeout:g} s"
         self._hop_timer = asyncio.get_running_loop().call_later(first_token_timeout, self.on_lost, timed_out)
-
-    def _sequence(self, completion: Completion, unfinished: List[Completion], deadline: float | None) -> Sequence:
-        # Completions share the prompt alone: once one has tokens of its own there is no group any more.
-        is_group = len(unfinished) == self.spec.n > 1 and not self.num_completion_tokens
-        return self.spec.sequence(
-            completion.index,
-            completion.token_ids,
-            group_size=self.spec.n if is_group else 1,
-            asks_prompt_logprobs=self._awaits_prompt_logprobs and completion is unfinished[0],
-            deadline=deadline,
-        )
 
     def on_output(self, output: RequestOutput, now: float) -> None:
         """From the link. `now`: when the message came. Raises nothing: a fault ends this request, not the link."""
@@ -140,11 +128,13 @@ class OpenRequest:
         if output.finish_reason == _ABORTED:
             self.on_lost(f"aborted by the worker: {output.detail}")
             return
-        if output.index == 0 and not self.num_cached_tokens:
+        if output.index == 0 and not self._num_cached_tokens:
             # Later completions share the first one's prompt, and a resumed one finds what it had computed itself.
-            self.num_cached_tokens = output.num_cached_tokens
-        if self._awaits_prompt_logprobs and completion is next(iter(self._on_worker.values())):
-            self._accept_prompt_logprobs(output)
+            self._num_cached_tokens = output.num_cached_tokens
+        if output.prompt_logprobs:
+            self._prompt_logprobs.accept(output)
+        if output.token_ids and not self._prompt_logprobs.is_complete:
+            raise InternalError("the worker sent tokens before all log probabilities of the prompt")
         if output.hypotheses:
             self._accept_hypotheses(output)
         else:
@@ -177,36 +167,31 @@ class OpenRequest:
         for completion, hypothesis in zip(self.completions, output.hypotheses, strict=False):
             completion.accept_hypothesis(hypothesis)
 
-    def _accept_prompt_logprobs(self, output: RequestOutput) -> None:
-        """From the first output of the sequence that was asked for them."""
-        num_expected = len(self.spec.prompt.token_ids) - 1
-        if len(output.prompt_logprobs) != num_expected:
-            raise InternalError(f"the worker sent {len(output.prompt_logprobs)} prompt logprobs, not {num_expected}")
-        self._prompt_logprobs = with_text(output.prompt_logprobs, self._token_bytes)
-        self._awaits_prompt_logprobs = False
-
     def _tokens_came(self, now: float) -> None:
         is_first = self.watch.first_token is None
         gap = self.watch.tokens_came(now)
-        assert self._hop_metrics is not None, "tokens come from a hop"
-        if is_first and self.watch.ttft is not None:
-            self._hop_metrics.first_token(self.watch.ttft)
+        if is_first and self.watch.ttft is not None and self._latency:
+            self._metrics.first_token(self.watch.ttft, self._latency)
         elif gap is not None:
-            self._hop_metrics.token_gap(gap)
+            self._metrics.token_gap(gap)
 
     def _refused(self, output: RequestOutput) -> None:
         error = error_of(output, self.spec.prompt.field)
         if error.retry_after is None:
             self.fail(error)
+        elif output.worker_failed:
+            self._lose(Loss(error.message, worker_died=True))
         else:
-            self.refusal = error
-            self.on_lost(f"refused: {error.message}")
+            self._lose(Loss(f"refused: {error.message}", refusal=error))
 
-    def on_lost(self, detail: str) -> None:
+    def on_lost(self, detail: str, *, worker_died: bool = False) -> None:
         """The hop is over: its link broke, timed out or gave the request back."""
+        self._lose(Loss(detail, worker_died))
+
+    def _lose(self, loss: Loss) -> None:
         if self.lost is None and not self.is_finished:
             self.leave()
-            self.lost = detail
+            self.lost = loss
             self._pacer.wake_now(self.news)
 
     def fail(self, error: FissileError) -> None:
@@ -235,25 +220,30 @@ class OpenRequest:
         """What is new for the client; None when nothing is. Has `usage` when it is the last."""
         finished = self.is_finished
         self.news.clear()
-        if not finished and (self.spec.final_only or self._awaits_prompt_logprobs):
+        if not finished and self.spec.final_only:
             return None
-        deltas = [c.take(cumulative=self.spec.cumulative) for c in self.completions if c.has_news]
-        if not deltas and not finished:
+        update = Update()
+        if self._prompt_logprobs.num_parts > 1:
+            self.news.set()  # there is more
+        elif self._prompt_logprobs.is_complete or finished:
+            update.deltas = [c.take(cumulative=self.spec.cumulative) for c in self.completions if c.has_news]
+            if finished:
+                update.usage, update.timings = self._usage(), self._final_timings()
+            elif not update.deltas:
+                return None
+        else:
             return None
-        update = Update(deltas)
-        if not self._has_sent:
-            update.prompt_token_ids = self.spec.prompt.token_ids if self.spec.send_prompt else ()
-            update.prompt_logprobs, self._prompt_logprobs = self._prompt_logprobs, []
+        update.prompt_logprobs = self._prompt_logprobs.take()
+        if not self._has_sent and self.spec.send_prompt:
+            update.prompt_token_ids = self.spec.prompt.token_ids
         self._has_sent = True
-        if finished:
-            update.usage, update.timings = self._usage(), self._final_timings()
         return update
 
     def _usage(self) -> Usage:
         return Usage(
             num_prompt_tokens=len(self.spec.prompt.token_ids),
             num_completion_tokens=self.num_completion_tokens,
-            num_cached_tokens=self.num_cached_tokens,
+            num_cached_tokens=self._num_cached_tokens,
             num_reasoning_tokens=sum(c.num_reasoning_tokens for c in self.completions),
         )
 
@@ -268,6 +258,5 @@ class OpenRequest:
         ):
             if seconds is not None:
                 duration.FromNanoseconds(int(seconds * 1e9))
-        assert self._hop_metrics is not None, "what is finished was on a hop"
-        self._hop_metrics.completed(watch, tpot)
+        self._metrics.completed(watch, tpot, self._latency)
         return timings

@@ -11,7 +11,7 @@ from router.spec import Prompt, RequestSpec
 from router.workers import ServedModel
 
 MAX_FANOUT_TOKENS = 8 * 1024 * 1024
-"""Prompt tokens × n of one request: they travel in one message."""
+"""Prompt tokens × n of one request: a worker keeps the prompt with each completion."""
 _PENALTIES: Final = ("presence_penalty", "frequency_penalty", "repetition_penalty")
 """Beam search has none, whatever the model recommends."""
 

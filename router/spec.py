@@ -1,9 +1,10 @@
-"""What was asked, with every default filled in, and the sequences that workers get for it."""
+"""What was asked, with every default filled in, and the group of sequences that a worker gets for it."""
 
+from collections.abc import Mapping
 from collections.abc import Sequence as List
 from dataclasses import dataclass
 
-from fissile.v1 import SamplingParams, Sequence, TokenSequence
+from fissile.v1 import SamplingParams, Sequence, SequenceGroup, TokenSequence
 from router.completion import TextRules
 from router.formats.registry import Reading
 
@@ -53,25 +54,18 @@ class RequestSpec:
     def wants_prompt_logprobs(self) -> bool:
         return self.sampling.HasField("num_prompt_logprobs")
 
-    def sequence(
-        self,
-        index: int,
-        generated: List[int],
-        *,
-        group_size: int,
-        asks_prompt_logprobs: bool,
-        deadline: float | None,
-    ) -> Sequence:
-        """For the completion `index`, which goes on behind `generated`. `deadline`: seconds left."""
+    def group(
+        self, generated: Mapping[int, List[int]], *, asks_prompt_logprobs: bool, deadline: float | None
+    ) -> SequenceGroup:
+        """For the completions with these indices, each going on behind its tokens so far. `deadline`: seconds left."""
         sampling = SamplingParams()
         sampling.CopyFrom(self.sampling)
-        sampling.seed = (self.sampling.seed + index) % 2**64
+        sampling.ClearField("seed")
         if not asks_prompt_logprobs:
             sampling.ClearField("num_prompt_logprobs")
-        return Sequence(
+        return SequenceGroup(
             request_id=self.request_id,
-            token_ids=[*self.prompt.token_ids, *generated],
-            num_prompt_tokens=len(self.prompt.token_ids),
+            prompt_token_ids=self.prompt.token_ids,
             sampling=sampling,
             stop_token_ids=self.stop_token_ids,
             stop_token_sequences=self.stop_token_sequences,
@@ -81,6 +75,8 @@ class RequestSpec:
             deadline_ms=None if deadline is None else max(0, int(deadline * 1000)),
             priority=self.priority,
             cache_salt=self.cache_salt,
-            index=index,
-            group_size=group_size,
+            sequences=[
+                Sequence(index=index, seed=(self.sampling.seed + index) % 2**64, token_ids=token_ids)
+                for index, token_ids in generated.items()
+            ],
         )

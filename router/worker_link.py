@@ -14,8 +14,8 @@ from typing import Any, Protocol
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from fissile.channel import ClientTls, aio_channel
-from fissile.errors import FissileError, from_rpc_error, is_of_tls
+from fissile.channel import MAX_MESSAGE_BYTES, ClientTls, aio_channel
+from fissile.errors import STATUS_DETAILS_KEY, FissileError, InvalidArgumentError, from_rpc_error, is_of_tls
 from fissile.v1 import (
     AbortSequence,
     ExecuteCommand,
@@ -26,7 +26,7 @@ from fissile.v1 import (
     GetWorkerRequest,
     GetWorkerResponse,
     RequestOutput,
-    Sequence,
+    SequenceGroup,
     WorkerServiceStub,
 )
 from router.balancer.load import LoadTracker
@@ -37,6 +37,8 @@ logger = logging.getLogger(__name__)
 
 MAX_BATCH_BYTES = 16 * 1024 * 1024
 """Commands that wait travel together up to this size."""
+MAX_COMMAND_BYTES = MAX_MESSAGE_BYTES - 1024
+"""What is left for one alone, with what stands around it in its message."""
 MAX_BACKOFF_SECONDS = 1.0
 
 
@@ -45,11 +47,15 @@ class Sink(Protocol):
 
     def on_output(self, output: RequestOutput, now: float) -> None: ...
 
-    def on_lost(self, detail: str) -> None: ...
+    def on_lost(self, detail: str, *, worker_died: bool) -> None: ...
 
 
 class LinkLostError(Exception):
     """The link ended; the text says why."""
+
+
+class WorkerStuckError(LinkLostError):
+    """The worker is there and does nothing: as good as dead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +92,7 @@ class WorkerLink:
         self._num_sessions = 0
         self._sinks: dict[int, Sink] = {}
         self._next_id = 1
-        self._outbox: list[list[ExecuteCommand]] = []
+        self._outbox: list[ExecuteCommand] = []
         self._outbox_filled = asyncio.Event()
         self._last_progress = 0.0
         self._last_step = 0
@@ -112,24 +118,30 @@ class WorkerLink:
             self.is_retired = is_retired
             self._on_change()
 
-    def start(self, sequences: list[Sequence], sink: Sink) -> list[int]:
-        """Send sequences in one message and count them into the load at once; returns the ids they got."""
+    def start(self, group: SequenceGroup, sink: Sink) -> list[int]:
+        """Send a group and count its sequences into the load at once; returns the ids they got, which are set in
+        `group`, too. Raises InvalidArgumentError, and sends nothing, if it is larger than a message."""
+        ids = list(range(self._next_id, self._next_id + len(group.sequences)))
+        for sequence_id, sequence in zip(ids, group.sequences, strict=True):
+            sequence.id = sequence_id
+        size = group.ByteSize()
+        if size > MAX_COMMAND_BYTES:
+            raise InvalidArgumentError(
+                f"the request is too large: {size} bytes with its tokens so far, and {MAX_COMMAND_BYTES} reach a worker"
+            )
         if not self._sinks:
             self._last_progress = time.monotonic()
-        ids = list(range(self._next_id, self._next_id + len(sequences)))
-        self._next_id += len(sequences)
-        for sequence_id, sequence in zip(ids, sequences, strict=True):
-            sequence.id = sequence_id
-            sequence.parent_id = ids[0] if sequence.group_size > 1 else 0
+        self._next_id += len(ids)
+        for sequence_id in ids:
             self._sinks[sequence_id] = sink
             self.load.opened()
-        self._send([ExecuteCommand(sequence=sequence) for sequence in sequences])
+        self._send(ExecuteCommand(group=group))
         return ids
 
     def abort(self, sequence_id: int) -> None:
         """End a sequence; its sink hears no more. Does nothing when it has ended."""
         if self._forget(sequence_id):
-            self._send([ExecuteCommand(abort=AbortSequence(sequence_id=sequence_id))])
+            self._send(ExecuteCommand(abort=AbortSequence(sequence_id=sequence_id)))
 
     def _forget(self, sequence_id: int) -> Sink | None:
         sink = self._sinks.pop(sequence_id, None)
@@ -137,29 +149,33 @@ class WorkerLink:
             self.load.closed()
         return sink
 
-    def _send(self, commands: list[ExecuteCommand]) -> None:
-        self._outbox.append(commands)
+    def _send(self, command: ExecuteCommand) -> None:
+        self._outbox.append(command)
         self._outbox_filled.set()
 
     async def run(self) -> None:
         """Until cancelled."""
         backoff = self._config.reconnect_backoff
         while True:
+            worker_died = False
             try:
                 async with aio_channel(self.address, self._config.tls) as channel:
                     await self._session(channel)
             except grpc.aio.AioRpcError as error:
                 detail = f"{error.code().name}: {from_rpc_error(error).message}"
+                worker_died = not _is_alive_after(error)
+            except WorkerStuckError as error:
+                detail, worker_died = str(error), True
             except (LinkLostError, FissileError, TimeoutError) as error:
                 detail = str(error) or "timed out"
             except Exception as error:
                 logger.exception("worker %s: the link failed", self.address)
                 detail = f"{type(error).__name__}: {error}"
             backoff = self._config.reconnect_backoff if self._connected else min(MAX_BACKOFF_SECONDS, backoff * 2)
-            self._lose(detail)
+            self._lose(detail, worker_died=worker_died)
             await asyncio.sleep(backoff)
 
-    def _lose(self, detail: str) -> None:
+    def _lose(self, detail: str, *, worker_died: bool) -> None:
         if self._connected:
             logger.warning("worker %s lost with %d open sequences: %s", self.address, len(self._sinks), detail)
         elif detail != self.detail:
@@ -174,7 +190,7 @@ class WorkerLink:
         self._outbox.clear()
         self.load.reset()
         for sink in sinks:
-            sink.on_lost(f"worker {self.address} lost: {detail}")
+            sink.on_lost(f"worker {self.address} lost: {detail}", worker_died=worker_died)
         self._on_change()
 
     async def _session(self, channel: grpc.aio.Channel) -> None:
@@ -221,8 +237,8 @@ class WorkerLink:
         while True:
             await self._outbox_filled.wait()
             self._outbox_filled.clear()
-            groups, self._outbox = self._outbox, []
-            for commands in _batches(groups):
+            waiting, self._outbox = self._outbox, []
+            for commands in _batches(waiting):
                 await call.write(ExecuteRequest(commands=commands))
 
     async def _watch_health(self, channel: grpc.aio.Channel) -> None:
@@ -246,7 +262,7 @@ class WorkerLink:
             await self._ask_load(stub, interval)
             silence = time.monotonic() - self._last_progress
             if self._sinks and silence > self._config.silence_timeout:
-                raise LinkLostError(f"no progress for {silence:.1f} s")
+                raise WorkerStuckError(f"no progress for {silence:.1f} s")
 
     async def _ask_load(self, stub: WorkerServiceStub, timeout: float) -> None:
         try:
@@ -272,16 +288,22 @@ async def _until_first_ends(*loops: Coroutine[Any, Any, None]) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _batches(groups: list[list[ExecuteCommand]]) -> Iterator[list[ExecuteCommand]]:
-    """Join groups up to the size limit, without cutting one."""
+def _is_alive_after(error: grpc.aio.AioRpcError) -> bool:
+    """The worker itself ended the call, as it does when it drains; or a message was too large for gRPC."""
+    keys = {key for key, _ in error.trailing_metadata() or ()}
+    return STATUS_DETAILS_KEY in keys or error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+def _batches(commands: list[ExecuteCommand]) -> Iterator[list[ExecuteCommand]]:
+    """Join commands up to the size limit; one above it goes alone."""
     batch: list[ExecuteCommand] = []
     size = 0
-    for group in groups:
-        group_size = sum(command.ByteSize() for command in group)
-        if batch and size + group_size > MAX_BATCH_BYTES:
+    for command in commands:
+        command_size = command.ByteSize()
+        if batch and size + command_size > MAX_BATCH_BYTES:
             yield batch
             batch, size = [], 0
-        batch += group
-        size += group_size
+        batch.append(command)
+        size += command_size
     if batch:
         yield batch

@@ -13,7 +13,7 @@ from worker.core.sequence import Sequence
 @dataclass(slots=True)
 class _Request:
     members: list[Sequence]
-    """One sequence, or those of an n > 1 request, the first one first, that have not been taken out."""
+    """The sequences of a group, the parent first, that have not been taken out."""
     timers: list[asyncio.TimerHandle] = field(default_factory=list)
 
 
@@ -47,18 +47,20 @@ class CompilingRequests:
         futures = [asyncio.wrap_future(self._compiled(grammar)) for grammar in grammars]
         asyncio.gather(*futures).add_done_callback(partial(self._finish, request))
 
-    def take(self, sequence_id: int) -> list[Sequence]:
-        """Take a sequence out, and with the first of an n > 1 request all of it; [] if it is not here."""
-        request = self._requests.get(sequence_id)
+    def take(self, sequence_id: int) -> Sequence | None:
+        """Take a sequence out; None if it is not here. In a parent's place comes the next of its group."""
+        request = self._requests.pop(sequence_id, None)
         if request is None:
-            return []
-        is_first = request.members[0].id == sequence_id
-        taken = [seq for seq in request.members if is_first or seq.id == sequence_id]
-        for seq in taken:
-            del self._requests[seq.id]
-            request.members.remove(seq)
+            return None
+        taken = next(seq for seq in request.members if seq.id == sequence_id)
+        request.members.remove(taken)
         if not request.members:
             _cancel_timers(request)
+        elif taken.parent_id is None:
+            parent, *others = request.members
+            parent.parent_id = None
+            for seq in others:
+                seq.parent_id = parent.id
         return taken
 
     def clear(self) -> None:

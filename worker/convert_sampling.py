@@ -1,7 +1,6 @@
 """SamplingParams of the contract → those of the core. A worker does not trust routers: everything is checked again."""
 
 import json
-import secrets
 from collections.abc import Iterable
 
 from fissile import v1
@@ -18,8 +17,8 @@ _DEFAULTS = SamplingParams()
 
 
 def sampling_from_pb(message: v1.SamplingParams, vocab_size: int) -> SamplingParams:
-    """Raises InvalidArgumentError naming the field. An unset seed becomes a fresh one; more log probabilities than
-    there are tokens become as many as there are."""
+    """Raises InvalidArgumentError naming the field. The seed is not among them: each sequence of a group has its
+    own. More log probabilities than there are tokens become as many as there are."""
     temperature = message.temperature if message.HasField("temperature") else _DEFAULTS.temperature
     top_k = message.top_k if message.HasField("top_k") else _DEFAULTS.top_k
     top_p = message.top_p if message.HasField("top_p") else _DEFAULTS.top_p
@@ -40,7 +39,6 @@ def sampling_from_pb(message: v1.SamplingParams, vocab_size: int) -> SamplingPar
         top_k=max(top_k, 0),
         top_p=top_p,
         min_p=min_p,
-        seed=message.seed if message.HasField("seed") else secrets.randbits(64),
         presence_penalty=message.presence_penalty,
         frequency_penalty=message.frequency_penalty,
         repetition_penalty=repetition,
@@ -56,7 +54,7 @@ def sampling_from_pb(message: v1.SamplingParams, vocab_size: int) -> SamplingPar
     )
 
 
-def check_together(message: v1.Sequence, params: SamplingParams) -> None:
+def check_together(message: v1.SequenceGroup, params: SamplingParams) -> None:
     """Fields that contradict each other; `params` are the message's own. Raises InvalidArgumentError."""
     if message.sampling.HasField("beam_search"):
         # Neutral values are welcome.

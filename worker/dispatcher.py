@@ -7,6 +7,7 @@ Used on the event loop only.
 import asyncio
 import itertools
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from fissile import v1
@@ -17,14 +18,14 @@ from fissile.errors import (
     UnavailableError,
 )
 from worker.compiling import CompilingRequests
-from worker.convert import (
-    ModelLimits,
-    check_group,
+from worker.convert import ModelLimits, group_from_pb
+from worker.convert_outputs import (
+    EngineLostError,
     error_to_pb,
     load_to_pb,
-    output_to_pb,
+    outputs_to_pb,
     refusal_to_error,
-    sequence_from_pb,
+    responses_of,
 )
 from worker.core.outputs import SequenceOutput, SequenceTimings
 from worker.core.params import Grammar
@@ -110,23 +111,19 @@ class Dispatcher:
         self._stop(engine_ids, "the router's stream ended")
 
     def handle(self, stream: ExecuteStream, request: v1.ExecuteRequest) -> None:
-        """Carry out commands in order. Raises InvalidArgumentError if one is neither a sequence nor an abort."""
-        followers = _followers(request)
+        """Carry out commands in order. Raises InvalidArgumentError if one is neither a group nor an abort, or a group
+        without sequences: there is none whose end could say so."""
         for command in request.commands:
             kind = command.WhichOneof("command")
             if kind == "abort":
                 self._abort(stream, command.abort.sequence_id)
-            elif kind == "sequence":
-                message = command.sequence
-                if _is_leader(message):
-                    self._start(stream, [message, *followers.pop(message.id, [])])
+            elif kind == "group" and command.group.sequences:
+                self._start(stream, command.group)
             else:
-                raise InvalidArgumentError.of("commands", "neither sequence nor abort is set")
-        for orphans in followers.values():
-            self._refuse(stream, orphans, InvalidArgumentError.of("parent_id", "names no sequence of the same message"))
+                raise InvalidArgumentError.of("commands", "neither a group of sequences nor an abort is set")
 
     def on_report(self, report: StepReport) -> None:
-        """Distribute what a step brought: at most one message to each stream."""
+        """Distribute what a step brought: one message to each stream, or several where one would be too large."""
         responses: dict[ExecuteStream, list[v1.RequestOutput]] = {}
         for output in report.outputs:
             entry = self._open.get(output.sequence_id)
@@ -134,7 +131,7 @@ class Dispatcher:
                 self._metrics.observe_end(output)
                 self._forget(output.sequence_id)
             if entry is not None:
-                responses.setdefault(entry.stream, []).append(output_to_pb(output, entry.sequence_id))
+                responses.setdefault(entry.stream, []).extend(outputs_to_pb(output, entry.sequence_id))
         for engine_id, refusal in report.refused:
             entry = self._forget(engine_id)
             if entry is not None:
@@ -146,14 +143,14 @@ class Dispatcher:
         if responses:
             load = load_to_pb(report.load)
             for stream, outputs in responses.items():
-                stream.push(v1.ExecuteResponse(step=report.step, outputs=outputs, load=load))
+                for response in responses_of(report.step, outputs, load):
+                    stream.push(response)
 
     def fail(self, detail: str) -> None:
         """The engine is lost: every open sequence ends with ERROR, then every stream."""
-        error = UnavailableError(f"the worker failed: {detail}")
-        self._refusal = error
-        self._end_all(error)
-        self.end_streams(error)
+        self._refusal = UnavailableError(f"the worker failed: {detail}")
+        self._end_all(EngineLostError(self._refusal.message))
+        self.end_streams(self._refusal)
 
     def end_streams(self, error: FissileError) -> None:
         """End all streams with `error` once what is queued was sent."""
@@ -187,57 +184,58 @@ class Dispatcher:
     def _end_all(self, error: FissileError) -> None:
         """Every open sequence ends with ERROR, whatever the engine says later."""
         self._compiling.clear()
-        for engine_id, entry in list(self._open.items()):
-            self._forget(engine_id)
-            self._push_error(entry.stream, entry.sequence_id, entry.index, error)
+        self._end_with(list(self._open), error)
 
-    def _start(self, stream: ExecuteStream, members: list[v1.Sequence]) -> None:
-        """One sequence, or an n > 1 request whose first member leads; all or none."""
-        if any(message.id in stream.engine_ids for message in members):
-            self._end_repeated(stream, members)
+    def _start(self, stream: ExecuteStream, group: v1.SequenceGroup) -> None:
+        """All of a group or none."""
+        if any(member.id in stream.engine_ids for member in group.sequences):
+            self._end_repeated(stream, group)
             return
+        engine_ids = [next(self._next_engine_id) for _ in group.sequences]
         try:
             if self._refusal is not None:
                 raise self._refusal
-            check_group(members)
-            engine_ids = [next(self._next_engine_id) for _ in members]
-            sequences = [
-                sequence_from_pb(message, engine_id, engine_ids[0] if i else None, self._limits)
-                for i, (message, engine_id) in enumerate(zip(members, engine_ids, strict=True))
-            ]
+            sequences = group_from_pb(group, engine_ids, self._limits)
             self._grammars.acquire(seq.sampling.grammar for seq in sequences if seq.sampling.grammar is not None)
         except FissileError as error:
-            self._refuse(stream, members, error)
+            self._refuse(stream, group, error)
             return
-        for message, seq in zip(members, sequences, strict=True):
-            self._open[seq.id] = _OpenSequence(stream, message.id, message.index, seq.sampling.grammar)
-            stream.engine_ids[message.id] = seq.id
+        for member, seq in zip(group.sequences, sequences, strict=True):
+            self._open[seq.id] = _OpenSequence(stream, member.id, member.index, seq.sampling.grammar)
+            stream.engine_ids[member.id] = seq.id
         self._emptied.clear()
-        if any(seq.sampling.grammar is not None for seq in sequences):
+        if sequences[0].sampling.grammar is not None:
             self._compiling.add(sequences)
         else:
             self._engine.add(sequences)
 
-    def _end_repeated(self, stream: ExecuteStream, members: list[v1.Sequence]) -> None:
+    def _end_repeated(self, stream: ExecuteStream, group: v1.SequenceGroup) -> None:
         """An id that is in use comes again: outputs could not be told apart, so both uses end, with one output."""
-        for message in members:
-            engine_id = stream.engine_ids.get(message.id)
+        for member in group.sequences:
+            engine_id = stream.engine_ids.get(member.id)
             if engine_id is not None:
                 self._forget(engine_id)
                 self._stop([engine_id], "its id was used again")
-        self._refuse(stream, members, AlreadyExistsError("id: one that is in use came again; all uses are ended"))
+        self._refuse(stream, group, AlreadyExistsError("id: one that is in use came again; all uses are ended"))
 
-    def _refuse(self, stream: ExecuteStream, members: list[v1.Sequence], error: FissileError) -> None:
-        for message in members:
-            self._push_error(stream, message.id, message.index, error)
+    def _refuse(self, stream: ExecuteStream, group: v1.SequenceGroup, error: FissileError) -> None:
+        for sequence_id, index in {member.id: member.index for member in group.sequences}.items():
+            self._push_error(stream, sequence_id, index, error)
+
+    def _end_with(self, engine_ids: Iterable[int], error: FissileError) -> None:
+        """Each of them that is open ends with ERROR, whatever the engine says later."""
+        for engine_id in engine_ids:
+            entry = self._forget(engine_id)
+            if entry is not None:
+                self._push_error(entry.stream, entry.sequence_id, entry.index, error)
 
     def _push_error(self, stream: ExecuteStream, sequence_id: int, index: int, error: FissileError) -> None:
         self._metrics.observe_refusal(error)
-        self._push(stream, error_to_pb(error, sequence_id, index))
+        self._push_ending(stream, error_to_pb(error, sequence_id, index))
 
-    def _push(self, stream: ExecuteStream, output: v1.RequestOutput) -> None:
+    def _push_ending(self, stream: ExecuteStream, output: v1.RequestOutput) -> None:
         load = load_to_pb(self._engine.load)
-        stream.push(v1.ExecuteResponse(step=self._engine.step, outputs=[output], load=load))
+        stream.push_endings(v1.ExecuteResponse(step=self._engine.step, outputs=[output], load=load))
 
     def _abort(self, stream: ExecuteStream, sequence_id: int) -> None:
         engine_id = stream.engine_ids.get(sequence_id)
@@ -255,24 +253,23 @@ class Dispatcher:
         self._end_compiling(engine_id, FinishReason.DEADLINE, "the deadline passed")
 
     def _end_compiling(self, engine_id: int, reason: FinishReason, detail: str) -> None:
-        """As the scheduler would: with the first of an n > 1 request all of it."""
-        for seq in self._compiling.take(engine_id):
-            timings = SequenceTimings(seq.arrival_time, None, None, 0)
-            output = SequenceOutput(seq.id, seq.index, seq.num_output_tokens, [], reason, detail, timings=timings)
-            self._metrics.observe_end(output)
-            entry = self._forget(seq.id)
-            if entry is not None:
-                self._push(entry.stream, output_to_pb(output, entry.sequence_id))
+        """As the scheduler would."""
+        seq = self._compiling.take(engine_id)
+        if seq is None:
+            return
+        timings = SequenceTimings(seq.arrival_time, None, None, 0)
+        output = SequenceOutput(seq.id, seq.index, seq.num_output_tokens, [], reason, detail, timings=timings)
+        self._metrics.observe_end(output)
+        entry = self._forget(seq.id)
+        if entry is not None:
+            for message in outputs_to_pb(output, entry.sequence_id):
+                self._push_ending(entry.stream, message)
 
     def _on_compiled(self, sequences: list[Sequence], error: BaseException | None) -> None:
         if error is None:
             self._engine.add(sequences)
             return
-        refusal = _compile_error(sequences, error)
-        for seq in sequences:
-            entry = self._forget(seq.id)
-            if entry is not None:
-                self._push_error(entry.stream, entry.sequence_id, entry.index, refusal)
+        self._end_with([seq.id for seq in sequences], _compile_error(sequences, error))
 
     def _forget(self, engine_id: int) -> _OpenSequence | None:
         """The one place where an open sequence is let go."""
@@ -288,19 +285,6 @@ class Dispatcher:
 
 def _compile_error(sequences: list[Sequence], error: BaseException) -> FissileError:
     if not isinstance(error, GrammarError):
-        return UnavailableError("the worker failed while it compiled a grammar")
+        return EngineLostError("the worker failed while it compiled a grammar")
     kind = next(seq.sampling.grammar.kind for seq in sequences if seq.sampling.grammar is not None)
     return InvalidArgumentError.of(f"sampling.structured_output.{kind.value}", str(error))
-
-
-def _is_leader(message: v1.Sequence) -> bool:
-    return message.parent_id in (0, message.id)
-
-
-def _followers(request: v1.ExecuteRequest) -> dict[int, list[v1.Sequence]]:
-    """Members of n > 1 requests but the first, by the id of the first."""
-    followers: dict[int, list[v1.Sequence]] = {}
-    for command in request.commands:
-        if command.HasField("sequence") and not _is_leader(command.sequence):
-            followers.setdefault(command.sequence.parent_id, []).append(command.sequence)
-    return followers

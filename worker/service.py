@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import logging
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -11,12 +12,11 @@ from dataclasses import dataclass
 import grpc
 
 from common.block_hash import HASH_SCHEME
-from common.server import abort
 from common.version import package_version
 from fissile import v1
-from fissile.errors import UnavailableError, UnimplementedError
+from fissile.errors import FissileError, UnavailableError, UnimplementedError
 from worker.config import WorkerSettings
-from worker.convert import duration_to_pb, load_to_pb
+from worker.convert_outputs import duration_to_pb, load_to_pb
 from worker.core.scheduler import Scheduler
 from worker.dispatcher import Dispatcher
 from worker.engine import Engine
@@ -25,10 +25,11 @@ from worker.loader.tokenizer import TokenizerFiles
 from worker.runner.config import ModelInfo
 from worker.streams import ExecuteStream
 
+logger = logging.getLogger(__name__)
+
 TOKENIZER_PART_BYTES = 1024 * 1024
 LOAD_INTERVAL = 1.0
 """Seconds between load reports on a stream without outputs; only if the load changed."""
-_EXECUTE = "/fissile.v1.WorkerService/Execute"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,18 +65,12 @@ class WorkerService(v1.WorkerServiceServicer):
         self, request_iterator: AsyncIterator[v1.ExecuteRequest], context: grpc.aio.ServicerContext
     ) -> None:
         """Writes by itself, not as a generator: a generator that waits for a slow reader could not be ended."""
-        try:
-            await self._execute(request_iterator, context)
-        except Exception as error:
-            await abort(context, error, _EXECUTE)
-
-    async def _execute(self, requests: AsyncIterator[v1.ExecuteRequest], context: grpc.aio.ServicerContext) -> None:
         dispatcher = self._loaded().dispatcher
         stream = dispatcher.open_stream()
         receiver = sender = None
         try:
             await context.send_initial_metadata(())
-            receiver = asyncio.create_task(_receive(requests, stream, dispatcher))
+            receiver = asyncio.create_task(_receive(request_iterator, stream, dispatcher))
             sender = asyncio.create_task(self._send(stream, context))
             await asyncio.wait({sender, stream.cut}, return_when=asyncio.FIRST_COMPLETED)
             await (stream.cut if stream.is_cut else sender)
@@ -194,6 +189,9 @@ async def _receive(requests: AsyncIterator[v1.ExecuteRequest], stream: ExecuteSt
         async for request in requests:
             dispatcher.handle(stream, request)
         stream.half_close()
+    except FissileError as error:
+        logger.warning("a router's stream is ended: %s", error.message)
+        stream.cut_with(error)
     except Exception as error:
         stream.cut_with(error)
 

@@ -5,9 +5,21 @@ Used on the event loop only.
 
 import asyncio
 from collections import deque
+from dataclasses import dataclass
 
 from fissile.errors import FissileError, ResourceExhaustedError
 from fissile.v1 import ExecuteResponse
+
+MAX_JOINED_OUTPUTS = 1024
+"""Endings in one message."""
+MAX_QUEUED_BYTES = 256 * 1024 * 1024
+
+
+@dataclass(slots=True)
+class _Queued:
+    response: ExecuteResponse
+    num_bytes: int
+    takes_endings: bool
 
 
 class ExecuteStream:
@@ -19,7 +31,9 @@ class ExecuteStream:
         self.cut: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Fails when the stream has to end at once, whatever is still queued or being written."""
         self._max_queued = max_queued
-        self._queue: deque[ExecuteResponse] = deque()
+        self._queue: deque[_Queued] = deque()
+        self._num_bytes = 0
+        """Of all that is queued."""
         self._changed = asyncio.Event()
         self._is_half_closed = False
         self._end: FissileError | None = None
@@ -30,18 +44,41 @@ class ExecuteStream:
 
     def push(self, response: ExecuteResponse) -> None:
         """Queue a message. A reader too far behind has its stream cut with RESOURCE_EXHAUSTED."""
+        self._push(response, takes_endings=False)
+
+    def push_endings(self, response: ExecuteResponse) -> None:
+        """Queue endings that came without a step. They share a message with those that wait before them: one request
+        may bring many, and a reader is not behind because of that."""
+        last = self._queue[-1] if self._queue else None
+        if last is None or not last.takes_endings or len(last.response.outputs) >= MAX_JOINED_OUTPUTS:
+            self._push(response, takes_endings=True)
+            return
+        last.response.step = response.step
+        last.response.outputs.extend(response.outputs)
+        last.response.load.CopyFrom(response.load)
+        num_bytes = response.ByteSize()
+        last.num_bytes += num_bytes
+        self._num_bytes += num_bytes
+
+    def _push(self, response: ExecuteResponse, *, takes_endings: bool) -> None:
         if self.is_cut:
             return
-        if len(self._queue) >= self._max_queued:
-            self.cut_with(ResourceExhaustedError(f"the stream's reader is {self._max_queued} messages behind"))
+        num_bytes = response.ByteSize()
+        if len(self._queue) >= self._max_queued or self._num_bytes + num_bytes > MAX_QUEUED_BYTES:
+            behind = f"{len(self._queue)} messages"
+            if len(self._queue) < self._max_queued:
+                behind += f" of {self._num_bytes} bytes"
+            self.cut_with(ResourceExhaustedError(f"the stream's reader is {behind} behind"))
             return
-        self._queue.append(response)
+        self._queue.append(_Queued(response, num_bytes, takes_endings))
+        self._num_bytes += num_bytes
         self._changed.set()
 
     def cut_with(self, error: Exception) -> None:
         """End at once with `error`. Idempotent: the first error wins."""
         if not self.is_cut:
             self._queue.clear()
+            self._num_bytes = 0
             self.cut.set_exception(error)
             self.cut.exception()  # mark it as seen: the handler may be gone already
 
@@ -76,4 +113,6 @@ class ExecuteStream:
                     await self._changed.wait()
             except TimeoutError:
                 return None
-        return self._queue.popleft()
+        queued = self._queue.popleft()
+        self._num_bytes -= queued.num_bytes
+        return queued.response

@@ -34,12 +34,10 @@ FINISH_REASON_ABORTED: FinishReason
 FINISH_REASON_DEADLINE: FinishReason
 FINISH_REASON_ERROR: FinishReason
 
-class Sequence(_message.Message):
-    __slots__ = ("id", "request_id", "token_ids", "num_prompt_tokens", "sampling", "stop_token_ids", "stop_token_sequences", "max_tokens", "min_tokens", "ignore_eos", "deadline_ms", "priority", "cache_salt", "parent_id", "index", "group_size")
-    ID_FIELD_NUMBER: _ClassVar[int]
+class SequenceGroup(_message.Message):
+    __slots__ = ("request_id", "prompt_token_ids", "sampling", "stop_token_ids", "stop_token_sequences", "max_tokens", "min_tokens", "ignore_eos", "deadline_ms", "priority", "cache_salt", "sequences")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
-    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
-    NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     STOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     STOP_TOKEN_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
@@ -49,13 +47,9 @@ class Sequence(_message.Message):
     DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
-    PARENT_ID_FIELD_NUMBER: _ClassVar[int]
-    INDEX_FIELD_NUMBER: _ClassVar[int]
-    GROUP_SIZE_FIELD_NUMBER: _ClassVar[int]
-    id: int
+    SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     request_id: str
-    token_ids: _containers.RepeatedScalarFieldContainer[int]
-    num_prompt_tokens: int
+    prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
     sampling: _sampling_pb2.SamplingParams
     stop_token_ids: _containers.RepeatedScalarFieldContainer[int]
     stop_token_sequences: _containers.RepeatedCompositeFieldContainer[_sampling_pb2.TokenSequence]
@@ -65,10 +59,20 @@ class Sequence(_message.Message):
     deadline_ms: int
     priority: int
     cache_salt: bytes
-    parent_id: int
+    sequences: _containers.RepeatedCompositeFieldContainer[Sequence]
+    def __init__(self, request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., stop_token_sequences: _Optional[_Iterable[_Union[_sampling_pb2.TokenSequence, _Mapping]]] = ..., max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., ignore_eos: bool = ..., deadline_ms: _Optional[int] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[bytes] = ..., sequences: _Optional[_Iterable[_Union[Sequence, _Mapping]]] = ...) -> None: ...
+
+class Sequence(_message.Message):
+    __slots__ = ("id", "index", "seed", "token_ids")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    id: int
     index: int
-    group_size: int
-    def __init__(self, id: _Optional[int] = ..., request_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., stop_token_sequences: _Optional[_Iterable[_Union[_sampling_pb2.TokenSequence, _Mapping]]] = ..., max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., ignore_eos: bool = ..., deadline_ms: _Optional[int] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[bytes] = ..., parent_id: _Optional[int] = ..., index: _Optional[int] = ..., group_size: _Optional[int] = ...) -> None: ...
+    seed: int
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, id: _Optional[int] = ..., index: _Optional[int] = ..., seed: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class AbortSequence(_message.Message):
     __slots__ = ("sequence_id",)
@@ -77,7 +81,7 @@ class AbortSequence(_message.Message):
     def __init__(self, sequence_id: _Optional[int] = ...) -> None: ...
 
 class RequestOutput(_message.Message):
-    __slots__ = ("sequence_id", "index", "token_offset", "token_ids", "logprobs", "prompt_logprobs", "finish_reason", "detail", "stop_token_id", "num_cached_tokens", "timings", "num_draft_tokens", "num_accepted_tokens", "hypotheses", "error_code")
+    __slots__ = ("sequence_id", "index", "token_offset", "token_ids", "logprobs", "prompt_logprobs", "finish_reason", "detail", "stop_token_id", "num_cached_tokens", "timings", "num_draft_tokens", "num_accepted_tokens", "hypotheses", "error_code", "field", "worker_failed", "prompt_logprobs_offset")
     SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     TOKEN_OFFSET_FIELD_NUMBER: _ClassVar[int]
@@ -93,6 +97,9 @@ class RequestOutput(_message.Message):
     NUM_ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     HYPOTHESES_FIELD_NUMBER: _ClassVar[int]
     ERROR_CODE_FIELD_NUMBER: _ClassVar[int]
+    FIELD_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FAILED_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_OFFSET_FIELD_NUMBER: _ClassVar[int]
     sequence_id: int
     index: int
     token_offset: int
@@ -108,7 +115,10 @@ class RequestOutput(_message.Message):
     num_accepted_tokens: int
     hypotheses: _containers.RepeatedCompositeFieldContainer[BeamHypothesis]
     error_code: int
-    def __init__(self, sequence_id: _Optional[int] = ..., index: _Optional[int] = ..., token_offset: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_sampling_pb2.TokenLogprobs, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[_sampling_pb2.TokenLogprobs, _Mapping]]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., detail: _Optional[str] = ..., stop_token_id: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., timings: _Optional[_Union[WorkerTimings, _Mapping]] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ..., hypotheses: _Optional[_Iterable[_Union[BeamHypothesis, _Mapping]]] = ..., error_code: _Optional[int] = ...) -> None: ...
+    field: str
+    worker_failed: bool
+    prompt_logprobs_offset: int
+    def __init__(self, sequence_id: _Optional[int] = ..., index: _Optional[int] = ..., token_offset: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_sampling_pb2.TokenLogprobs, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[_sampling_pb2.TokenLogprobs, _Mapping]]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., detail: _Optional[str] = ..., stop_token_id: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., timings: _Optional[_Union[WorkerTimings, _Mapping]] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ..., hypotheses: _Optional[_Iterable[_Union[BeamHypothesis, _Mapping]]] = ..., error_code: _Optional[int] = ..., field: _Optional[str] = ..., worker_failed: bool = ..., prompt_logprobs_offset: _Optional[int] = ...) -> None: ...
 
 class BeamHypothesis(_message.Message):
     __slots__ = ("token_ids", "score", "finish_reason")

@@ -17,12 +17,12 @@ class ExecuteRequest(_message.Message):
     def __init__(self, commands: _Optional[_Iterable[_Union[ExecuteCommand, _Mapping]]] = ...) -> None: ...
 
 class ExecuteCommand(_message.Message):
-    __slots__ = ("sequence", "abort")
-    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("group", "abort")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
     ABORT_FIELD_NUMBER: _ClassVar[int]
-    sequence: _sequence_pb2.Sequence
+    group: _sequence_pb2.SequenceGroup
     abort: _sequence_pb2.AbortSequence
-    def __init__(self, sequence: _Optional[_Union[_sequence_pb2.Sequence, _Mapping]] = ..., abort: _Optional[_Union[_sequence_pb2.AbortSequence, _Mapping]] = ...) -> None: ...
+    def __init__(self, group: _Optional[_Union[_sequence_pb2.SequenceGroup, _Mapping]] = ..., abort: _Optional[_Union[_sequence_pb2.AbortSequence, _Mapping]] = ...) -> None: ...
 
 class ExecuteResponse(_message.Message):
     __slots__ = ("step", "outputs", "load")

@@ -87,7 +87,8 @@ class WorkerServiceServicer(object):
     """
 
     def Execute(self, request_iterator, context):
-        """The hot path: one stream per router. Sequences and aborts go up; one message per engine step comes down.
+        """The hot path: one stream per router. Groups and aborts go up; what an engine step brought comes down in one message, or
+        in several where one would be too large.
         When the stream breaks, its open sequences are aborted.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

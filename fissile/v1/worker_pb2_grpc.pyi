@@ -34,7 +34,8 @@ class WorkerServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> WorkerServiceAsyncStub: ...
     Execute: _grpc.StreamStreamMultiCallable[_worker_pb2.ExecuteRequest, _worker_pb2.ExecuteResponse]
-    """The hot path: one stream per router. Sequences and aborts go up; one message per engine step comes down.
+    """The hot path: one stream per router. Groups and aborts go up; what an engine step brought comes down in one message, or
+    in several where one would be too large.
     When the stream breaks, its open sequences are aborted.
     """
     WatchKvEvents: _grpc.UnaryStreamMultiCallable[_worker_pb2.WatchKvEventsRequest, _worker_pb2.WatchKvEventsResponse]
@@ -60,7 +61,8 @@ class WorkerServiceAsyncStub(WorkerServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Execute: _aio.StreamStreamMultiCallable[_worker_pb2.ExecuteRequest, _worker_pb2.ExecuteResponse]  # type: ignore[assignment]
-    """The hot path: one stream per router. Sequences and aborts go up; one message per engine step comes down.
+    """The hot path: one stream per router. Groups and aborts go up; what an engine step brought comes down in one message, or
+    in several where one would be too large.
     When the stream breaks, its open sequences are aborted.
     """
     WatchKvEvents: _aio.UnaryStreamMultiCallable[_worker_pb2.WatchKvEventsRequest, _worker_pb2.WatchKvEventsResponse]  # type: ignore[assignment]
@@ -89,7 +91,8 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_worker_pb2.ExecuteRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_worker_pb2.ExecuteResponse], _abc.AsyncIterator[_worker_pb2.ExecuteResponse]]:
-        """The hot path: one stream per router. Sequences and aborts go up; one message per engine step comes down.
+        """The hot path: one stream per router. Groups and aborts go up; what an engine step brought comes down in one message, or
+        in several where one would be too large.
         When the stream breaks, its open sequences are aborted.
         """
 

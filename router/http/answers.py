@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from fissile.errors import DeadlineExceededError, InternalError
-from fissile.v1 import Finish, FinishReason, Usage
+from fissile.v1 import ChatResponse, Finish, FinishReason, GenerateResponse, Usage
 
 M = TypeVar("M", contravariant=True)
 
@@ -59,6 +59,16 @@ class Envelope:
         if not self.includes_usage:
             del result["usage"]
         return result
+
+
+def join(whole: GenerateResponse | ChatResponse, part: GenerateResponse | ChatResponse) -> None:
+    """Add the next message of an answer that is too long for one. A completion is cut in one place at most, before its
+    end."""
+    last = whole.completions[-1] if whole.completions else None
+    if last is not None and part.completions and not last.HasField("finish"):
+        last.MergeFrom(part.completions[0])  # type: ignore[arg-type]
+        del part.completions[0]
+    whole.MergeFrom(part)  # type: ignore[arg-type]
 
 
 def usage_json(usage: Usage) -> Json:

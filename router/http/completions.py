@@ -52,10 +52,11 @@ class CompletionWriter:
         return self.envelope.around(KIND, choices, usage_json(message.usage))
 
     def _read_prompt(self, message: GenerateResponse) -> None:
-        """The first message says what only an echo shows."""
+        """What only an echo shows comes in the first message or, where it is long, in the first ones."""
         if self.echo and message.prompt_token_ids:
             first = TokenLogprob(token_id=message.prompt_token_ids[0], text=self.echo.first_token)
-            self._prompt_logprobs = [TokenLogprobs(logprobs=[first]), *message.prompt_logprobs]
+            self._prompt_logprobs.append(TokenLogprobs(logprobs=[first]))
+        self._prompt_logprobs += message.prompt_logprobs
 
     def _choice(self, delta: CompletionDelta) -> Json:
         index = delta.prompt_index * self.n + delta.index

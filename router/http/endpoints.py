@@ -1,9 +1,8 @@
 """The two endpoints that generate, as ASGI applications. They raise FissileError as long as nothing has been sent."""
 
-import logging
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -11,11 +10,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
-from fissile.errors import MAX_VIOLATIONS, FissileError
-from fissile.v1 import DetokenizeRequest, GetModelRequest, TokenizeRequest
-from router.account import shown
+from fissile.errors import FissileError
+from fissile.v1 import ChatResponse, DetokenizeRequest, GenerateResponse, GetModelRequest, TokenizeRequest
 from router.api import GenerationApi
-from router.http.answers import Envelope, Writer
+from router.http.answers import Envelope, Writer, join
 from router.http.bodies import ChatBody, CompletionBody, GenerationBody, Prompt
 from router.http.chat import ChatWriter
 from router.http.completions import CompletionWriter, Echo
@@ -24,9 +22,7 @@ from router.http.field_names import FieldNames
 from router.http.json_body import parse_body
 from router.http.requests import chat_names, chat_request, completion_names, completion_request
 
-logger = logging.getLogger(__name__)
-
-M = TypeVar("M")
+M = TypeVar("M", GenerateResponse, ChatResponse)
 
 KEEP_ALIVE_SECONDS = 10.0
 """A stream that is silent for so long sends a comment: proxies cut what seems dead, often after a minute."""
@@ -40,17 +36,13 @@ class Completions:
         self._keep_alive = keep_alive
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        raw = await Request(scope, receive).body()
-        with _refusals_logged(scope["path"]):
-            body = parse_body(raw, CompletionBody)
+        body = parse_body(await Request(scope, receive).body(), CompletionBody)
         names = completion_names(body)
         try:
             envelope = await _envelope(self._api, body, "cmpl")
             echo = await self._echo(body) if body.echo else None
             writer = CompletionWriter(envelope, 1 if body.n is None else body.n, body.logprobs, echo)
-            with _refusals_logged(scope["path"]):
-                request = completion_request(body, envelope.id, self._keep_alive)
-            answers = self._api.generate(request)
+            answers = self._api.generate(completion_request(body, envelope.id, self._keep_alive))
             await _Exchange(answers, writer, names, envelope.id, bool(body.stream)).respond(scope, receive, send)
         except FissileError as error:
             raise names.translate(error) from error
@@ -90,30 +82,15 @@ class Chat:
         self._keep_alive = keep_alive
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        raw = await Request(scope, receive).body()
-        with _refusals_logged(scope["path"]):
-            body = parse_body(raw, ChatBody)
+        body = parse_body(await Request(scope, receive).body(), ChatBody)
         names = chat_names(body)
         try:
             envelope = await _envelope(self._api, body, "chatcmpl")
             writer = ChatWriter(envelope, (body.top_logprobs or 0) if body.logprobs else None)
-            with _refusals_logged(scope["path"]):
-                request = chat_request(body, envelope.id, self._keep_alive)
-            answers = self._api.chat(request)
+            answers = self._api.chat(chat_request(body, envelope.id, self._keep_alive))
             await _Exchange(answers, writer, names, envelope.id, bool(body.stream)).respond(scope, receive, send)
         except FissileError as error:
             raise names.translate(error) from error
-
-
-@contextmanager
-def _refusals_logged(path: str) -> Iterator[None]:
-    """Around what makes a request of a body: what is refused there comes to no account, which would log it."""
-    try:
-        yield
-    except FissileError as error:
-        fields = "".join(f", {shown(violation.field)}" for violation in error.violations[:MAX_VIOLATIONS])
-        logger.info("POST %s refused: %s%s", path, error.code.name.lower(), fields)
-        raise
 
 
 async def _envelope(api: GenerationApi, body: GenerationBody, prefix: str) -> Envelope:
@@ -140,6 +117,8 @@ class _Exchange(Generic[M]):
                 async with aclosing(events(_chain(first, self.answers), self.writer, self.names)) as stream:
                     await send_events(send, stream, headers)
                 return
+            async for message in self.answers:
+                join(first, message)
             whole = self.writer.whole(first)
         await JSONResponse(whole, headers=headers)(scope, receive, send)
 

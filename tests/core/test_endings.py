@@ -108,7 +108,7 @@ def test_drained_scheduler_has_empty_queues() -> None:
     engine.add(*(make_sequence(id, 3 * id % 40 + 1, 20, deadline=1e9) for id in range(1, 12)))
     engine.run()
     state = engine.scheduler._state
-    queues = (state.sequences, state.parked, state.families, state.swapped, state.prefilling, state.decoding)
+    queues = (state.sequences, state.parked, state.swapped, state.prefilling, state.decoding)
     assert not any(queues) and not state.beams and not state.beam_groups and not state.outputs and not state.swap_out
     assert len(state.waiting) == len(state.deadlines) == 0
     engine.assert_drained()

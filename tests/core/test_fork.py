@@ -23,7 +23,7 @@ def ragged_group(prompt: int, lengths: list[int]) -> list[Sequence]:
 def assert_forgotten(engine: Engine) -> None:
     engine.assert_drained()
     state = engine.scheduler._state
-    assert not (state.sequences or state.families or state.parked)
+    assert not (state.sequences or state.parked)
     assert sorted(state.free_slots) == list(range(engine.config.max_num_seqs))
 
 
@@ -72,13 +72,14 @@ def test_abort_of_one_member_leaves_the_others_alone(depth: int, num_steps: int)
     assert_forgotten(engine)
 
 
-def test_member_stops_early_and_the_parent_is_aborted_at_the_third_step() -> None:
+def test_member_stops_early_and_the_others_are_aborted_at_the_third_step() -> None:
     engine = Engine()
     engine.scheduler.add_group(ragged_group(20, [30, 1, 30, 30]))
     for _ in range(3):
         engine.step()
     assert list(engine.ended) == [2]
-    assert engine.scheduler.abort(1)
+    assert all(engine.scheduler.abort(id) for id in (1, 3, 4))
+    assert not any(engine.scheduler.abort(id) for id in (1, 2, 3, 4))
     engine.check()
     assert {id: ended.finish_reason.name for id, ended in engine.ended.items()} == {
         2: "LENGTH",
@@ -87,13 +88,6 @@ def test_member_stops_early_and_the_parent_is_aborted_at_the_third_step() -> Non
         4: "ABORTED",
     }
     assert_forgotten(engine)
-
-
-def test_abort_of_a_group_is_idempotent() -> None:
-    engine = Engine()
-    engine.scheduler.add_group(make_group(1, 20, 4, 8))
-    assert engine.scheduler.abort(1)
-    assert not any(engine.scheduler.abort(id) for id in (1, 2, 3, 4))
 
 
 def test_group_larger_than_the_batch_is_refused_whole() -> None:

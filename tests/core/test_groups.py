@@ -45,44 +45,41 @@ def test_members_wait_for_the_prompt_without_blocking_others() -> None:
 
 @BOTH_DEPTHS
 @pytest.mark.parametrize("num_steps", range(7))
-def test_abort_of_the_first_member_aborts_all(depth: int, num_steps: int) -> None:
-    engine = Engine(async_depth=depth, scheduling_policy="chunked", max_num_batched_tokens=16)
-    engine.scheduler.add_group(make_group(1, 40, 4, 30))
+@pytest.mark.parametrize("prefix", ["off", "hash"])
+def test_abort_of_the_first_member_leaves_the_others_alone(depth: int, num_steps: int, prefix: str) -> None:
+    """It hit a stop string, which the router alone knows; the others go on, wherever the prompt had got to."""
+    engine = Engine(async_depth=depth, prefix=prefix, scheduling_policy="chunked", max_num_batched_tokens=16)
+    group = make_group(1, 40, 4, 30)
+    wanted = {seq.id: expected_output(seq, 256)[0] for seq in group}
+    engine.scheduler.add_group(group)
     for _ in range(num_steps):
         engine.step()
     assert engine.scheduler.abort(1)
     engine.run()
-    assert {ended.finish_reason for ended in engine.ended.values()} == {FinishReason.ABORTED}
-    assert engine.ended.keys() == {1, 2, 3, 4}
+    assert engine.ended[1].finish_reason is FinishReason.ABORTED
+    assert {id: engine.tokens[id] for id in (2, 3, 4)} == {id: wanted[id] for id in (2, 3, 4)}
     engine.assert_drained()
 
 
-def test_one_member_stops_early_then_the_rest_is_aborted() -> None:
-    engine = Engine()
-    group = make_group(1, 20, 4, 30)
+@BOTH_DEPTHS
+@pytest.mark.parametrize("prefix", ["off", "hash", "radix"])
+@pytest.mark.parametrize("resumed", [[2, 2, 2], [0, 5, 1], [5, 0, 0], [1, 19, 0]])
+def test_members_resume_with_different_tokens_so_far(depth: int, prefix: str, resumed: list[int]) -> None:
+    """Their worker was lost: what is left of a group comes again, each member with what it had (E6)."""
+    engine = Engine(async_depth=depth, prefix=prefix)
+    wanted = {}
+    group = []
+    for seq, num in zip(make_group(1, 37, 3, 20), resumed, strict=True):
+        tokens, _ = expected_output(seq, 256)
+        wanted[seq.id] = tokens[num:]
+        prompt = seq.token_ids
+        more = {"seed": seq.sampling.seed, "parent_id": seq.parent_id, "index": seq.index}
+        group.append(make_sequence(seq.id, prompt, 20, output=tokens[:num], **more))
     engine.scheduler.add_group(group)
-    for _ in range(3):
-        engine.step()
-    assert engine.scheduler.abort(3)
-    assert engine.scheduler._state.families == {1: {1, 2, 4}}
-    engine.step()
-    assert engine.scheduler.abort(1)
     engine.run()
-    assert len(engine.ended) == 4
-    assert not engine.scheduler._state.families
-    assert not engine.scheduler._state.parked
-
-
-def test_first_member_that_has_ended_still_names_the_group() -> None:
-    engine = Engine()
-    group = [make_sequence(1, 20, 1), make_sequence(2, [1000 + at for at in range(20)], 30, parent_id=1, index=1)]
-    engine.scheduler.add_group(group)
-    for _ in range(4):
-        engine.step()
-    assert engine.ended.keys() == {1}
-    assert engine.scheduler.abort(1)
-    engine.run()
-    assert engine.ended.keys() == {1, 2}
+    assert engine.tokens == wanted
+    assert engine.offsets == {1 + at: num for at, num in enumerate(resumed)}
+    engine.assert_drained()
 
 
 def test_members_run_on_their_own_when_the_first_fails() -> None:

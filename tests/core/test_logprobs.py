@@ -44,15 +44,35 @@ def test_a_run_that_is_cut_loses_those_of_what_is_cut_off() -> None:
     assert (output.token_ids, output.logprobs, output.finish_reason) == ([3, 7], entries(3, 7), FinishReason.EOS)
 
 
-def test_those_of_the_prompt_come_over_chunks_with_the_first_token() -> None:
+def test_those_of_the_prompt_come_chunk_by_chunk_before_the_first_token() -> None:
+    """Nobody holds those of a long prompt until all of them are there (C8)."""
     engine = Engine(scheduling_policy="chunked", max_prefill_chunk=2)
     engine.scheduler.add(asking([5, 6, 7, 8, 9]))
     step(engine, prompt_logprobs={0: entries(6, 7)})
     step(engine, prompt_logprobs={0: entries(8, 9)})
-    assert engine.scheduler.take_outputs() == []
     step(engine, token_ids=[[3]])
-    step(engine, token_ids=[[4]])
-    assert [o.prompt_logprobs for o in engine.scheduler.take_outputs()] == [entries(6, 7, 8, 9), None]
+    outputs = engine.scheduler.take_outputs()
+    assert [(o.prompt_logprobs_offset, o.prompt_logprobs, o.token_ids) for o in outputs] == [
+        (0, entries(6, 7), []),
+        (2, entries(8, 9), []),
+        (0, None, [3]),
+    ]
+
+
+def test_those_of_the_prompt_come_once_though_it_is_computed_again() -> None:
+    engine = Engine(scheduling_policy="chunked", max_prefill_chunk=3)
+    seq = asking([5, 6, 7, 8, 9])
+    engine.scheduler.add(seq)
+    step(engine, prompt_logprobs={0: entries(6, 7, 8)})
+    engine.scheduler._state.preempt(seq)
+    step(engine, prompt_logprobs={0: entries(6, 7, 8)})
+    step(engine, token_ids=[[3]], prompt_logprobs={0: entries(9)})
+    outputs = engine.scheduler.take_outputs()
+    assert [(o.prompt_logprobs_offset, o.prompt_logprobs) for o in outputs] == [
+        (0, entries(6, 7, 8)),
+        (3, entries(9)),
+        (0, None),
+    ]
 
 
 def test_a_prompt_of_one_token_has_none() -> None:

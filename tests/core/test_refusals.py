@@ -86,11 +86,6 @@ def test_group_larger_than_the_batch() -> None:
     assert (refusal.field, refusal.value, refusal.limit) == ("n", 4, 3)
 
 
-def test_group_with_different_prompts() -> None:
-    refusal = refusal_of(Engine(), make_sequence(1, [1, 2]), make_sequence(2, [1, 3], parent_id=1, index=1))
-    assert refusal.field == "n"
-
-
 def test_group_with_beams() -> None:
     parent = make_sequence(1, [1, 2], beam=BeamParams(width=2))
     assert refusal_of(Engine(), parent, make_sequence(2, [1, 2], parent_id=1, index=1)).field == "n"

@@ -103,15 +103,26 @@ class SchedulerMachine(RuleBasedStateMachine):
             seed=self.next_id % 3,
             deadline=None if deadline is None else self.engine.clock.now + deadline,
         )
+        self.resume(sequence, num_resumed)
+        self.admit([sequence])
+
+    @rule(
+        prompt=prompts,
+        resumed=st.lists(st.sampled_from([0, 0, 1, 3]), min_size=2, max_size=4),
+        max_tokens=st.integers(1, 12),
+    )
+    def add_group(self, prompt: list[int], resumed: list[int], max_tokens: int) -> None:
+        group = make_group(self.take_id(len(resumed)), prompt, len(resumed), max_tokens)
+        for sequence, num_resumed in zip(group, resumed, strict=True):
+            self.resume(sequence, num_resumed)
+        self.admit(group)
+
+    def resume(self, sequence: Sequence, num_resumed: int) -> None:
+        """As after so many tokens on another worker, if it gets that far."""
         tokens, _ = expected_output(sequence, MAX_MODEL_LEN)
         if num_resumed and len(tokens) > num_resumed:
             sequence.token_ids.extend(tokens[:num_resumed])
             sequence.num_resumed_tokens = num_resumed
-        self.admit([sequence])
-
-    @rule(prompt=prompts, n=st.integers(2, 4), max_tokens=st.integers(1, 12))
-    def add_group(self, prompt: list[int], n: int, max_tokens: int) -> None:
-        self.admit(make_group(self.take_id(n), prompt, n, max_tokens))
 
     @rule(
         prompt=prompts,

@@ -89,7 +89,8 @@ class Loop:
                 assert len(output.logprobs) == len(output.token_ids)
                 self.logprobs.setdefault(output.sequence_id, []).extend(output.logprobs)
             if output.prompt_logprobs is not None:
-                assert output.sequence_id not in self.prompt_logprobs, "they come once"
-                self.prompt_logprobs[output.sequence_id] = output.prompt_logprobs
+                so_far = self.prompt_logprobs.setdefault(output.sequence_id, [])
+                assert output.prompt_logprobs_offset == len(so_far), "each comes once"
+                so_far += output.prompt_logprobs
             if output.finish_reason is not None:
                 self.ended[output.sequence_id] = output

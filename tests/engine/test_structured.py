@@ -204,7 +204,7 @@ def test_output_that_does_not_match_ends_its_sequence_only(runner, alone, depth)
     loop = make_loop(runner, async_depth=depth)
     tokens = loop.run(broken, *mixed())
     assert loop.ended[50].finish_reason is FinishReason.ERROR
-    assert loop.ended[50].detail.startswith("sampling.structured_output: ")
+    assert loop.ended[50].detail.startswith("structured output: ")
     assert loop.ended[50].is_request_fault
     assert tokens.pop(50) == [ord("?")]
     assert tokens == alone

@@ -1,4 +1,7 @@
-"""A worker without a model: the real protocol over a real socket, tokens from a script."""
+"""A worker without a model: the real protocol over a real socket, tokens from a script.
+
+What it takes and how it refuses is decided by the real worker's own checks.
+"""
 
 import asyncio
 import hashlib
@@ -8,35 +11,87 @@ from dataclasses import dataclass, field
 
 from common.server import ServiceServer
 from fissile.channel import ServerTls
-from fissile.errors import UnavailableError
+from fissile.errors import FissileError, InvalidArgumentError, UnavailableError
 from fissile.v1 import (
     AbortSequence,
-    ExecuteResponse,
     FinishReason,
     GetLoadResponse,
     GetTokenizerResponse,
     GetWorkerResponse,
     RequestOutput,
+    SamplingParams,
     Sequence,
-    TokenLogprob,
+    SequenceGroup,
     TokenLogprobs,
     WorkerLoad,
     WorkerServiceServicer,
     add_WorkerServiceServicer_to_server,
 )
 from tests.fakes import tokenizer as toys
+from worker.convert import ModelLimits, group_from_pb
+from worker.convert_outputs import error_to_pb, logprobs_to_pb, outputs_to_pb, refusal_to_error, responses_of
+from worker.core.admission import check_group, check_sequence
+from worker.core.config import CacheConfig, SchedulerConfig
+from worker.core.errors import AdmissionError
+from worker.core.outputs import SequenceOutput
 
 NAME = "fissile.v1.WorkerService"
 EOS = 2
 _epochs = itertools.count(1)
 
-Script = Callable[[Sequence], list[int]]
+BLOCK_SIZE = 16
+NUM_BLOCKS = 100_000
+MAX_NUM_SEQS = 128
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A sequence, with what it shares with its group."""
+
+    group: SequenceGroup
+    member: Sequence
+
+    @property
+    def id(self) -> int:
+        return self.member.id
+
+    @property
+    def index(self) -> int:
+        return self.member.index
+
+    @property
+    def request_id(self) -> str:
+        return self.group.request_id
+
+    @property
+    def token_ids(self) -> list[int]:
+        """Prompt, then tokens generated earlier."""
+        return [*self.group.prompt_token_ids, *self.member.token_ids]
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.group.prompt_token_ids)
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """With the sequence's own seed."""
+        sampling = SamplingParams()
+        sampling.CopyFrom(self.group.sampling)
+        sampling.seed = self.member.seed
+        return sampling
+
+    @property
+    def is_first(self) -> bool:
+        return self.member.id == self.group.sequences[0].id
+
+
+Script = Callable[[Asked], list[int]]
 """All tokens of a completion, from its first one on, whatever part of it the sequence brings along."""
 
 
 @dataclass
 class Running:
-    sequence: Sequence
+    sequence: Asked
     outputs: list[RequestOutput]
 
 
@@ -53,6 +108,8 @@ class FakeWorker(WorkerServiceServicer):
     tokens_per_step: int = 1
     mute_after: int | None = None
     """Answer nothing any more once a sequence has so many tokens. 0: never answer."""
+    prompt_chunk: int = 512
+    """Prompt tokens a step."""
     refuse: RequestOutput | None = None
     """What every sequence gets at once."""
     others: WorkerLoad = field(default_factory=WorkerLoad)
@@ -66,7 +123,9 @@ class FakeWorker(WorkerServiceServicer):
 
     def __post_init__(self):
         self.epoch = f"epoch-{next(_epochs)}"
-        self.received: list[Sequence] = []
+        self.groups: list[SequenceGroup] = []
+        self.received: list[Asked] = []
+        """Their sequences."""
         self.batches: list[int] = []
         """Commands in each message."""
         self.aborted: list[int] = []
@@ -95,6 +154,7 @@ class FakeWorker(WorkerServiceServicer):
 
     def forget(self) -> None:
         """What was noted about commands: in long runs it would grow."""
+        self.groups.clear()
         self.received.clear()
         self.batches.clear()
         self.aborted.clear()
@@ -140,7 +200,8 @@ class FakeWorker(WorkerServiceServicer):
                 outputs = self._step(stream)
                 if outputs:
                     self.step += 1
-                    yield ExecuteResponse(step=self.step, outputs=outputs, load=self._load())
+                    for response in responses_of(self.step, outputs, self._load()):
+                        yield response
                 if reader.done() and reader.exception():
                     raise UnavailableError(str(reader.exception()))
         finally:
@@ -155,45 +216,85 @@ class FakeWorker(WorkerServiceServicer):
                 if command.HasField("abort"):
                     self._abort(stream, command.abort)
                 else:
-                    self._add(stream, command.sequence)
+                    self._add_group(stream, command.group)
 
     def _abort(self, stream: int, abort: AbortSequence) -> None:
         self.aborted.append(abort.sequence_id)
         self.running.pop((stream, abort.sequence_id), None)
 
-    def _add(self, stream: int, sequence: Sequence) -> None:
-        self.received.append(sequence)
-        outputs = [self.refuse] if self.refuse else self._outputs(sequence)
-        self.running[stream, sequence.id] = Running(sequence, outputs)
+    def _add_group(self, stream: int, group: SequenceGroup) -> None:
+        if not group.sequences:
+            raise InvalidArgumentError.of("commands", "neither a group of sequences nor an abort is set")
+        self.groups.append(group)
+        error = self._fault(group)
+        for member in group.sequences:
+            asked = Asked(group, member)
+            self.received.append(asked)
+            if error is not None:
+                outputs = [error_to_pb(error, member.id, member.index)]
+            else:
+                outputs = [self.refuse] if self.refuse else self._outputs(asked)
+            self.running[stream, member.id] = Running(asked, outputs)
 
-    def _outputs(self, sequence: Sequence) -> list[RequestOutput]:
+    def _fault(self, group: SequenceGroup) -> FissileError | None:
+        limits = ModelLimits(self.vocab_size, self.max_model_len, BLOCK_SIZE, NUM_BLOCKS, frozenset({EOS}))
+        config = SchedulerConfig(
+            max_model_len=self.max_model_len,
+            max_num_seqs=MAX_NUM_SEQS,
+            max_num_batched_tokens=max(self.max_model_len, MAX_NUM_SEQS),
+        )
+        cache = CacheConfig(num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
+        try:
+            sequences = group_from_pb(group, range(1, 1 + len(group.sequences)), limits)
+            for sequence in sequences:
+                check_sequence(sequence, config, cache)
+            if len(sequences) > 1:
+                check_group(sequences, config)
+        except FissileError as error:
+            return error
+        except AdmissionError as error:
+            return refusal_to_error(error)
+        return None
+
+    def _outputs(self, sequence: Asked) -> list[RequestOutput]:
         """One a step, the last with the end; what was generated before is not sent again."""
         tokens = self.script(sequence)
+        group = sequence.group
         reason = FinishReason.FINISH_REASON_LENGTH
-        tokens = tokens[: sequence.max_tokens]
-        stops = set(sequence.stop_token_ids) | (set() if sequence.ignore_eos else {EOS})
+        tokens = tokens[: group.max_tokens] if group.HasField("max_tokens") else tokens
+        stops = set(group.stop_token_ids) | (set() if group.ignore_eos else {EOS})
         ends = [i for i, token in enumerate(tokens) if token in stops]
         if ends:
             tokens = tokens[: ends[0] + 1]
-            is_eos = tokens[-1] == EOS and not sequence.ignore_eos
+            is_eos = tokens[-1] == EOS and not group.ignore_eos
             reason = FinishReason.FINISH_REASON_EOS if is_eos else FinishReason.FINISH_REASON_STOP_TOKEN
-        done = len(sequence.token_ids) - sequence.num_prompt_tokens
+        done = len(sequence.member.token_ids)
         outputs = [
             RequestOutput(index=sequence.index, token_offset=i, token_ids=tokens[i : i + self.tokens_per_step])
             for i in range(done, len(tokens), self.tokens_per_step)
         ] or [RequestOutput(index=sequence.index, token_offset=done)]
-        if sequence.sampling.HasField("num_logprobs"):
+        if group.sampling.HasField("num_logprobs"):
             for output in outputs:
-                output.logprobs.extend(logprobs_of(output.token_ids, sequence.sampling.num_logprobs))
-        if sequence.sampling.HasField("num_prompt_logprobs"):
-            prompt = sequence.token_ids[1 : sequence.num_prompt_tokens]
-            outputs[0].prompt_logprobs.extend(logprobs_of(prompt, sequence.sampling.num_prompt_logprobs))
+                output.logprobs.extend(logprobs_of(output.token_ids, group.sampling.num_logprobs))
         outputs[0].num_cached_tokens = 4
         outputs[-1].finish_reason = reason
         outputs[-1].num_cached_tokens = 4
         outputs[-1].timings.queued.FromMilliseconds(7)
         if ends:
             outputs[-1].stop_token_id = tokens[-1]
+        return [*self._prompt_outputs(sequence), *outputs]
+
+    def _prompt_outputs(self, sequence: Asked) -> list[RequestOutput]:
+        """A chunk of `prompt_chunk` tokens a step."""
+        sampling, prompt = sequence.group.sampling, sequence.group.prompt_token_ids[1:]
+        if not sampling.HasField("num_prompt_logprobs") or not sequence.is_first:
+            return []
+        outputs = []
+        for start in range(0, len(prompt), self.prompt_chunk):
+            entries = [entries_of(token, sampling.num_prompt_logprobs) for token in prompt[start:][: self.prompt_chunk]]
+            news = SequenceOutput(0, sequence.index, len(sequence.member.token_ids), [])
+            news.prompt_logprobs, news.prompt_logprobs_offset = entries, start
+            outputs += outputs_to_pb(news, 0)
         return outputs
 
     def _step(self, stream: int) -> list[RequestOutput]:
@@ -237,5 +338,8 @@ def counts(length: int) -> Script:
 
 def logprobs_of(token_ids: list[int], num_likely: int) -> list[TokenLogprobs]:
     """What a fake worker says of tokens: each is the third in rank, behind tokens 100, 101 …"""
-    likely = [TokenLogprob(token_id=100 + i, logprob=-0.5 - i, rank=1 + i) for i in range(num_likely)]
-    return [TokenLogprobs(logprobs=[TokenLogprob(token_id=i, logprob=-2.5, rank=3), *likely]) for i in token_ids]
+    return [logprobs_to_pb(entries_of(token_id, num_likely)) for token_id in token_ids]
+
+
+def entries_of(token_id: int, num_likely: int) -> list[tuple[int, float, int]]:
+    return [(token_id, -2.5, 3), *((100 + i, -0.5 - i, 1 + i) for i in range(num_likely))]

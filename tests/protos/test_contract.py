@@ -78,6 +78,15 @@ def test_enums_have_an_unspecified_zero_and_a_prefix(described):
             assert all(value.name.startswith(prefix) for value in enum.value)
 
 
+def test_other_languages_need_no_flags(described):
+    """D12: protoc for Go refuses a file without a package; for Java it would make one file of everything."""
+    for file in described:
+        options = file.options
+        assert options.go_package == "fissile/v1;fissilev1"
+        assert (options.java_package, options.java_multiple_files) == ("com.fissile.v1", True)
+        assert (options.csharp_namespace, options.objc_class_prefix) == ("Fissile.V1", "FSL")
+
+
 def test_generated_code_runs_on_old_runtimes():
     """Generated code refuses a runtime older than its generator."""
     package = Path(fissile.v1.__file__).parent

@@ -112,7 +112,7 @@ def test_the_deadline_reaches_worker_and_client():
 
     error, finished = run_system(scenario, worker)
     assert error.code == grpc.StatusCode.DEADLINE_EXCEEDED
-    assert 0 < worker.received[0].deadline_ms <= 300
+    assert 0 < worker.groups[0].deadline_ms <= 300
     assert worker.aborted == [worker.received[0].id]
     assert sum(finished.values()) == 1
 
@@ -124,7 +124,7 @@ def test_without_deadline_none_is_sent():
         await system.ask(GenerateRequest(text="a"), timeout=None)
 
     run_system(scenario, worker)
-    assert not worker.received[0].HasField("deadline_ms")
+    assert not worker.groups[0].HasField("deadline_ms")
 
 
 SMALL_WINDOW = [("grpc.http2.bdp_probe", 0)]

@@ -17,13 +17,16 @@ from fissile.v1 import (
     SamplingParams,
     WorkerLoad,
 )
+from router import worker_link
 from router.config import RouterSettings
 from router.server import RouterServer
+from tests.fakes import tokenizer as toys
 from tests.fakes.system import QUICK, collect, error_of, run_system, until
 from tests.fakes.worker import FakeWorker, counts
 
 SEED = 123
 ERROR = FinishReason.FINISH_REASON_ERROR
+ABORTED = FinishReason.FINISH_REASON_ABORTED
 
 
 def ask(length=40, n=1):
@@ -35,8 +38,8 @@ def ask(length=40, n=1):
     )
 
 
-def refusing(code, detail="no"):
-    return RequestOutput(finish_reason=ERROR, error_code=code.value[0], detail=detail)
+def refusing(code, detail="no", **fields):
+    return RequestOutput(finish_reason=ERROR, error_code=code.value[0], detail=detail, **fields)
 
 
 def expected(worker_sequence, length):
@@ -63,7 +66,7 @@ def test_a_worker_killed_mid_stream_is_continued_elsewhere_without_gap_or_repeat
         assert second.received[i].num_prompt_tokens == first.received[i].num_prompt_tokens
         assert len(second.received[i].token_ids) > second.received[i].num_prompt_tokens
         assert second.received[i].sampling.seed == SEED + i
-        assert (second.received[i].group_size, second.received[i].max_tokens) == (1, 40)
+    assert [len(group.sequences) for group in second.groups] == [n]
     assert answer.usage.num_completion_tokens == 40 * n
 
 
@@ -127,6 +130,187 @@ def test_a_worker_restarted_at_the_same_address_continues_what_it_lost():
     assert epoch == "another"
 
 
+def began_at(workers):
+    """The one sequence that came without tokens."""
+    (first,) = (asked for worker in workers for asked in worker.received if not asked.member.token_ids)
+    return first
+
+
+class Drains(FakeWorker):
+    """Gives back what it has once that has 5 tokens each, as a worker does that is told to leave."""
+
+    def _outputs(self, sequence):
+        back = RequestOutput(index=sequence.index, finish_reason=ABORTED, detail="the worker is shutting down")
+        return [*super()._outputs(sequence)[:5], back]
+
+
+def test_a_group_that_a_draining_worker_gives_back_goes_on_as_a_group():
+    """E6. Some of it may be back before the rest: what is lost is sent once."""
+    draining, other = Drains(counts(40)), FakeWorker(counts(40))
+
+    async def scenario(system):
+        answers = await asyncio.gather(*(system.ask(ask(n=3)) for _ in range(2)))
+        await system.quiet()
+        return answers
+
+    for answer in run_system(scenario, draining, other, policy="round_robin"):
+        assert [answer.tokens[i] for i in range(3)] == [expected(draining.received[i], 40) for i in range(3)]
+    assert [len(group.sequences) for group in other.groups] == [3, 3]
+
+
+def test_what_is_left_of_a_group_resumes():
+    """One has hit a stop string when the worker dies."""
+    a, b = (FakeWorker(counts(40), step_seconds=0.01) for _ in range(2))
+    letters = toys.byte_level()
+
+    def spelt(asked):
+        return [letters.token_to_id(x) for x in ("ze" + "abcd" * 15)[asked.index :][:40]]
+
+    a.script = b.script = spelt
+
+    async def scenario(system):
+        request = ask(n=3)
+        request.options.stop.append("ze")
+        task = asyncio.create_task(system.ask(request))
+        await until(lambda: max(a.num_emitted, b.num_emitted) >= 12)
+        first, second = (a, b) if a.received else (b, a)
+        await first.kill()
+        answer = await task
+        await system.quiet()
+        return answer, first, second
+
+    answer, first, second = run_system(scenario, a, b)
+    assert [sequence.index for sequence in second.groups[0].sequences] == [1, 2]
+    assert [answer.tokens[i] for i in (1, 2)] == [spelt(first.received[i]) for i in (1, 2)]
+    assert answer.finishes[0].reason == FinishReason.FINISH_REASON_STOP_STRING
+
+
+class Dies(FakeWorker):
+    """Of a request whose id begins with "poison", once that has `num_tokens` there."""
+
+    num_tokens = 0
+
+    def _step(self, stream):
+        for running in self.running.values():
+            poisoned = running.sequence.request_id.startswith("poison")
+            if poisoned and (
+                running.outputs[0].token_offset >= self.num_tokens + len(running.sequence.member.token_ids)
+            ):
+                self.dying = asyncio.create_task(self.kill())
+                return []
+        return super()._step(stream)
+
+
+def poison(length=40, **fields):
+    request = ask(length, **fields)
+    request.request_id = "poison-1"
+    return request
+
+
+def test_a_request_that_two_workers_died_of_is_not_carried_to_a_third(caplog):
+    workers = [Dies(counts(40)) for _ in range(3)]
+
+    async def scenario(system):
+        error = await error_of(system.ask(poison()))
+        await system.quiet()
+        return error, await system.ask(ask())
+
+    error, answer = run_system(scenario, *workers)
+    assert error.code == grpc.StatusCode.INTERNAL
+    assert "gave up: 2 workers died while they had this request" in error.message
+    assert sorted(len(worker.groups) for worker in workers) == [1, 1, 1], "the third has served the other request"
+    assert answer.usage.num_completion_tokens == 40
+    (record,) = (r for r in caplog.records if r.levelname == "ERROR")
+    assert record.getMessage().startswith("request poison-1: gave up: 2 workers died")
+
+
+def test_an_engine_that_failed_counts_as_a_death():
+    failed = refusing(grpc.StatusCode.UNAVAILABLE, "the worker failed: rank 0 has ended", worker_failed=True)
+    workers = [FakeWorker(counts(5), refuse=failed) for _ in range(3)]
+
+    async def scenario(system):
+        return await error_of(system.ask(ask(5)))
+
+    error = run_system(scenario, *workers)
+    assert (error.code, sum(len(w.groups) for w in workers)) == (grpc.StatusCode.INTERNAL, 2)
+
+
+def test_a_request_that_kills_slowly_ends_too():
+    """It has tokens between the deaths, so it is suspected later; but not for ever."""
+    workers = [Dies(counts(400), max_model_len=1000) for _ in range(7)]
+    for worker in workers:
+        worker.num_tokens = 2
+
+    async def scenario(system):
+        return await error_of(system.ask(poison(400)))
+
+    error = run_system(scenario, *workers)
+    assert (error.code, sum(len(w.groups) for w in workers)) == (grpc.StatusCode.INTERNAL, 5)
+
+
+def test_a_long_stream_outlives_any_number_of_workers_that_leave():
+    """A rolling restart: being given back says nothing about a request, and tokens renew its budget (E10)."""
+    workers = [Drains(counts(40)) for _ in range(7)] + [FakeWorker(counts(40))]
+
+    async def scenario(system):
+        return await system.ask(ask())
+
+    answer = run_system(scenario, *workers)
+    assert answer.tokens[0] == expected(began_at(workers), 40)
+
+
+def test_a_stream_outlives_four_losses_with_tokens_between():
+    """E10."""
+    workers = [FakeWorker(counts(200), step_seconds=0.005) for _ in range(5)]
+
+    async def scenario(system):
+        task = asyncio.create_task(system.ask(ask(200)))
+        for _ in range(4):
+            await until(lambda: any(len(worker.running) for worker in workers))
+            (busy,) = (worker for worker in workers if worker.running)
+            enough = busy.num_emitted + 5
+            while busy.num_emitted < enough:
+                await asyncio.sleep(0.005)
+            await busy.kill()
+        return await task
+
+    answer = run_system(scenario, *workers)
+    assert answer.tokens[0] == expected(began_at(workers), 200)
+
+
+def test_a_request_larger_than_a_message_fails_alone(monkeypatch):
+    """It is never sent: the stream that others use would break (E3)."""
+    monkeypatch.setattr(worker_link, "MAX_COMMAND_BYTES", 2000)
+    worker = FakeWorker(counts(100), step_seconds=0.005)
+
+    async def scenario(system):
+        other = asyncio.create_task(system.ask(ask(100)))
+        await until(lambda: worker.received)
+        large = ask(5)
+        large.options.sampling.structured_output.regex = "a" * 2000
+        error = await error_of(system.ask(large))
+        await until(lambda: len(system.router.open_requests) == 1)
+        return error, await other
+
+    error, answer = run_system(scenario, worker)
+    assert error.code == grpc.StatusCode.INVALID_ARGUMENT
+    assert error.message.startswith("the request is too large: 20")
+    assert (answer.usage.num_completion_tokens, worker.num_streams, len(worker.groups)) == (100, 1, 1)
+
+
+def test_n_completions_with_a_long_schema_are_one_command_with_one_schema():
+    """E3: 128 copies of it would be larger than a message."""
+    worker = FakeWorker(counts(1))
+
+    async def scenario(system):
+        request = ask(1, n=128)
+        request.options.sampling.structured_output.regex = "a" * 600_000
+        return await system.ask(request)
+
+    assert run_system(scenario, worker).usage.num_completion_tokens == 128
+    assert (worker.batches, worker.groups[0].ByteSize() < 610_000) == ([1], True)
+
+
 @pytest.mark.parametrize("code", [grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE])
 def test_a_full_or_draining_worker_hands_the_request_to_another(code):
     full, free = FakeWorker(counts(5), refuse=refusing(code)), FakeWorker(counts(5))
@@ -156,12 +340,12 @@ def test_all_workers_full_is_resource_exhausted_with_retry_info_at_once():
     ("output", "code", "message"),
     [
         (
-            refusing(grpc.StatusCode.INVALID_ARGUMENT, "options.max_tokens: too many"),
+            refusing(grpc.StatusCode.INVALID_ARGUMENT, "too many", field="max_tokens"),
             grpc.StatusCode.INVALID_ARGUMENT,
             "options.max_tokens: too many",
         ),
         (refusing(grpc.StatusCode.INTERNAL, "NaN logits"), grpc.StatusCode.INTERNAL, "NaN logits"),
-        (refusing(grpc.StatusCode.UNIMPLEMENTED, "n: no"), grpc.StatusCode.UNIMPLEMENTED, "n: no"),
+        (refusing(grpc.StatusCode.UNIMPLEMENTED, field="sequences"), grpc.StatusCode.UNIMPLEMENTED, "options.n: no"),
     ],
 )
 def test_a_fault_of_the_request_itself_is_not_retried(output, code, message):

@@ -52,12 +52,11 @@ def test_every_default_is_filled_in_for_the_worker():
     worker = FakeWorker(says("x"), files=toys.files(toys.byte_level(), temperature=0.6, top_k=20))
     generate(worker)
     (sequence,) = worker.received
-    assert sequence.max_tokens == worker.max_model_len - len(sequence.token_ids)
+    assert sequence.group.max_tokens == worker.max_model_len - len(sequence.token_ids)
     assert sequence.num_prompt_tokens == len(sequence.token_ids)
     assert sequence.sampling.temperature == pytest.approx(0.6)
     assert (sequence.sampling.top_k, sequence.sampling.top_p, sequence.sampling.min_p) == (20, 1.0, 0.0)
-    assert sequence.sampling.HasField("seed")
-    assert (sequence.group_size, sequence.parent_id, sequence.index) == (1, 0, 0)
+    assert (len(sequence.group.sequences), sequence.index, sequence.member.HasField("seed")) == (1, 0, True)
 
 
 def test_what_the_request_sets_wins():
@@ -67,7 +66,8 @@ def test_what_the_request_sets_wins():
     )
     (sequence,) = worker.received
     assert (sequence.sampling.temperature, sequence.sampling.top_k, sequence.sampling.seed) == (0, 0, 9)
-    assert (sequence.max_tokens, sequence.priority, sequence.cache_salt) == (5, -3, b"s")
+    group = sequence.group
+    assert (group.max_tokens, group.priority, group.cache_salt) == (5, -3, b"s")
 
 
 def test_unset_seeds_differ():
@@ -112,9 +112,8 @@ def test_n_completions_are_one_group_with_consecutive_seeds_and_one_prompt():
     answer = generate(worker, n=3, sampling=SamplingParams(seed=2**64 - 1), output=OutputOptions(token_ids=True))
     assert [s.sampling.seed for s in worker.received] == [2**64 - 1, 0, 1]
     assert [s.index for s in worker.received] == [0, 1, 2]
-    assert {s.group_size for s in worker.received} == {3}
-    assert {s.parent_id for s in worker.received} == {worker.received[0].id}
-    assert worker.batches[0] == 3
+    assert [len(group.sequences) for group in worker.groups] == [3]
+    assert worker.batches[0] == 1
     assert sorted(answer.finishes) == [0, 1, 2]
     assert answer.usage.num_prompt_tokens == worker.received[0].num_prompt_tokens
     assert (answer.usage.num_completion_tokens, answer.usage.num_cached_tokens) == (15, 4)
@@ -138,7 +137,7 @@ def test_beam_search_returns_the_best_hypotheses_with_scores():
     assert [(answer.finishes[i].reason, answer.finishes[i].score) for i in (0, 1)] == [(eos, -0.5), (length, -0.75)]
     assert answer.usage.num_completion_tokens == 2 * len(ids) + 1
     (sequence,) = worker.received
-    assert (sequence.sampling.beam_search.width, sequence.group_size) == (3, 1)
+    assert (sequence.sampling.beam_search.width, len(sequence.group.sequences)) == (3, 1)
 
 
 def test_beam_search_is_refused_where_workers_do_not_offer_it():

@@ -11,6 +11,7 @@ from fissile.v1 import (
     GenerateRequest,
     GenerationOptions,
     OutputOptions,
+    RequestOutput,
     SamplingParams,
 )
 from router.logprobs import with_text
@@ -153,11 +154,61 @@ def test_a_prompt_of_one_token_has_no_prompt_logprobs():
     assert len(answer.logprobs[0]) == 2
 
 
-def test_only_the_first_of_n_is_asked_for_the_prompt():
+def test_those_of_the_prompt_come_once_for_n_completions():
     worker = FakeWorker(counts(5))
     answer = answer_to(ask(num_prompt=1, n=3), worker)
-    assert [s.sampling.HasField("num_prompt_logprobs") for s in worker.received] == [True, False, False]
-    assert chosen(answer.messages[0].prompt_logprobs) == list(worker.received[0].token_ids)[1:]
+    prompt = list(worker.groups[0].prompt_token_ids)
+    assert chosen(p for message in answer.messages for p in message.prompt_logprobs) == prompt[1:]
+
+
+def long_prompt(**options):
+    """99,968 entries: more than twelve messages of 8,192."""
+    tokens = [5 + i % 300 for i in range(1563)]
+    request = ask(num=None, num_prompt=63, output=OutputOptions(prompt_token_ids=True, **options), max_tokens=3)
+    request.tokens.token_ids.extend(tokens)
+    return request, tokens
+
+
+@pytest.mark.parametrize("final_only", [False, True])
+def test_those_of_a_long_prompt_come_in_parts_before_the_tokens(final_only):
+    """C8: one message with all of them would be larger than any may be."""
+    request, tokens = long_prompt(final_only=final_only)
+    answer = answer_to(request, FakeWorker(counts(3), max_model_len=2000))
+    sizes = [len(message.prompt_logprobs) for message in answer.messages]
+    assert chosen(p for message in answer.messages for p in message.prompt_logprobs) == tokens[1:]
+    assert len(sizes) > 12 and max(sizes) * 64 <= 8192
+    num_parts = sum(size > 0 for size in sizes)
+    assert not any(message.completions for message in answer.messages[: num_parts - 1])
+    assert [list(message.prompt_token_ids) for message in answer.messages[:2]] == [tokens, []]
+    assert answer.usage.num_completion_tokens == 3
+
+
+def test_those_of_a_long_prompt_go_on_at_another_worker():
+    """Each comes once, though the second worker begins again."""
+    request, tokens = long_prompt()
+    a, b = (FakeWorker(counts(3), max_model_len=2000, prompt_chunk=128, step_seconds=0.02) for _ in range(2))
+
+    async def scenario(system):
+        call = system.stub.Generate(request, timeout=20)
+        head = [await call.read() for _ in range(3)]
+        await (a if a.groups else b).kill()
+        return head, await collect(call)
+
+    head, answer = run_system(scenario, a, b)
+    assert len(a.groups) == len(b.groups) == 1
+    assert chosen(p for message in [*head, *answer.messages] for p in message.prompt_logprobs) == tokens[1:]
+
+
+def test_a_deadline_before_the_prompts_end_leaves_the_rest_out():
+    class Late(FakeWorker):
+        def _outputs(self, sequence):
+            ended = RequestOutput(index=0, finish_reason=FinishReason.FINISH_REASON_DEADLINE)
+            return [self._prompt_outputs(sequence)[0], ended]
+
+    request, _ = long_prompt()
+    answer = answer_to(request, Late(counts(3), max_model_len=2000, prompt_chunk=128))
+    assert sum(len(message.prompt_logprobs) for message in answer.messages) == 128
+    assert answer.finishes[0].reason == FinishReason.FINISH_REASON_DEADLINE
 
 
 def test_a_resumed_completion_has_each_logprob_once_and_asks_for_the_prompt_no_more():
@@ -180,7 +231,7 @@ def test_a_resumed_completion_has_each_logprob_once_and_asks_for_the_prompt_no_m
 def test_more_logprobs_than_the_vocabulary_are_the_vocabulary():
     """Case 38."""
     worker = FakeWorker(says("x"), vocab_size=20)
-    answer_to(GenerateRequest(tokens={"token_ids": [5]}, options=ask(num=21, num_prompt=64).options), worker)
+    answer_to(GenerateRequest(tokens={"token_ids": [5, 6]}, options=ask(num=21, num_prompt=64).options), worker)
     sampling = worker.received[0].sampling
     assert (sampling.num_logprobs, sampling.num_prompt_logprobs) == (20, 20)
 

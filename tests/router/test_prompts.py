@@ -173,7 +173,11 @@ def test_the_deadline_reaches_all():
 class RefusesLongPrompts(FakeWorker):
     def _outputs(self, sequence):
         if sequence.num_prompt_tokens > 4:
-            return [RequestOutput(finish_reason=FinishReason.FINISH_REASON_ERROR, error_code=3, detail="token_ids: no")]
+            return [
+                RequestOutput(
+                    finish_reason=FinishReason.FINISH_REASON_ERROR, error_code=3, field="prompt_token_ids", detail="no"
+                )
+            ]
         return super()._outputs(sequence)
 
 

@@ -14,8 +14,8 @@ from fissile.v1 import RequestOutput
 from router.refusals import error_of
 
 
-def refused(error, detail):
-    return error_of(RequestOutput(error_code=error.code.value[0], detail=detail), "prompts[2].text")
+def refused(error, detail, field=""):
+    return error_of(RequestOutput(error_code=error.code.value[0], detail=detail, field=field), "prompts[2].text")
 
 
 @pytest.mark.parametrize(
@@ -28,22 +28,23 @@ def refused(error, detail):
         ("max_tokens", "options.max_tokens"),
         ("min_tokens", "options.min_tokens"),
         ("ignore_eos", "options.ignore_eos"),
-        ("token_ids", "prompts[2].text"),
-        ("num_prompt_tokens", "prompts[2].text"),
-        ("group_size", "group_size"),
+        ("prompt_token_ids", "prompts[2].text"),
+        ("sequences", "options.n"),
+        ("sequences[3].token_ids", "options.n"),
+        ("request_id", "request_id"),
     ],
 )
 @pytest.mark.parametrize("kind", [InvalidArgumentError, UnimplementedError])
 def test_fields_are_named_as_the_client_wrote_them(kind, path, of_client):
-    error = refused(kind, f"{path}: is 3: too much")
+    error = refused(kind, "is 3: too much", path)
     assert type(error) is kind
     assert error.violations == (FieldViolation(of_client, "is 3: too much"),)
     assert error.message == f"{of_client}: is 3: too much"
 
 
 def test_words_without_a_field_stay_as_they_are():
-    error = refused(InvalidArgumentError, "No such thing: at all")
-    assert (error.message, error.violations) == ("No such thing: at all", ())
+    error = refused(InvalidArgumentError, "max_tokens: at all")
+    assert (error.message, error.violations) == ("max_tokens: at all", ())
 
 
 @pytest.mark.parametrize("kind", [ResourceExhaustedError, UnavailableError])

@@ -17,7 +17,7 @@ from fissile.v1 import (
     GetWorkerResponse,
     OutputOptions,
     SamplingParams,
-    Sequence,
+    SequenceGroup,
 )
 from router.bad_words import bad_token_sequences
 from router.resolve import resolve
@@ -28,7 +28,7 @@ from router.validation_checks import Limits
 from router.workers import ServedModel
 from tests.fakes import tokenizer as toys
 from tests.router import messages
-from worker.convert import ModelLimits, sequence_from_pb
+from worker.convert import ModelLimits, group_from_pb
 from worker.core import params
 
 MAX_MODEL_LEN = 1024
@@ -51,18 +51,16 @@ def model():
         info = GetWorkerResponse(
             vocab_size=messages.VOCAB_SIZE, max_model_len=MAX_MODEL_LEN, capabilities=["beam_search"]
         )
-        yield ServedModel("toy", info, tokenizer, 1)
+        yield ServedModel("toy", (), info, tokenizer, 1)
 
 
-def sent(options: GenerationOptions, model: ServedModel, index=0, generated=()) -> tuple[Sequence, list]:
-    """The sequence a worker gets, and the token sequences of the bad words."""
+def sent(options: GenerationOptions, model: ServedModel, index=0, generated=()) -> tuple[SequenceGroup, list]:
+    """The group of one that a worker gets, and the token sequences of the bad words."""
     bad = asyncio.run(bad_token_sequences(options.bad_words, model.tokenizer))
     spec = resolve(options, model=model, request_id="r", prompt=PROMPT, bad_token_sequences=bad)
-    sequence = spec.sequence(
-        index, generated, group_size=spec.n, asks_prompt_logprobs=spec.wants_prompt_logprobs, deadline=1.5
-    )
-    sequence.id = 1
-    return sequence, bad
+    group = spec.group({index: generated}, asks_prompt_logprobs=spec.wants_prompt_logprobs, deadline=1.5)
+    group.sequences[0].id = 1
+    return group, bad
 
 
 def test_the_strategies_know_every_field():
@@ -78,11 +76,14 @@ def test_the_strategies_know_every_field():
 
 @settings(max_examples=60, deadline=None)
 @given(options=messages.options())
-def test_every_field_of_the_options_reaches_the_sequence(model, options):
+def test_every_field_of_the_options_reaches_the_group(model, options):
     validate(GenerateRequest(text="a", options=options), LIMITS)
-    sequence, bad = sent(options, model)
+    group, bad = sent(options, model)
     for field in SamplingParams.DESCRIPTOR.fields:
-        wanted, got = getattr(options.sampling, field.name), getattr(sequence.sampling, field.name)
+        wanted, got = getattr(options.sampling, field.name), getattr(group.sampling, field.name)
+        if field.name == "seed":
+            assert group.sequences[0].seed == wanted or not options.sampling.HasField("seed")
+            continue
         if field.name == "bad_token_sequences":
             assert list(got) == [*wanted, *bad]
         elif field.name == "top_k":
@@ -90,25 +91,26 @@ def test_every_field_of_the_options_reaches_the_sequence(model, options):
         elif not field.has_presence or options.sampling.HasField(field.name):
             assert got == wanted, field.name
     for name in ("stop_token_sequences", "min_tokens", "ignore_eos", "priority", "cache_salt"):
-        assert getattr(sequence, name) == getattr(options, name), name
-    assert set(options.stop_token_ids) <= set(sequence.stop_token_ids)
-    assert sequence.max_tokens == (
+        assert getattr(group, name) == getattr(options, name), name
+    assert set(options.stop_token_ids) <= set(group.stop_token_ids)
+    assert group.max_tokens == (
         options.max_tokens if options.HasField("max_tokens") else MAX_MODEL_LEN - len(PROMPT.token_ids)
     )
-    assert (list(sequence.token_ids), sequence.num_prompt_tokens) == (PROMPT.token_ids, 3)
-    assert (sequence.request_id, sequence.deadline_ms) == ("r", 1500)
+    assert list(group.prompt_token_ids) == PROMPT.token_ids
+    assert (group.request_id, group.deadline_ms) == ("r", 1500)
 
 
 @settings(max_examples=60, deadline=None)
 @given(options=messages.options())
-def test_the_sequence_survives_the_wire_and_the_worker_reads_the_same_values(model, options):
-    sequence, _ = sent(options, model)
-    message = Sequence.FromString(sequence.SerializeToString())
-    assert message == sequence
-    core = sequence_from_pb(message, 7, None, WORKER_LIMITS)
-    assert sampling_of(core.sampling) == sampling_of_message(message.sampling)
-    assert list(core.token_ids) == list(message.token_ids)
-    assert (core.priority, core.cache_salt, core.index) == (message.priority, message.cache_salt, message.index)
+def test_the_group_survives_the_wire_and_the_worker_reads_the_same_values(model, options):
+    group, _ = sent(options, model)
+    message = SequenceGroup.FromString(group.SerializeToString())
+    assert message == group
+    (core,) = group_from_pb(message, [7], WORKER_LIMITS)
+    (member,) = message.sequences
+    assert sampling_of(core.sampling) == sampling_of_message(message.sampling) | {"seed": member.seed}
+    assert list(core.token_ids) == list(message.prompt_token_ids)
+    assert (core.priority, core.cache_salt, core.index) == (message.priority, message.cache_salt, member.index)
     assert (core.stop.max_tokens, core.stop.min_tokens) == (message.max_tokens, message.min_tokens)
     assert core.stop.stop_token_ids == frozenset(message.stop_token_ids)
     assert core.stop.stop_token_sequences == tuple(tuple(s.token_ids) for s in message.stop_token_sequences)
@@ -129,7 +131,7 @@ def sampling_of(core: params.SamplingParams) -> dict:
 
 def sampling_of_message(message: SamplingParams) -> dict:
     """What the core must have read of a message in which the router has filled in every default."""
-    result = {name: getattr(message, name) for name in ("temperature", "top_k", "top_p", "min_p", "seed")} | {
+    result = {name: getattr(message, name) for name in ("temperature", "top_k", "top_p", "min_p")} | {
         "presence_penalty": message.presence_penalty,
         "frequency_penalty": message.frequency_penalty,
         "repetition_penalty": message.repetition_penalty if message.HasField("repetition_penalty") else 1.0,
@@ -160,7 +162,8 @@ def test_a_chats_options_are_as_valid(options):
 @given(seed=st.integers(0, 2**64 - 1), index=st.integers(0, 127), generated=st.lists(messages.token_ids, max_size=5))
 def test_a_resumed_completion_draws_with_its_own_seed_behind_what_it_has(model, seed, index, generated):
     options = GenerationOptions(sampling=SamplingParams(seed=seed), max_tokens=10)
-    sequence, _ = sent(options, model, index, generated)
-    assert sequence.sampling.seed == (seed + index) % 2**64
-    assert list(sequence.token_ids) == [*PROMPT.token_ids, *generated]
-    assert (sequence.num_prompt_tokens, sequence.index, sequence.max_tokens) == (3, index, 10)
+    group, _ = sent(options, model, index, generated)
+    (core,) = group_from_pb(group, [7], WORKER_LIMITS)
+    assert core.sampling.seed == (seed + index) % 2**64
+    assert list(core.token_ids) == [*PROMPT.token_ids, *generated]
+    assert (core.num_prompt_tokens, core.index, core.stop.max_tokens) == (3, index, 10)

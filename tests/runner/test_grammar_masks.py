@@ -134,7 +134,7 @@ def test_a_token_that_does_not_match_ends_its_row_only(grammars):
     run(grammars, batch((0, 0, list(PROMPT)), (1, 0, list(PROMPT)), new_sequences=bound))
     allowed, errors = run(grammars, batch((0, 3, [ord("q")]), (1, 3, [ord("a")])))
     assert (allowed[1], errors.keys()) == (of("b"), {0})
-    assert errors[0].startswith('sampling.structured_output: Parser Error: token "q" doesn\'t satisfy the grammar')
+    assert errors[0].startswith('structured output: Parser Error: token "q" doesn\'t satisfy the grammar')
     # The next step may be on its way already.
     allowed, errors = run(grammars, batch((1, 4, [ord("b")]), (0, 4, [DEFERRED_TOKEN])))
     assert (allowed[0], errors.keys()) == (END, {1})
@@ -152,7 +152,7 @@ def test_a_failed_draw_is_no_token(grammars):
     assert slot.sampled is not None
     slot.sampled[0].token_ids = torch.tensor([-1])
     _, errors = run(grammars, batch((0, 3, [DEFERRED_TOKEN])))
-    assert errors == {0: "sampling.structured_output: its last token could not be sampled"}
+    assert errors == {0: "structured output: its last token could not be sampled"}
 
 
 def test_a_grammar_that_was_dropped_is_compiled_again(grammars, monkeypatch):

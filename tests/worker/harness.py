@@ -17,8 +17,8 @@ from fissile.v1 import (
     ExecuteRequest,
     ExecuteResponse,
     RequestOutput,
-    SamplingParams,
     Sequence,
+    SequenceGroup,
     WorkerServiceStub,
 )
 from tests.core.fake_runner import next_token
@@ -89,22 +89,41 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.002)
 
 
-def sequence(id: int, prompt: list[int] | int = 5, max_tokens: int = 4, **fields: object) -> Sequence:
-    """A prompt given as a number is that long and like no other."""
+def sequence(
+    id: int, prompt: list[int] | int = 5, max_tokens: int = 4, generated: tuple[int, ...] = (), **fields: object
+) -> SequenceGroup:
+    """A group of one, with its id as its seed. A prompt given as a number is that long and like no other."""
+    return group([Sequence(id=id, seed=id, token_ids=generated)], prompt, max_tokens, **fields)
+
+
+def group(
+    members: list[Sequence] | int, prompt: list[int] | int = 5, max_tokens: int = 4, **fields: object
+) -> SequenceGroup:
+    """Members given as a number have the ids from 1 on, the indices from 0 on, and their ids as seeds."""
+    if isinstance(members, int):
+        members = [Sequence(id=1 + index, index=index, seed=1 + index) for index in range(members)]
     tokens = [next(_prompts) % 89 + 11 for _ in range(prompt)] if isinstance(prompt, int) else prompt
-    defaults = {
-        "token_ids": tokens, "num_prompt_tokens": len(tokens), "max_tokens": max_tokens, "ignore_eos": True,
-        "sampling": SamplingParams(seed=id),
-    }  # fmt: skip
-    return Sequence(id=id, **(defaults | fields))
+    defaults = {"prompt_token_ids": tokens, "max_tokens": max_tokens, "ignore_eos": True, "sequences": members}
+    return SequenceGroup(**(defaults | fields))
 
 
-def expected(message: Sequence, num_tokens: int) -> list[int]:
-    """What the fake model generates after the tokens that `message` brings."""
-    tokens = list(message.token_ids)
+def expected(message: SequenceGroup, num_tokens: int, index: int = 0) -> list[int]:
+    """What the fake model generates after the tokens that the member at `index` of `message` brings."""
+    member = message.sequences[index]
+    start = [*message.prompt_token_ids, *member.token_ids]
+    tokens = list(start)
     for _ in range(num_tokens):
-        tokens.append(next_token(tokens, message.sampling.seed))
-    return tokens[len(message.token_ids) :]
+        tokens.append(next_token(tokens, member.seed))
+    return tokens[len(start) :]
+
+
+def fault(output: RequestOutput) -> str:
+    """The field at fault and what is wrong with it."""
+    return f"{output.field}: {output.detail}"
+
+
+def ids_of(message: SequenceGroup) -> list[int]:
+    return [member.id for member in message.sequences]
 
 
 @dataclass
@@ -116,14 +135,14 @@ class Router:
     tokens: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
     ended: dict[int, RequestOutput] = field(default_factory=dict)
 
-    async def send(self, *commands: Sequence | int) -> None:
+    async def send(self, *commands: SequenceGroup | int) -> None:
         """In one message; a number aborts that sequence."""
         await self.call.write(
             ExecuteRequest(
                 commands=[
                     ExecuteCommand(abort=AbortSequence(sequence_id=command))
                     if isinstance(command, int)
-                    else ExecuteCommand(sequence=command)
+                    else ExecuteCommand(group=command)
                     for command in commands
                 ]
             )
@@ -170,11 +189,12 @@ def connect(system: System) -> Router:
     return Router(system.stub.Execute())
 
 
-async def run_all(system: System, *commands: Sequence | int) -> Router:
+async def run_all(system: System, *commands: SequenceGroup | int) -> Router:
     """Send one message and read until all its sequences have ended."""
     router = connect(system)
     await router.send(*commands)
-    await router.finish(*{command.id for command in commands if isinstance(command, Sequence)})
+    groups = [command for command in commands if isinstance(command, SequenceGroup)]
+    await router.finish(*(id for group in groups for id in ids_of(group)))
     return router
 
 

@@ -12,10 +12,11 @@ from fissile.v1 import (
     GrammarPart,
     LogitBias,
     SamplingParams,
+    Sequence,
     StructuredOutput,
     TokenSequence,
 )
-from tests.worker.harness import connect, expected, quiet, run_all, run_worker, sequence
+from tests.worker.harness import connect, expected, fault, group, ids_of, quiet, run_all, run_worker, sequence
 
 ERROR, LENGTH = FinishReason.FINISH_REASON_ERROR, FinishReason.FINISH_REASON_LENGTH
 
@@ -26,15 +27,11 @@ def composite(*constraints):
 
 
 BAD = [
-    ({"token_ids": []}, "token_ids: is []; at least 1 token is needed"),
-    ({"token_ids": [1, 100]}, "token_ids: token id 100 is not below the vocabulary size 100"),
-    ({"num_prompt_tokens": 0}, "num_prompt_tokens: is 0; 1 to 5 is needed"),
-    ({"num_prompt_tokens": 6}, "num_prompt_tokens: is 6; 1 to 5 is needed"),
+    ({"prompt_token_ids": []}, "prompt_token_ids: is []; at least 1 token is needed"),
+    ({"prompt_token_ids": [1, 100]}, "prompt_token_ids: token id 100 is not below the vocabulary size 100"),
+    ({"generated": (7, 100)}, "sequences[0].token_ids: token id 100 is not below the vocabulary size 100"),
     ({"max_tokens": 0}, "max_tokens: is 0; at least 1 is needed"),
-    (
-        {"max_tokens": 2, "num_prompt_tokens": 3},
-        "max_tokens: is 2; at least 3: 2 are generated already is needed",
-    ),
+    ({"max_tokens": 2, "generated": (7, 8)}, "max_tokens: is 2; at least 3: 2 are generated already is needed"),
     ({"min_tokens": 5}, "min_tokens: is 5; at most max_tokens (4) is needed"),
     ({"stop_token_ids": [4, 100]}, "stop_token_ids: token id 100 is not below the vocabulary size 100"),
     ({"stop_token_sequences": [TokenSequence()]}, "stop_token_sequences[0]: is []; at least 1 token is needed"),
@@ -42,9 +39,6 @@ BAD = [
         {"stop_token_sequences": [TokenSequence(token_ids=[1]), TokenSequence(token_ids=[2, 100])]},
         "stop_token_sequences[1].token_ids: token id 100 is not below the vocabulary size 100",
     ),
-    ({"group_size": 2}, "group_size: is 2; 1, as many as the message holds is needed"),
-    ({"parent_id": 77, "group_size": 2, "index": 1}, "parent_id: names no sequence of the same message"),
-    ({"index": 1}, "index: is [1]; 0 to 0, each once is needed"),
 ]
 BAD_SAMPLING = [
     ({"temperature": -0.5}, "sampling.temperature: is -0.5; 0 to 100 is needed"),
@@ -126,7 +120,7 @@ def run_with_a_good_one(*bad, **settings):
     async def scenario(system):
         router = connect(system)
         await router.send(*bad, good)
-        await router.finish(*{message.id for message in bad}, 1000)
+        await router.finish(*(id for message in bad for id in ids_of(message)), 1000)
         await router.send(later)
         await router.finish(1001)
         await quiet(system)
@@ -146,7 +140,7 @@ def test_each_bad_field_is_named():
     ]
     router = run_with_a_good_one(*bad)
     ends = {id: router.ended[id] for id in range(1, len(bad) + 1)}
-    assert [end.detail for end in ends.values()] == [text for _, text in BAD + BAD_SAMPLING]
+    assert [fault(end) for end in ends.values()] == [text for _, text in BAD + BAD_SAMPLING]
     assert {end.finish_reason for end in ends.values()} == {ERROR}
     assert {end.error_code for end in ends.values()} == {code_pb2.INVALID_ARGUMENT}
 
@@ -161,7 +155,7 @@ def test_what_does_not_go_with_beams_is_named():
     for id, fields in enumerate(NOT_WITH_BEAMS, start=1):
         (field,) = fields
         assert router.ended[id].error_code == code_pb2.INVALID_ARGUMENT
-        assert router.ended[id].detail == f"sampling.{field}: is set; none with beam_search is needed"
+        assert fault(router.ended[id]) == f"sampling.{field}: is set; none with beam_search is needed"
 
 
 def test_a_grammar_ends_by_eos_alone():
@@ -169,13 +163,13 @@ def test_a_grammar_ends_by_eos_alone():
     router = run_with_a_good_one(
         sequence(1, sampling=grammar, ignore_eos=True), sequence(2, sampling=grammar, ignore_eos=False, min_tokens=1)
     )
-    assert router.ended[1].detail == "ignore_eos: is True; false with structured_output is needed"
-    assert router.ended[2].detail == "min_tokens: is 1; 0 with structured_output is needed"
+    assert fault(router.ended[1]) == "ignore_eos: is True; false with structured_output is needed"
+    assert fault(router.ended[2]) == "min_tokens: is 1; 0 with structured_output is needed"
 
 
 def test_id_0_is_no_id():
     router = run_with_a_good_one(sequence(0))
-    assert router.ended[0].detail == "id: is 0; 1 or more is needed"
+    assert fault(router.ended[0]) == "sequences[0].id: is 0; 1 or more is needed"
 
 
 @pytest.mark.parametrize(("length", "good"), [(62, True), (63, True), (64, False), (65, False)])
@@ -187,8 +181,8 @@ def test_prompts_about_as_long_as_the_context(length, good):
         assert (len(router.tokens[1]), end.error_code) == (64 - length, 0)
     else:
         assert (end.error_code, end.finish_reason) == (code_pb2.INVALID_ARGUMENT, ERROR)
-        assert end.detail == (
-            f"token_ids: the prompt has {length} tokens; with room for one more the model takes at most 63"
+        assert fault(end) == (
+            f"prompt_token_ids: the prompt has {length} tokens; with room for one more the model takes at most 63"
         )
 
 
@@ -228,30 +222,56 @@ def test_a_full_queue_refuses():
 
 
 @pytest.mark.parametrize(
-    ("change", "text"),
+    ("last", "text"),
     [
-        ({"index": 1}, "index: is [0, 1, 1]; 0 to 2, each once is needed"),
-        ({"group_size": 4}, "group_size: is 4; 3, as in the first of the group is needed"),
-        ({"token_ids": [1, 2, 3, 4, 6]}, "token_ids: is of index 2; the prompt of the first of the group is needed"),
-        ({"max_tokens": 0}, "max_tokens: is 0; at least 1 is needed"),
+        ({"index": 1}, "sequences: is one with an index twice; each index once is needed"),
+        ({"token_ids": [1, 100]}, "sequences[2].token_ids: token id 100 is not below the vocabulary size 100"),
+        ({"token_ids": [1, 2, 3, 4]}, "max_tokens: is 4; at least 5: 4 are generated already is needed"),
     ],
 )
-def test_a_group_is_admitted_as_a_whole_or_not_at_all(change, text):
-    members = [sequence(id, [1, 2, 3, 4, 5], group_size=3, parent_id=1, index=id - 1) for id in (1, 2, 3)]
-    for field, value in change.items():
-        if field == "token_ids":
-            members[2].token_ids[:] = value
-        else:
-            setattr(members[2], field, value)
-    router = run_with_a_good_one(*members)
-    assert [router.ended[id].detail for id in (1, 2, 3)] == [text] * 3
+def test_a_group_is_admitted_as_a_whole_or_not_at_all(last, text):
+    members = [Sequence(id=1), Sequence(id=2, index=1), Sequence(**({"id": 3, "index": 2} | last))]
+    router = run_with_a_good_one(group(members))
+    assert [fault(router.ended[id]) for id in (1, 2, 3)] == [text] * 3
     assert [router.ended[id].index for id in (1, 2, 3)] == [member.index for member in members]
+
+
+def test_an_id_twice_in_a_group_has_one_end():
+    """Two could not be told apart."""
+    router = run_with_a_good_one(group([Sequence(id=5, index=index) for index in range(2)]))
+    assert fault(router.ended[5]) == "sequences: is one with an id twice; each id once is needed"
+
+
+def test_beams_are_no_group():
+    router = run_with_a_good_one(group(2, sampling=SamplingParams(beam_search=BeamSearch(width=2))))
+    assert fault(router.ended[2]) == "sequences: is 2 long; 1 with beam_search is needed"
+
+
+def test_many_refusals_share_a_message():
+    """One request brings 128; they are no reason to think that the reader is behind (E4)."""
+    bad = [group([Sequence(id=1 + 128 * k + i, index=i) for i in range(128)], min_tokens=2**32 - 1) for k in range(30)]
+    good = sequence(9000, max_tokens=20)
+
+    async def scenario(system):
+        router = connect(system)
+        await router.send(good)
+        await router.read_tokens(9000, 1)
+        system.executor.open.clear()
+        await router.send(*bad)
+        await router.finish(*range(1, 3841))
+        system.executor.open.set()
+        await router.finish(9000)
+        await quiet(system)
+        return router
+
+    router = run_worker(scenario, max_queued_messages=8)
+    assert {router.ended[id].field for id in range(1, 3841)} == {"min_tokens"}
+    assert router.tokens[9000] == expected(good, 20)
 
 
 def test_a_group_larger_than_the_queue_is_refused_as_a_whole():
     """Case 60."""
-    members = [sequence(id, [1, 2, 3], group_size=3, parent_id=1, index=id - 1) for id in (1, 2, 3)]
-    router = run_with_a_good_one(*members, max_num_waiting=2)
+    router = run_with_a_good_one(group(3), max_num_waiting=2)
     assert {router.ended[id].error_code for id in (1, 2, 3)} == {code_pb2.RESOURCE_EXHAUSTED}
 
 

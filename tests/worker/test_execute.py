@@ -5,9 +5,17 @@ from itertools import pairwise
 
 import pytest
 
-from fissile.v1 import ExecuteCommand, ExecuteRequest, FinishReason, SamplingParams, TokenSequence
+from fissile.v1 import (
+    ExecuteCommand,
+    ExecuteRequest,
+    FinishReason,
+    SamplingParams,
+    Sequence,
+    SequenceGroup,
+    TokenSequence,
+)
 from tests.worker.fake_executor import EOS
-from tests.worker.harness import connect, expected, quiet, run_all, run_worker, sequence
+from tests.worker.harness import connect, expected, group, quiet, run_all, run_worker, sequence
 
 LENGTH = FinishReason.FINISH_REASON_LENGTH
 
@@ -42,7 +50,7 @@ def test_sequences_of_one_step_come_in_one_message():
 
     router = run_worker(scenario)
     assert [len(response.outputs) for response in router.messages] == [3, 3, 3, 3]
-    assert {id: router.tokens[id] for id in (1, 2, 3)} == {m.id: expected(m, 4) for m in messages}
+    assert {id: router.tokens[id] for id in (1, 2, 3)} == {m.sequences[0].id: expected(m, 4) for m in messages}
     assert router.messages[0].load.num_running == 3
 
 
@@ -59,7 +67,7 @@ def test_streams_do_not_share_ids():
 def test_a_resumed_sequence_goes_on_where_it_was():
     whole = sequence(1, max_tokens=6)
     tokens = expected(whole, 6)
-    resumed = sequence(1, list(whole.token_ids) + tokens[:2], max_tokens=6, num_prompt_tokens=5)
+    resumed = sequence(1, list(whole.prompt_token_ids), 6, tokens[:2])
 
     async def scenario(system):
         return await run_all(system, resumed)
@@ -82,23 +90,40 @@ def test_half_close_ends_the_stream_after_its_sequences():
 
 def test_members_of_a_group_share_the_prompt():
     """n = 3: the prompt is computed once, the completions differ by seed."""
-    prompt = list(range(20, 52))
-    messages = [
-        sequence(id, prompt, group_size=3, parent_id=1, index=id - 1, sampling=SamplingParams(seed=id))
-        for id in (1, 2, 3)
-    ]
+    message = group(3, 32)
 
     async def scenario(system):
         before = system.executor.runner.num_tokens
-        router = await run_all(system, *messages)
+        router = await run_all(system, message)
         await quiet(system)
         return router, system.executor.runner.num_tokens - before
 
     router, num_computed = run_worker(scenario)
-    assert {id: router.tokens[id] for id in (1, 2, 3)} == {m.id: expected(m, 4) for m in messages}
+    assert [router.tokens[id] for id in (1, 2, 3)] == [expected(message, 4, index) for index in range(3)]
     assert [router.ended[id].index for id in (1, 2, 3)] == [0, 1, 2]
     # The prompt once, its last token again for each of the others, three further tokens for each.
     assert num_computed == 32 + 2 + 3 * 3
+
+
+@pytest.mark.parametrize("prefix_caching", [False, True])
+def test_what_is_left_of_a_group_resumes(prefix_caching):
+    """Its worker was lost when one had ended and the others had different numbers of tokens (E6)."""
+    whole = group(4, 32, max_tokens=9)
+    tokens = [expected(whole, 9, index) for index in range(4)]
+    left = [
+        Sequence(id=10 * index, index=index, seed=whole.sequences[index].seed, token_ids=tokens[index][:num])
+        for index, num in ((1, 5), (2, 0), (3, 8))
+    ]
+
+    async def scenario(system):
+        router = await run_all(system, group(left, list(whole.prompt_token_ids), max_tokens=9))
+        await quiet(system)
+        return router
+
+    router = run_worker(scenario, enable_prefix_caching=prefix_caching)
+    assert [router.tokens[id] for id in (10, 20, 30)] == [tokens[1][5:], tokens[2], tokens[3][8:]]
+    assert [outputs_of(router, id)[0].token_offset for id in (10, 20, 30)] == [5, 0, 8]
+    assert [router.ended[id].index for id in (10, 20, 30)] == [1, 2, 3]
 
 
 def test_a_beam_search_ends_with_its_hypotheses():
@@ -172,9 +197,7 @@ def test_sequences_without_a_seed_differ():
     prompt = list(range(20, 30))
 
     async def scenario(system):
-        return await run_all(
-            system, *(sequence(id, prompt, max_tokens=16, sampling=SamplingParams()) for id in range(1, 4))
-        )
+        return await run_all(system, group([Sequence(id=1 + i, index=i) for i in range(3)], prompt, 16))
 
     router = run_worker(scenario)
     assert len({tuple(router.tokens[id]) for id in (1, 2, 3)}) == 3
@@ -208,13 +231,14 @@ def test_a_changed_load_is_told_to_a_stream_without_outputs():
     assert not response.outputs and response.load.num_blocks == 64 and response.load.num_generated_tokens > 0
 
 
-def test_a_command_without_content_ends_the_stream():
+@pytest.mark.parametrize("command", [ExecuteCommand(), ExecuteCommand(group=SequenceGroup(prompt_token_ids=[5]))])
+def test_a_command_without_content_ends_the_stream(command):
     async def scenario(system):
         router = connect(system)
         await router.send(sequence(1, max_tokens=40))
-        await router.call.write(ExecuteRequest(commands=[ExecuteCommand()]))
+        await router.call.write(ExecuteRequest(commands=[command]))
         end = await router.end()
         await quiet(system)
         return end
 
-    assert run_worker(scenario) == ("INVALID_ARGUMENT", "commands: neither sequence nor abort is set")
+    assert run_worker(scenario) == ("INVALID_ARGUMENT", "commands: neither a group of sequences nor an abort is set")

@@ -55,8 +55,8 @@ def watch(system, number=0):
 def test_snapshot_then_changes(prefix_index):
     first, second = sequence(1, list(range(20, 57)), max_tokens=12), sequence(2, 40, cache_salt=b"tenant")
     chains = [
-        hash_chain((list(first.token_ids) + expected(first, 12))[:-1], 16),
-        hash_chain(second.token_ids, 16, b"tenant"),
+        hash_chain((list(first.prompt_token_ids) + expected(first, 12))[:-1], 16),
+        hash_chain(second.prompt_token_ids, 16, b"tenant"),
     ]
 
     async def scenario(system):
@@ -78,7 +78,10 @@ def test_snapshot_then_changes(prefix_index):
     # The warm-up request left one block, too.
     assert set(chains[0]) < seen and len(seen) == len(chains[0]) + 1
     assert set(cached) == seen | set(chains[1])
-    assert [cached[hash][1] for hash in chains[1]] == [list(second.token_ids[:16]), list(second.token_ids[16:32])]
+    assert [cached[hash][1] for hash in chains[1]] == [
+        list(second.prompt_token_ids[:16]),
+        list(second.prompt_token_ids[16:32]),
+    ]
     assert [cached[hash][2] for hash in chains[1]] == [b"tenant", b""]
     assert (view.num_snapshots, view.epoch) == (1, epoch)
 
@@ -90,7 +93,7 @@ def test_evictions_are_told():
         messages = [sequence(id, 33, max_tokens=2) for id in range(1, 9)]
         for message in messages:
             await run_all(system, message)
-        newest = set(hash_chain(messages[-1].token_ids, 16))
+        newest = set(hash_chain(messages[-1].prompt_token_ids, 16))
         await until(lambda: newest <= view.hashes.keys())
         load = await asyncio.wrap_future(system.server._engine.call(lambda s: s.load()))
         view.call.cancel()

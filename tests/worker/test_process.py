@@ -22,6 +22,7 @@ from fissile.v1 import (
     GetWorkerRequest,
     SamplingParams,
     Sequence,
+    SequenceGroup,
     WorkerServiceStub,
 )
 
@@ -54,8 +55,8 @@ def wait_until_serving(process, port_file):
     raise AssertionError(f"not serving; exit code {process.poll()}")
 
 
-def execute(stub, *sequences):
-    request = ExecuteRequest(commands=[ExecuteCommand(sequence=sequence) for sequence in sequences])
+def execute(stub, *groups):
+    request = ExecuteRequest(commands=[ExecuteCommand(group=group) for group in groups])
     return stub.Execute(iter([request]), timeout=60)
 
 
@@ -67,8 +68,8 @@ def test_it_starts_answers_and_stops(tmp_path):
         with channel(address) as connection:
             stub = WorkerServiceStub(connection)
             assert stub.GetWorker(GetWorkerRequest()).model == "smollm2"
-            sequence = Sequence(id=1, token_ids=PROMPT, num_prompt_tokens=5, max_tokens=1, sampling=greedy)
-            outputs = [output for response in execute(stub, sequence) for output in response.outputs]
+            group = SequenceGroup(prompt_token_ids=PROMPT, sequences=[Sequence(id=1)], max_tokens=1, sampling=greedy)
+            outputs = [output for response in execute(stub, group) for output in response.outputs]
         assert [list(output.token_ids) for output in outputs] == [[PARIS]]
         assert outputs[0].finish_reason == FinishReason.FINISH_REASON_LENGTH
         children = psutil.Process(process.pid).children(recursive=True)
@@ -93,9 +94,11 @@ def test_a_device_process_that_is_killed_ends_the_worker_with_an_error(tmp_path,
             if is_idle:
                 os.kill(rank.pid, signal.SIGKILL)
             else:
-                sequence = Sequence(id=1, token_ids=PROMPT, num_prompt_tokens=5, max_tokens=2000, ignore_eos=True)
+                group = SequenceGroup(
+                    prompt_token_ids=PROMPT, sequences=[Sequence(id=1)], max_tokens=2000, ignore_eos=True
+                )
                 with contextlib.suppress(Exception):
-                    for number, response in enumerate(execute(WorkerServiceStub(connection), sequence)):
+                    for number, response in enumerate(execute(WorkerServiceStub(connection), group)):
                         ends += [output for output in response.outputs if output.finish_reason]
                         if number == 3:
                             os.kill(rank.pid, signal.SIGKILL)

@@ -5,8 +5,9 @@ import asyncio
 import pytest
 from google.rpc import code_pb2
 
-from fissile.v1 import DrainRequest, FinishReason, SamplingParams
-from tests.worker.harness import connect, expected, quiet, run_all, run_worker, sequence, until
+from fissile.v1 import DrainRequest, FinishReason, SamplingParams, StructuredOutput
+from tests.worker import harness
+from tests.worker.harness import connect, expected, fault, quiet, run_all, run_worker, sequence, until
 from worker import grammars_in_use
 from worker.core.params import Grammar, GrammarKind
 from worker.executor import ExecutorDiedError
@@ -18,15 +19,17 @@ GRAMMAR = Grammar(GrammarKind.REGEX, "a*")
 
 
 def constrained(id, *args, regex="a*", **fields):
-    sampling = SamplingParams(seed=id)
-    sampling.structured_output.regex = regex
-    # The fake model generates what it likes; its end-of-sequence token would end a test early.
-    return sequence(id, *args, sampling=sampling, ignore_eos=False, **({"max_tokens": 2} | fields))
+    return sequence(id, *args, **(_constrained(regex) | fields))
 
 
 def group(size, **fields):
-    prompt = list(range(20, 30))
-    return [constrained(i, prompt, group_size=size, parent_id=1, index=i - 1, **fields) for i in range(1, size + 1)]
+    return harness.group(size, list(range(20, 30)), **(_constrained("a*") | fields))
+
+
+def _constrained(regex):
+    sampling = SamplingParams(structured_output=StructuredOutput(regex=regex))
+    # The fake model generates what it likes; its end-of-sequence token would end a test early.
+    return {"sampling": sampling, "ignore_eos": False, "max_tokens": 2}
 
 
 def hold(executor):
@@ -72,7 +75,7 @@ def test_each_grammar_of_a_group_is_compiled_once():
     async def scenario(system):
         hold(system.executor)
         router = connect(system)
-        await router.send(*group(3))
+        await router.send(group(3))
         await compiling(system)
         system.executor.compiles[GRAMMAR].set_result(None)
         await router.finish(1, 2, 3)
@@ -131,7 +134,7 @@ def test_a_grammar_that_cannot_be_compiled_is_an_invalid_argument(size):
     async def scenario(system):
         hold(system.executor)
         router = connect(system)
-        await router.send(*group(size))
+        await router.send(group(size))
         await compiling(system)
         system.executor.compiles[GRAMMAR].set_exception(GrammarError("unclosed group"))
         await router.finish(*range(1, size + 1))
@@ -141,7 +144,7 @@ def test_a_grammar_that_cannot_be_compiled_is_an_invalid_argument(size):
     ended = run_worker(scenario)
     for id in range(1, size + 1):
         assert (ended[id].finish_reason, ended[id].error_code) == (ERROR, code_pb2.INVALID_ARGUMENT)
-        assert ended[id].detail == "sampling.structured_output.regex: unclosed group"
+        assert fault(ended[id]) == "sampling.structured_output.regex: unclosed group"
         assert ended[id].index == id - 1
 
 
@@ -162,7 +165,7 @@ def test_the_error_names_the_field_that_was_set(fields, path):
         (future,) = system.executor.compiles.values()
         future.set_exception(GrammarError("no"))
         await router.finish(1)
-        return router.ended[1].detail
+        return fault(router.ended[1])
 
     assert run_worker(scenario) == f"sampling.structured_output.{path}: no"
 
@@ -178,14 +181,14 @@ def test_an_executor_that_fails_while_it_compiles_makes_the_request_go_elsewhere
         return router.ended[1]
 
     output = run_worker(scenario)
-    assert (output.finish_reason, output.error_code) == (ERROR, code_pb2.UNAVAILABLE)
+    assert (output.finish_reason, output.error_code, output.worker_failed) == (ERROR, code_pb2.UNAVAILABLE, True)
 
 
 def test_abort_while_compiling():
     async def scenario(system):
         hold(system.executor)
         router = connect(system)
-        await router.send(constrained(1, [*range(20, 30)], num_prompt_tokens=8, max_tokens=9))
+        await router.send(constrained(1, [*range(20, 28)], generated=(28, 29), max_tokens=9))
         await compiling(system)
         await router.send(1, 1)
         await router.finish(1)
@@ -204,45 +207,39 @@ def test_abort_while_compiling():
     assert num_steps == 4
 
 
-def test_abort_of_a_parent_while_compiling_ends_its_group():
+@pytest.mark.parametrize("aborted", [1, 2])
+def test_abort_of_one_of_a_group_while_compiling_leaves_the_others(aborted):
+    message = group(3)
+
     async def scenario(system):
         hold(system.executor)
         router = connect(system)
-        await router.send(*group(3))
+        await router.send(message)
         await compiling(system)
-        await router.send(1)
+        await router.send(aborted)
+        await router.finish(aborted)
+        assert router.ended.keys() == {aborted}
+        before = system.executor.runner.num_tokens
+        system.executor.compiles[GRAMMAR].set_result(None)
         await router.finish(1, 2, 3)
-        system.executor.compiles[GRAMMAR].set_result(None)
         await quiet(system)
-        return {id: output.finish_reason for id, output in router.ended.items()}
+        return router, system.executor.runner.num_tokens - before
 
-    assert run_worker(scenario) == {1: ABORTED, 2: ABORTED, 3: ABORTED}
-
-
-def test_abort_of_a_child_while_compiling_leaves_the_others():
-    async def scenario(system):
-        hold(system.executor)
-        router = connect(system)
-        await router.send(*group(3))
-        await compiling(system)
-        await router.send(2)
-        await router.finish(2)
-        assert router.ended.keys() == {2}
-        system.executor.compiles[GRAMMAR].set_result(None)
-        await router.finish(1, 3)
-        await quiet(system)
-        return router
-
-    router = run_worker(scenario)
-    assert router.ended[2].finish_reason == ABORTED
-    assert router.tokens[1] and router.tokens[3] and not router.tokens[2]
+    router, num_computed = run_worker(scenario, async_scheduling=False)
+    assert (router.ended[aborted].finish_reason, router.tokens[aborted]) == (ABORTED, [])
+    left = {1, 2, 3} - {aborted}
+    assert {id: router.tokens[id] for id in left} == {
+        id: expected(message, 2, id - 1)[: len(router.tokens[id])] for id in left
+    }
+    # The prompt is computed once, whoever leads the group now.
+    assert num_computed <= 10 + 1 + 2
 
 
 def test_a_closed_stream_while_compiling():
     async def scenario(system):
         hold(system.executor)
         router = connect(system)
-        await router.send(*group(2))
+        await router.send(group(2))
         await compiling(system)
         router.call.cancel()
         await until(lambda: system.server._dispatcher.num_open == 0)
@@ -273,7 +270,7 @@ def test_deadline_while_compiling():
     async def scenario(system):
         hold(system.executor)
         router = connect(system)
-        await router.send(*group(2, deadline_ms=50))
+        await router.send(group(2, deadline_ms=50))
         await compiling(system)
         await router.finish(1, 2)
         system.executor.compiles[GRAMMAR].set_result(None)

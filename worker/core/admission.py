@@ -75,7 +75,7 @@ def _check_beam(seq: Sequence, config: SchedulerConfig, cache: CacheConfig) -> N
 
 
 def check_group(sequences: list[Sequence], config: SchedulerConfig) -> None:
-    """Raises `AdmissionError` unless the members of an n > 1 request could run beside each other."""
+    """Raises `AdmissionError` unless the members of a group could run beside each other."""
     if len(sequences) > config.max_num_seqs:
         raise AdmissionError(
             "n",
@@ -84,10 +84,9 @@ def check_group(sequences: list[Sequence], config: SchedulerConfig) -> None:
             f"n is {len(sequences)}; at most {config.max_num_seqs} run at once",
         )
     parent = sequences[0]
-    prompt = parent.token_ids[: parent.num_prompt_tokens]
     for seq in sequences:
-        if seq.token_ids[: seq.num_prompt_tokens] != prompt or seq.beam is not None:
-            raise AdmissionError("n", len(sequences), 1, "members of one request share their prompt, without beams")
+        if seq.beam is not None:
+            raise AdmissionError("n", len(sequences), 1, "a beam search is no member of a group")
         if seq is not parent and seq.parent_id != parent.id:
             raise AdmissionError("parent_id", seq.id, parent.id, f"member {seq.id} does not name parent {parent.id}")
     if len({seq.id for seq in sequences}) < len(sequences):

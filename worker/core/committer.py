@@ -49,7 +49,7 @@ class Committer:
             if computed + scheduled >= seq.publish_at and status is running and number >= seq.bound_step:
                 self._blocks.publish(seq, computed + scheduled)
             if output.prompt_logprobs and row in output.prompt_logprobs:
-                _keep_prompt_logprobs(seq, computed, output.prompt_logprobs[row])
+                self._report_prompt_logprobs(seq, computed, output.prompt_logprobs[row])
             if not tokens:
                 continue
             token_ids = seq.token_ids
@@ -57,8 +57,13 @@ class Committer:
             if seq.time_first_token is None:
                 seq.time_first_token = now
             logprobs = output.logprobs.get(row) if output.logprobs else None
-            # One token that ends nothing, be it a stop sequence, below every limit: find_stop would go on.
-            if len(tokens) > 1 or tokens[0] in seq.stopping_token_ids or len(token_ids) + 1 >= seq.max_length:
+            # One token that is no ending, below every limit, with no sequence to match: find_stop would go on.
+            if (
+                len(tokens) > 1
+                or tokens[0] in seq.ending_token_ids
+                or len(token_ids) + 1 >= seq.max_length
+                or seq.stop.stop_token_sequences
+            ):
                 num_sampled += self._commit_with_stops(seq, tokens, logprobs)
                 continue
             num_sampled += 1
@@ -66,8 +71,6 @@ class Committer:
             news = SequenceOutput(seq.id, seq.index, len(token_ids) - 1 - seq.num_prompt_tokens, tokens)
             if logprobs is not None:
                 news.logprobs = logprobs
-            if seq.prompt_logprobs:
-                news.prompt_logprobs = seq.take_prompt_logprobs()
             emit(news)
         for row in step.batch.beam_rows:
             # A search that ended meanwhile has dropped its beams.
@@ -102,17 +105,20 @@ class Committer:
             self._state.outputs.append(SequenceOutput(seq.id, seq.index, offset, tokens))
         news = self._state.outputs[-1]
         news.logprobs = logprobs[:kept] if logprobs is not None else None
-        news.prompt_logprobs = seq.take_prompt_logprobs()
         return kept
+
+    def _report_prompt_logprobs(self, seq: Sequence, num_computed_tokens: int, entries: list[TokenLogprobs]) -> None:
+        """At once, so that nobody holds those of a long prompt. `entries` belong to the tokens after
+        `num_computed_tokens`, from the second of the prompt on; after a preemption the same come again."""
+        offset = seq.num_prompt_logprobs
+        entries = entries[max(offset - num_computed_tokens, 0) :]
+        if entries and seq.needs_whole_prompt:
+            seq.num_prompt_logprobs += len(entries)
+            news = SequenceOutput(seq.id, seq.index, seq.num_output_tokens, [])
+            news.prompt_logprobs, news.prompt_logprobs_offset = entries, offset
+            self._state.outputs.append(news)
 
     def _unpark(self, rows: list[Sequence]) -> None:
         for seq in rows:
             if seq.num_computed_tokens >= seq.num_prompt_tokens and seq.id in self._state.parked:
                 self._state.unpark(seq)
-
-
-def _keep_prompt_logprobs(seq: Sequence, num_computed_tokens: int, entries: list[TokenLogprobs]) -> None:
-    """`entries` belong to the tokens after `num_computed_tokens`, from the second of the prompt on. After a preemption
-    the same come again."""
-    if seq.needs_whole_prompt:
-        seq.prompt_logprobs += entries[max(len(seq.prompt_logprobs) - num_computed_tokens, 0) :]

@@ -49,7 +49,9 @@ class SequenceOutput:
     logprobs: list[TokenLogprobs] | None = None
     """One for each of `token_ids`, if asked for."""
     prompt_logprobs: list[TokenLogprobs] | None = None
-    """One for each prompt token but the first, with the first output that has tokens, if asked for."""
+    """One for each prompt token but the first, if asked for: those of a step in an output of its own, before tokens."""
+    prompt_logprobs_offset: int = 0
+    """How many came before."""
 
 
 @dataclass(frozen=True, slots=True)

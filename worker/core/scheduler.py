@@ -57,36 +57,34 @@ class Scheduler:
         self._end_if_complete(sequence)
 
     def add_group(self, sequences: list[Sequence]) -> None:
-        """Queues the members of an n > 1 request, all or none; the first is the parent, whose id the others name.
+        """Queues sequences of one prompt, all or none; the first is the parent, whose id the others name.
 
         The prompt is computed once, for the parent. When that is done, each other member takes over its blocks and
-        computes the prompt's last token again, in a copy of that one block. Raises as `add`.
+        computes the prompt's last token again, in a copy of that one block; one that brings tokens along finds the
+        prompt in the prefix cache. From then on each is on its own. That they share the prompt is the caller's promise.
+        Raises as `add`.
         """
         parent = sequences[0]
         check_group(sequences, self._config)
         self._check(sequences)
         for seq in sequences:
             self._accept(seq)
-        self._state.families[parent.id] = {seq.id for seq in sequences}
         self._state.parked[parent.id] = sequences[1:]
         self._state.enqueue(parent)
         for seq in sequences:
             self._end_if_complete(seq)
 
     def abort(self, sequence_id: int, reason: FinishReason = FinishReason.ABORTED, detail: str = "") -> bool:
-        """Ends a sequence in whatever state, with its terminal output; with a group's first member all of the group.
+        """Ends one sequence in whatever state, with its terminal output; others of its group go on.
 
         Idempotent: False if there was nothing (left) to end. Its blocks are free at once, or when the step in flight
         that uses them is retired.
         """
-        members = self._state.families.get(sequence_id, {sequence_id})
-        ended = False
-        for member_id in sorted(members):
-            seq = self._state.sequences.get(member_id)
-            if seq is not None:
-                self._state.end(seq, reason, detail, [])
-                ended = True
-        return ended
+        seq = self._state.sequences.get(sequence_id)
+        if seq is None:
+            return False
+        self._state.end(seq, reason, detail, [])
+        return True
 
     def schedule(self) -> ScheduledBatch | None:
         """The next step, to be run after those handed out before; None if there is nothing to run now."""

@@ -13,7 +13,6 @@ from worker.core.params import BeamParams, SamplingParams, StopConditions
 from worker.core.tokens import token_array
 
 if TYPE_CHECKING:
-    from worker.core.batch import TokenLogprobs
     from worker.core.beam import BeamGroup
     from worker.core.block_chain import BlockChain
     from worker.core.prefix_index import Anchor
@@ -81,18 +80,17 @@ class Sequence:
         "num_computed_tokens",
         "num_in_flight_tokens",
         "num_preemptions",
+        "num_prompt_logprobs",
         "num_prompt_tokens",
         "num_resumed_tokens",
         "order",
         "parent_id",
         "priority",
-        "prompt_logprobs",
         "publish_at",
         "sampling",
         "slot",
         "status",
         "stop",
-        "stopping_token_ids",
         "time_first_token",
         "time_queued",
         "time_scheduled",
@@ -149,8 +147,6 @@ class Sequence:
         self.max_length = 0
         """Committed tokens at which it ends: by max_tokens or by max_model_len, whichever is less."""
         self.ending_token_ids: frozenset[int] = stop.eos_token_ids | stop.stop_token_ids
-        self.stopping_token_ids: frozenset[int] = self.ending_token_ids | stop.stop_sequences.last_token_ids
-        """Tokens that may end it: those, and the last ones of stop sequences."""
 
         # Held while RUNNING (or, the host table, while SWAPPED).
         self.slot = -1
@@ -171,18 +167,13 @@ class Sequence:
         """Computed tokens at which its next block can be published."""
 
         self.beam_group: BeamGroup | None = None
-        self.prompt_logprobs: list[TokenLogprobs] = []
-        """What came so far, for the tokens from the second on; empty again once reported."""
+        self.num_prompt_logprobs = 0
+        """How many were reported, of the tokens from the second on."""
 
     @property
     def needs_whole_prompt(self) -> bool:
         """Every prompt token has to be computed, in a cache or not: their log probabilities are asked for."""
         return self.sampling.num_prompt_logprobs is not None and self.time_first_token is None
-
-    def take_prompt_logprobs(self) -> "list[TokenLogprobs] | None":
-        """All of them, once; None where there are not as many as there should be, or none are asked for."""
-        taken, self.prompt_logprobs = self.prompt_logprobs, []
-        return taken if taken and len(taken) == self.num_prompt_tokens - 1 else None
 
     @property
     def num_tokens(self) -> int:

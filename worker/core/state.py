@@ -52,8 +52,6 @@ class SchedulerState:
         self.waiting: LazyHeap[tuple[int, int, int]] = LazyHeap()
         self.parked: dict[int, list[Sequence]] = {}
         """Parent → members of its group that wait for its prompt to be computed."""
-        self.families: dict[int, set[int]] = {}
-        """First member's id → unfinished members of its group."""
         self.swapped: dict[int, Sequence] = {}
         self.prefilling: dict[int, Sequence] = {}
         """Running, with committed tokens still to be scheduled. Insertion order is admission order."""
@@ -190,7 +188,6 @@ class SchedulerState:
         del self.sequences[seq.id]
         self.deadlines.discard(seq.id)
         self.unpark(seq)
-        self._leave_family(seq)
         self.counters.finished += 1
         self.outputs.append(
             SequenceOutput(
@@ -265,14 +262,6 @@ class SchedulerState:
             if seq.parent_id in self.parked:
                 members = [member for member in self.parked[seq.parent_id] if member is not seq]
                 self.parked[seq.parent_id] = members
-
-    def _leave_family(self, seq: Sequence) -> None:
-        root = seq.parent_id if seq.parent_id is not None else seq.id
-        family = self.families.get(root)
-        if family is not None:
-            family.discard(seq.id)
-            if not family:
-                del self.families[root]
 
     def check_integrity(self) -> None:
         """Raises `RuntimeError` unless every sequence is in exactly one place and the pools agree with what is held."""

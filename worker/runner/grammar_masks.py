@@ -121,7 +121,7 @@ class SlotGrammars:
         if ready:
             self._compute(ready, bits)
         errors |= {i: error_of(matcher) for matcher, i in ready if matcher.is_error()}
-        return _Filled(bits, {i: f"sampling.structured_output: {error}" for i, error in errors.items()})
+        return _Filled(bits, {i: f"structured output: {error}" for i, error in errors.items()})
 
     def _compute(self, ready: list[tuple[LLMatcher, int]], bits: Tensor) -> None:
         num_words = self.compiler.mask_words

@@ -159,7 +159,10 @@ def test_paths_that_are_none(method, path, status):
 
 
 REFUSAL = RequestOutput(
-    finish_reason=FinishReason.FINISH_REASON_ERROR, error_code=3, detail="sampling.structured_output.regex: bad: ("
+    finish_reason=FinishReason.FINISH_REASON_ERROR,
+    error_code=3,
+    field="sampling.structured_output.regex",
+    detail="bad: (",
 )
 
 
