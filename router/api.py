@@ -3,8 +3,6 @@
 `service.py` puts it on gRPC, `http/` on HTTP. Both speak the messages of the contract.
 """
 
-import logging
-import uuid
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from copy import copy
@@ -30,12 +28,13 @@ from fissile.v1 import (
     TokenizeResponse,
 )
 from router import responses
+from router.account import Account
 from router.bad_words import bad_token_sequences
 from router.chat import RenderedChat, render_chat
 from router.chat_template import ChatTemplate
 from router.config import RouterSettings
 from router.dispatch import Dispatcher, TimeLeft
-from router.latency import WINDOW_SECONDS, Stopwatch
+from router.latency import WINDOW_SECONDS
 from router.metrics import RouterMetrics
 from router.open_requests import OpenRequests
 from router.pacing import Pacer
@@ -50,8 +49,6 @@ from router.validation import check_length, validate
 from router.validation_checks import Limits
 from router.validation_rules import MAX_PROMPTS
 from router.workers import ServedModel, WorkerSet
-
-logger = logging.getLogger(__name__)
 
 
 def no_deadline() -> float | None:
@@ -96,37 +93,35 @@ class GenerationApi:
         self, request: GenerateRequest | ChatRequest, time_left: TimeLeft
     ) -> AsyncGenerator[tuple[str, Update], None]:
         """The one way of a request, from arrival to its end. Whatever ends it is counted and leaves nothing behind."""
-        watch = Stopwatch()
-        request_id = request.request_id or uuid.uuid4().hex
+        account = Account(request.request_id, request.model)
+        request_id = account.request_id
         opened: Sequence[OpenRequest] = ()
-        end = "cancelled"
         try:
             with self._open.place(request_id, _num_prompts(request)):
-                opened = await self._prepared(request, request_id, watch)
+                opened = await self._prepared(request, account)
                 self._open.add(request_id, opened)
                 with deadline_timer(opened, time_left()):
                     async with aclosing(self._dispatcher.updates(opened, time_left)) as updates:
                         async for update in updates:
                             if update.usage:
-                                end = _end_of(opened[0])
+                                account.end = _end_of(opened[0])
                             for part in parts(update, cumulative=opened[0].spec.cumulative):
                                 yield request_id, part
         except FissileError as error:
-            end = error.code.name.lower()
+            account.end = error.code.name.lower()
             raise
         except Exception:
-            end = "internal"
+            account.end = "internal"
             raise
         finally:
             for one in opened:
                 one.leave()
-            self._count(request_id, opened, end, watch)
+            account.close(self._metrics)
 
-    async def _prepared(
-        self, request: GenerateRequest | ChatRequest, request_id: str, watch: Stopwatch
-    ) -> list[OpenRequest]:
+    async def _prepared(self, request: GenerateRequest | ChatRequest, account: Account) -> list[OpenRequest]:
         """Validated, tokenised, with every default filled in; one for each prompt."""
         model = await self._model(request.model)
+        account.model = model.id
         self._validate(request, model)
         tokenizer = model.tokenizer
         if isinstance(request, ChatRequest):
@@ -135,19 +130,12 @@ class GenerationApi:
             prompts = await read_prompts(request, tokenizer, self._limits(model))
         bad = await bad_token_sequences(request.options.bad_words, tokenizer)
         specs = [
-            resolve(request.options, model=model, request_id=request_id, prompt=prompt, bad_token_sequences=bad)
+            resolve(request.options, model=model, request_id=account.request_id, prompt=prompt, bad_token_sequences=bad)
             for prompt in prompts
         ]
-        return [OpenRequest(spec, tokenizer, copy(watch), self._metrics, self._pacer) for spec in specs]
-
-    def _count(self, request_id: str, opened: Sequence[OpenRequest], end: str, watch: Stopwatch) -> None:
-        num_prompt = sum(len(request.spec.prompt.token_ids) for request in opened)
-        num_completion = sum(request.num_completion_tokens for request in opened)
-        self._metrics.ended(end, num_prompt, num_completion)
-        logger.debug(
-            "request %s: %s, %d prompt and %d completion tokens, %.3f s",
-            request_id, end, num_prompt, num_completion, watch.elapsed,
-        )  # fmt: skip
+        opened = [OpenRequest(spec, tokenizer, copy(account.watch), self._metrics, self._pacer) for spec in specs]
+        account.opened(opened)
+        return opened
 
     async def _model(self, name: str) -> ServedModel:
         return await self._workers.model(name, self._settings.worker_wait)

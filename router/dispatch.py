@@ -74,7 +74,7 @@ class Dispatcher:
             logger.error("request %s: %s", request_id, error.message)
             raise
         logger.info("request %s moves: %s", request_id, loss.detail)
-        self._metrics.moved()
+        self._metrics.moved(request.spec.model)
 
     async def _place(self, request: OpenRequest, failed: set[Session], time_left: TimeLeft) -> Session:
         """Put the request on a worker it has not failed on; waits a bounded time for one."""

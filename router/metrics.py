@@ -1,28 +1,97 @@
-"""What this router counts: Prometheus metrics and the answer to GetStats, fed by the same calls."""
+"""What this router counts: Prometheus metrics and the answer to GetStats, fed by the same calls.
+
+Labels are bounded: `model` is the id of a model that a worker serves, never what a client wrote, and empty where a
+request never came to one; `worker` is an address, and its series go with the worker.
+"""
 
 import time
 from collections import Counter as Tally
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from common.metrics import LENGTH_BUCKETS, REQUEST_BUCKETS, TOKEN_BUCKETS, TTFT_BUCKETS
+from common.metrics import ITL_BUCKETS, LENGTH_BUCKETS, REQUEST_BUCKETS, TTFT_BUCKETS, build_info
 from router.latency import LatencyWindows, Stopwatch
 
-Gauges = Callable[[], dict[str, tuple[str, float]]]
-"""Name to (help, value), asked at scrape time."""
+_PER_WORKER = ("model", "worker")
 
 
-class _GaugeCollector(Collector):
-    """Reads the router's state when asked, in place of a gauge that must be kept in step with it."""
+@dataclass(frozen=True, slots=True)
+class WorkerGauge:
+    """A worker as this router sees it now."""
 
-    def __init__(self, gauges: Gauges) -> None:
-        self._gauges = gauges
+    model: str
+    address: str
+    is_available: bool
+    num_open_requests: int
 
-    def collect(self) -> list[GaugeMetricFamily]:
-        return [GaugeMetricFamily(name, text, value=value) for name, (text, value) in self._gauges().items()]
+
+@dataclass(frozen=True, slots=True)
+class Gauges:
+    """The router's state, asked at scrape time."""
+
+    num_open_requests: int
+    workers: list[WorkerGauge]
+
+
+@dataclass(frozen=True, slots=True)
+class HopMetrics:
+    """Latencies of requests of one model on one worker."""
+
+    all: LatencyWindows
+    """Of the router."""
+    own: LatencyWindows
+    """Of its requests on this worker."""
+    ttft: Histogram
+    tpot: Histogram
+    itl: Histogram
+    e2e: Histogram
+
+    def first_token(self, seconds: float) -> None:
+        self.ttft.observe(seconds)
+        self.all.ttft.observe(seconds)
+        self.own.ttft.observe(seconds)
+
+    def token_gap(self, seconds: float) -> None:
+        self.itl.observe(seconds)
+        self.all.itl.observe(seconds)
+
+    def completed(self, watch: Stopwatch, tpot: float | None) -> None:
+        """A request got its terminal message."""
+        self.e2e.observe(watch.elapsed)
+        self.all.e2e.observe(watch.elapsed)
+        if tpot is not None:
+            self.tpot.observe(tpot)
+            self.all.tpot.observe(tpot)
+            self.own.tpot.observe(tpot)
+
+
+@dataclass(slots=True)
+class RequestTotals:
+    """Of a request that is closed, however."""
+
+    end: str
+    """Finish reason or gRPC status, in lower case."""
+    model: str = ""
+    """Its id; empty: there was none of the name, or the request came to none."""
+    worker: str = ""
+    """The last one, of the first prompt; empty: it came to none."""
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_completion_tokens: int = 0
+
+
+@dataclass(slots=True)
+class _Known:
+    """Series of one worker, to be removed with it."""
+
+    models: set[str] = field(default_factory=set)
+    ends: set[tuple[str, str]] = field(default_factory=set)
+    """Model and end."""
 
 
 class RouterMetrics:
@@ -35,57 +104,91 @@ class RouterMetrics:
         self.finished: Tally[str] = Tally()
         self.num_prompt_tokens = 0
         self.num_completion_tokens = 0
+        self._known: dict[str, _Known] = {}
 
-        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-            return Histogram(f"fissile_router_{name}", text, buckets=buckets, registry=registry)
+        def histogram(name: str, text: str, labels: tuple[str, ...], buckets: tuple[float, ...]) -> Histogram:
+            return Histogram(f"fissile_router_{name}", text, labels, buckets=buckets, registry=registry)
 
-        self._ttft = histogram("time_to_first_token_seconds", "From arrival to the first token.", TTFT_BUCKETS)
-        self._tpot = histogram("time_per_output_token_seconds", "Mean of a request after its first.", TOKEN_BUCKETS)
-        self._itl = histogram("inter_token_latency_seconds", "Gap between messages with tokens.", TOKEN_BUCKETS)
-        self._e2e = histogram("request_seconds", "From arrival to the end.", REQUEST_BUCKETS)
-        self._prompt_length = histogram("prompt_tokens", "Prompt tokens of a request.", LENGTH_BUCKETS)
-        self._completion_length = histogram("completion_tokens", "Generated tokens of a request.", LENGTH_BUCKETS)
-        self._requests = Counter("fissile_router_requests", "Requests by end.", ["end"], registry=registry)
-        self._moves = Counter(
-            "fissile_router_request_moves", "Times a request moved to another worker.", registry=registry
+        def counter(name: str, text: str, labels: tuple[str, ...]) -> Counter:
+            return Counter(f"fissile_router_{name}", text, labels, registry=registry)
+
+        build_info(registry)
+        self._ttft = histogram("ttft_seconds", "From arrival to the first token.", _PER_WORKER, TTFT_BUCKETS)
+        self._tpot = histogram(
+            "tpot_seconds", "Mean time per token of a request after its first.", _PER_WORKER, ITL_BUCKETS
         )
+        self._itl = histogram("itl_seconds", "Gap between two messages with tokens.", _PER_WORKER, ITL_BUCKETS)
+        self._e2e = histogram("e2e_seconds", "From arrival to the last message.", _PER_WORKER, REQUEST_BUCKETS)
+        self._prompt_length = histogram(
+            "request_prompt_tokens", "Prompt tokens of a request.", ("model",), LENGTH_BUCKETS
+        )
+        self._completion_length = histogram(
+            "request_completion_tokens", "Generated tokens of a request.", ("model",), LENGTH_BUCKETS
+        )
+        self._cached = counter("cached_tokens", "Prompt tokens whose KV came from the prefix cache.", ("model",))
+        self._requests = counter("requests", "Requests by end.", (*_PER_WORKER, "end"))
+        self._moves = counter("request_moves", "Times a request moved to another worker.", ("model",))
 
     @property
     def uptime(self) -> float:
         """Seconds."""
         return time.monotonic() - self._started
 
-    def watch(self, gauges: Gauges) -> None:
+    def watch(self, gauges: Callable[[], Gauges]) -> None:
         """Add gauges."""
         self._registry.register(_GaugeCollector(gauges))
 
-    def first_token(self, seconds: float, worker: LatencyWindows) -> None:
-        self.latency.ttft.observe(seconds)
-        worker.ttft.observe(seconds)
-        self._ttft.observe(seconds)
+    def hop(self, model: str, worker: str, windows: LatencyWindows) -> HopMetrics:
+        """`windows`: of the requests on this worker."""
+        self._known.setdefault(worker, _Known()).models.add(model)
+        ttft, tpot, itl, e2e = (
+            metric.labels(model, worker) for metric in (self._ttft, self._tpot, self._itl, self._e2e)
+        )
+        return HopMetrics(self.latency, windows, ttft, tpot, itl, e2e)
 
-    def token_gap(self, seconds: float) -> None:
-        self.latency.itl.observe(seconds)
-        self._itl.observe(seconds)
+    def moved(self, model: str) -> None:
+        self._moves.labels(model).inc()
 
-    def moved(self) -> None:
-        self._moves.inc()
-
-    def completed(self, watch: Stopwatch, tpot: float | None, worker: LatencyWindows | None) -> None:
-        """A request got its terminal message."""
-        self.latency.e2e.observe(watch.elapsed)
-        self._e2e.observe(watch.elapsed)
-        if tpot is not None:
-            self.latency.tpot.observe(tpot)
-            self._tpot.observe(tpot)
-            if worker is not None:
-                worker.tpot.observe(tpot)
-
-    def ended(self, end: str, num_prompt_tokens: int, num_completion_tokens: int) -> None:
-        """A request is closed, however. `end`: finish reason or gRPC status, in lower case."""
+    def ended(self, totals: RequestTotals) -> None:
+        model, worker, end = totals.model, totals.worker, totals.end
         self.finished[end] += 1
-        self._requests.labels(end).inc()
-        self.num_prompt_tokens += num_prompt_tokens
-        self.num_completion_tokens += num_completion_tokens
-        self._prompt_length.observe(num_prompt_tokens)
-        self._completion_length.observe(num_completion_tokens)
+        self._known.setdefault(worker, _Known()).ends.add((model, end))
+        self._requests.labels(model, worker, end).inc()
+        self.num_prompt_tokens += totals.num_prompt_tokens
+        self.num_completion_tokens += totals.num_completion_tokens
+        if worker:
+            self._prompt_length.labels(model).observe(totals.num_prompt_tokens)
+            self._completion_length.labels(model).observe(totals.num_completion_tokens)
+            self._cached.labels(model).inc(totals.num_cached_tokens)
+
+    def keep_workers(self, workers: AbstractSet[str]) -> None:
+        """Remove the series of all others: a name may lead to new addresses every day."""
+        for worker in self._known.keys() - workers - {""}:
+            known = self._known.pop(worker)
+            for model in known.models:
+                for metric in (self._ttft, self._tpot, self._itl, self._e2e):
+                    metric.remove(model, worker)
+            for model, end in known.ends:
+                self._requests.remove(model, worker, end)
+
+
+class _GaugeCollector(Collector):
+    """Reads the router's state when asked, in place of gauges that must be kept in step with it."""
+
+    def __init__(self, gauges: Callable[[], Gauges]) -> None:
+        self._gauges = gauges
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        now = self._gauges()
+        yield GaugeMetricFamily("fissile_router_open_requests", "Open requests.", value=now.num_open_requests)
+        available = GaugeMetricFamily(
+            "fissile_router_worker_available", "1: the worker takes new requests.", labels=_PER_WORKER
+        )
+        open_requests = GaugeMetricFamily(
+            "fissile_router_worker_open_requests", "Open requests of this router on it.", labels=_PER_WORKER
+        )
+        for worker in now.workers:
+            available.add_metric((worker.model, worker.address), worker.is_available)
+            open_requests.add_metric((worker.model, worker.address), worker.num_open_requests)
+        yield available
+        yield open_requests

@@ -15,7 +15,7 @@ from fissile.errors import FissileError, InternalError
 from fissile.v1 import FinishReason, RequestOutput, RequestTimings, SequenceGroup, TokenLogprobs, Usage
 from router.completion import Completion, Delta, TokenGapError
 from router.latency import LatencyWindows, Stopwatch
-from router.metrics import RouterMetrics
+from router.metrics import HopMetrics, RouterMetrics
 from router.pacing import Pacer
 from router.prompt_logprobs import PromptLogprobs
 from router.refusals import error_of
@@ -44,6 +44,9 @@ class Update:
 
 class Hop(Protocol):
     """The worker link a request is on."""
+
+    @property
+    def address(self) -> str: ...
 
     @property
     def latency(self) -> LatencyWindows: ...
@@ -75,10 +78,12 @@ class OpenRequest:
         self._pacer = pacer
         self._has_sent = False
         self._hop: Hop | None = None
-        self._latency: LatencyWindows | None = None
+        self._hop_metrics: HopMetrics | None = None
+        self.worker = ""
+        """Address of the one it is on or was on last; empty: it came to none."""
         self._on_worker: dict[int, Completion] = {}
         self._hop_timer: asyncio.TimerHandle | None = None
-        self._num_cached_tokens = 0
+        self.num_cached_tokens = 0
         self._timings = RequestTimings()
 
     @property
@@ -102,7 +107,8 @@ class OpenRequest:
         )
         ids = hop.start(group, self)
         self.lost = None
-        self._hop, self._latency = hop, hop.latency
+        self._hop, self.worker = hop, hop.address
+        self._hop_metrics = self._metrics.hop(self.spec.model, hop.address, hop.latency)
         self._on_worker = dict(zip(ids, unfinished, strict=True))
         timed_out = f"no token within {first_token_timeout:g} s"
         self._hop_timer = asyncio.get_running_loop().call_later(first_token_timeout, self.on_lost, timed_out)
@@ -128,9 +134,9 @@ class OpenRequest:
         if output.finish_reason == _ABORTED:
             self.on_lost(f"aborted by the worker: {output.detail}")
             return
-        if output.index == 0 and not self._num_cached_tokens:
+        if output.index == 0 and not self.num_cached_tokens:
             # Later completions share the first one's prompt, and a resumed one finds what it had computed itself.
-            self._num_cached_tokens = output.num_cached_tokens
+            self.num_cached_tokens = output.num_cached_tokens
         if output.prompt_logprobs:
             self._prompt_logprobs.accept(output)
         if output.token_ids and not self._prompt_logprobs.is_complete:
@@ -170,10 +176,11 @@ class OpenRequest:
     def _tokens_came(self, now: float) -> None:
         is_first = self.watch.first_token is None
         gap = self.watch.tokens_came(now)
-        if is_first and self.watch.ttft is not None and self._latency:
-            self._metrics.first_token(self.watch.ttft, self._latency)
+        assert self._hop_metrics is not None, "tokens come from a hop"
+        if is_first and self.watch.ttft is not None:
+            self._hop_metrics.first_token(self.watch.ttft)
         elif gap is not None:
-            self._metrics.token_gap(gap)
+            self._hop_metrics.token_gap(gap)
 
     def _refused(self, output: RequestOutput) -> None:
         error = error_of(output, self.spec.prompt.field)
@@ -243,7 +250,7 @@ class OpenRequest:
         return Usage(
             num_prompt_tokens=len(self.spec.prompt.token_ids),
             num_completion_tokens=self.num_completion_tokens,
-            num_cached_tokens=self._num_cached_tokens,
+            num_cached_tokens=self.num_cached_tokens,
             num_reasoning_tokens=sum(c.num_reasoning_tokens for c in self.completions),
         )
 
@@ -258,5 +265,6 @@ class OpenRequest:
         ):
             if seconds is not None:
                 duration.FromNanoseconds(int(seconds * 1e9))
-        self._metrics.completed(watch, tpot, self._latency)
+        assert self._hop_metrics is not None, "what is finished was on a hop"
+        self._hop_metrics.completed(watch, tpot)
         return timings

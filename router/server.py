@@ -17,7 +17,7 @@ from router.balancer.policy import POLICIES
 from router.chat_template import template_of_operator
 from router.config import RouterSettings
 from router.dispatch import DispatchConfig, Dispatcher
-from router.metrics import RouterMetrics
+from router.metrics import Gauges, RouterMetrics, WorkerGauge
 from router.open_requests import OpenRequests
 from router.pacing import Pacer
 from router.service import GenerationService
@@ -144,15 +144,16 @@ class RouterServer:
                     logger.warning("not ready: no healthy worker")
                 was_ready = is_ready
                 continue
+            self.metrics.keep_workers(self.workers.links.keys())
             await self.workers.wait_for_change()
 
-    def _gauges(self) -> dict[str, tuple[str, float]]:
+    def _gauges(self) -> Gauges:
         links = list(self.workers.links.values())
-        return {
-            "fissile_router_open_requests": ("Open requests.", len(self.open_requests)),
-            "fissile_router_workers": ("Workers known.", len(links)),
-            "fissile_router_workers_available": ("Workers that take requests.", sum(w.is_available for w in links)),
-        }
+        workers = [
+            WorkerGauge(link.info.model if link.info else "", link.address, link.is_available, link.num_open_requests)
+            for link in links
+        ]
+        return Gauges(len(self.open_requests), workers)
 
 
 def http_server(settings: RouterSettings, api: GenerationApi, is_ready: Callable[[], bool]) -> "HttpServer":

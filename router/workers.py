@@ -32,12 +32,12 @@ class ServedModel:
     """A model, as its workers describe it."""
 
     id: str
-    aliases: tuple[str, ...]
-    """Other names for it; none is the id of another model."""
     info: GetWorkerResponse
     tokenizer: Tokenizer
     num_workers: int
     """Available now."""
+    aliases: tuple[str, ...] = ()
+    """Other names for it; none is the id of another model."""
 
 
 class WorkerSet:
@@ -93,7 +93,7 @@ class WorkerSet:
                 continue
             name = link.info.model
             num_workers = len(self.candidates(name, link.info.tokenizer_fingerprint))
-            result[name] = ServedModel(name, _aliases(name, infos), link.info, link.tokenizer, num_workers)
+            result[name] = ServedModel(name, link.info, link.tokenizer, num_workers, _aliases(name, infos))
         return result
 
     def candidates(self, model: str, fingerprint: str, dp_rank: int | None = None) -> list[WorkerLink]:

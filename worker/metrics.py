@@ -1,44 +1,67 @@
-"""What this worker counts, for Prometheus."""
+"""What this worker counts, for Prometheus. Nothing counts before `start`: the warm-up is nobody's request."""
 
 from collections.abc import Callable, Iterator
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from common.metrics import REQUEST_BUCKETS, TOKEN_BUCKETS
+from common.metrics import ITL_BUCKETS, REQUEST_BUCKETS, build_info
 from fissile.errors import FissileError
 from worker.convert_outputs import phase_seconds
 from worker.core.outputs import LoadSnapshot, SequenceOutput
 from worker.engine import StepStats
+from worker.runner.config import ModelInfo
 
-GAP_BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1)
+GAP_BUCKETS = (0.00001, 0.000025, 0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1)
 BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
 class WorkerMetrics:
-    """One per worker."""
+    """One per worker. `model` is the id of what it serves, a label of everything."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(self, registry: CollectorRegistry, model: str) -> None:
         self._registry = registry
+        self._model = model
+        self._has_started = False
 
         def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-            return Histogram(f"fissile_worker_{name}", text, buckets=buckets, registry=registry)
+            metric = Histogram(f"fissile_worker_{name}", text, ["model"], buckets=buckets, registry=registry)
+            return metric.labels(model)
 
-        self._queued = histogram("queue_seconds", "From arrival to first scheduled.", REQUEST_BUCKETS)
+        build_info(registry)
+        self._queued = histogram("queued_seconds", "From arrival to first scheduled.", REQUEST_BUCKETS)
         self._prefill = histogram("prefill_seconds", "From first scheduled to first token.", REQUEST_BUCKETS)
         self._decode = histogram("decode_seconds", "From first token to the end.", REQUEST_BUCKETS)
-        self._step = histogram("step_seconds", "Time between results of the device.", TOKEN_BUCKETS)
+        self._step = histogram("step_seconds", "Time between results of the device.", ITL_BUCKETS)
         self._gap = histogram("step_gap_seconds", "The part of it in which the device did not run it.", GAP_BUCKETS)
         self._step_tokens = histogram("step_tokens", "Tokens computed in a step.", BATCH_BUCKETS)
         self._step_sequences = histogram("step_sequences", "Sequences in a step.", BATCH_BUCKETS)
-        self._ends = Counter("fissile_worker_sequences", "Sequences by end.", ["end"], registry=registry)
+        self._ends = Counter("fissile_worker_sequences", "Sequences by end.", ["model", "end"], registry=registry)
 
-    def watch(self, load: Callable[[], LoadSnapshot]) -> None:
-        """Add gauges and counters of the load, asked at scrape time."""
-        self._registry.register(_LoadCollector(load))
+    def start(self, info: ModelInfo, load: Callable[[], LoadSnapshot]) -> None:
+        """Count from here on, and add gauges and counters of the load, asked at scrape time."""
+        device = Info("fissile_worker", "What the worker runs, and on what.", ["model"], registry=self._registry)
+        device.labels(self._model).info(
+            {"architecture": info.config.architecture, "dtype": info.dtype, "device": info.device}
+        )
+        memory = Gauge(
+            "fissile_worker_memory_bytes", "Memory of rank 0 by use.", ["model", "use"], registry=self._registry
+        )
+        report = info.memory
+        for use, num_bytes in (
+            ("weights", report.weights),
+            ("activations", report.activations),
+            ("kv_cache", report.kv_cache),
+            ("swap", report.swap),
+        ):
+            memory.labels(self._model, use).set(num_bytes)
+        self._registry.register(_LoadCollector(self._model, load))
+        self._has_started = True
 
     def observe_step(self, stats: StepStats) -> None:
+        if not self._has_started:
+            return
         self._step.observe(stats.step_seconds)
         self._gap.observe(stats.gap_seconds)
         self._step_tokens.observe(stats.num_tokens)
@@ -47,7 +70,9 @@ class WorkerMetrics:
     def observe_end(self, output: SequenceOutput) -> None:
         """A terminal output."""
         assert output.finish_reason is not None
-        self._ends.labels(output.finish_reason.value).inc()
+        if not self._has_started:
+            return
+        self._ends.labels(self._model, output.finish_reason.value).inc()
         phases = phase_seconds(output)
         for histogram, seconds in (
             (self._queued, phases.queued),
@@ -58,38 +83,50 @@ class WorkerMetrics:
                 histogram.observe(seconds)
 
     def observe_refusal(self, error: FissileError) -> None:
-        self._ends.labels(f"refused_{error.reason.lower()}").inc()
+        self._ends.labels(self._model, f"refused_{error.reason.lower()}").inc()
 
 
 class _LoadCollector(Collector):
-    """Reads the engine's last load when asked, in place of gauges that must be kept in step with it."""
+    """Reads the engine's last load when asked, in place of gauges that must be kept in step with it. Counters are those
+    since it was made."""
 
-    def __init__(self, load: Callable[[], LoadSnapshot]) -> None:
+    def __init__(self, model: str, load: Callable[[], LoadSnapshot]) -> None:
+        self._model = model
         self._load = load
+        self._before = load()
 
     def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
-        load = self._load()
+        load, before = self._load(), self._before
         gauges = {
-            "sequences_running": ("Sequences being computed.", load.num_running),
-            "sequences_waiting": ("Sequences waiting for admission.", load.num_waiting),
-            "sequences_swapped": ("Sequences swapped out.", load.num_swapped),
+            "running_sequences": ("Sequences being computed.", load.num_running),
+            "waiting_sequences": ("Sequences waiting for admission.", load.num_waiting),
+            "swapped_sequences": ("Sequences swapped out.", load.num_swapped),
             "waiting_tokens": ("Tokens of waiting sequences.", load.num_waiting_tokens),
-            "kv_blocks": ("KV cache blocks.", load.num_blocks),
-            "kv_blocks_used": ("KV cache blocks held by sequences.", load.num_blocks_used),
-            "kv_blocks_cached": ("Free KV cache blocks with reusable content.", load.num_blocks_cached),
-            "kv_occupancy": ("Share of KV cache blocks held by sequences.", load.num_blocks_used / load.num_blocks),
+            "blocks": ("KV cache blocks.", load.num_blocks),
+            "used_blocks": ("KV cache blocks held by sequences.", load.num_blocks_used),
+            "cached_blocks": ("Free KV cache blocks with reusable content.", load.num_blocks_cached),
         }
         counters = {
-            "prefix_queries": ("Prompt tokens looked up in the prefix cache.", load.num_total_prefix_queries),
-            "prefix_hits": ("Prompt tokens found there.", load.num_total_prefix_hits),
-            "preemptions": ("Preemptions.", load.num_total_preemptions),
-            "swaps": ("Preemptions by swap.", load.num_total_swaps),
-            "evictions": ("Cached blocks evicted.", load.num_total_evictions),
-            "steps": ("Engine steps.", load.num_total_steps),
-            "scheduled_tokens": ("Tokens computed.", load.num_total_scheduled_tokens),
-            "generated_tokens": ("Tokens generated.", load.num_total_sampled_tokens),
+            "prefix_queries": (
+                "Prompt tokens looked up in the prefix cache.",
+                load.num_total_prefix_queries - before.num_total_prefix_queries,
+            ),
+            "prefix_hits": ("Of these, found there.", load.num_total_prefix_hits - before.num_total_prefix_hits),
+            "preemptions": ("Preemptions.", load.num_total_preemptions - before.num_total_preemptions),
+            "swaps": ("Preemptions by swap.", load.num_total_swaps - before.num_total_swaps),
+            "evictions": ("Cached blocks evicted.", load.num_total_evictions - before.num_total_evictions),
+            "steps": ("Engine steps.", load.num_total_steps - before.num_total_steps),
+            "scheduled_tokens": (
+                "Tokens computed.",
+                load.num_total_scheduled_tokens - before.num_total_scheduled_tokens,
+            ),
+            "generated_tokens": ("Tokens generated.", load.num_total_sampled_tokens - before.num_total_sampled_tokens),
         }
         for name, (text, value) in gauges.items():
-            yield GaugeMetricFamily(f"fissile_worker_{name}", text, value=value)
+            gauge = GaugeMetricFamily(f"fissile_worker_{name}", text, labels=["model"])
+            gauge.add_metric([self._model], value)
+            yield gauge
         for name, (text, value) in counters.items():
-            yield CounterMetricFamily(f"fissile_worker_{name}", text, value=value)
+            counter = CounterMetricFamily(f"fissile_worker_{name}", text, labels=["model"])
+            counter.add_metric([self._model], value)
+            yield counter

@@ -75,7 +75,7 @@ class WorkerServer:
         self._is_executor_up = False
         self._load_tokenizer = load_tokenizer
         self._registry = new_registry()
-        self._metrics = WorkerMetrics(self._registry)
+        self._metrics = WorkerMetrics(self._registry, settings.model_names[0])
         self._service = WorkerService(settings, self._take_health_down)
         self._server = ServiceServer(SERVICE_NAME, settings.tls())
         v1.add_WorkerServiceServicer_to_server(self._service, self._server.server)
@@ -102,7 +102,7 @@ class WorkerServer:
         tokenizer = await _in_thread(self._load_tokenizer)
         model = await _in_thread(self._executor.start)
         self._is_executor_up = True
-        self._engine = self._start_engine(model)
+        self._engine = engine = self._make_engine(model)
         limits = ModelLimits(
             vocab_size=model.config.vocab_size,
             max_model_len=model.max_model_len,
@@ -119,17 +119,18 @@ class WorkerServer:
         )
         self._engine.start()
         await self._warm_up(self._dispatcher, limits)
+        self._metrics.start(model, lambda: engine.load)
         self._service.attach(LoadedWorker(self._engine, self._dispatcher, model, tokenizer))
         await self._server.set_serving(True)
         seconds, name = self._loop.time() - started_at, self._settings.model_names[0]
         logger.info("ready after %.1f s: %s on %s", seconds, name, model.device)
 
-    def _start_engine(self, model: ModelInfo) -> Engine:
+    def _make_engine(self, model: ModelInfo) -> Engine:
         scheduler = Scheduler(
             self._settings.scheduler_config(model.max_model_len),
             self._settings.cache_config(model.num_blocks, model.num_host_blocks),
         )
-        engine = Engine(
+        return Engine(
             scheduler,
             self._executor,
             async_depth=int(self._settings.async_scheduling),
@@ -137,8 +138,6 @@ class WorkerServer:
             on_report=lambda report: self._call_soon(lambda: self._on_report(report)),
             on_failure=lambda error: self._call_soon(lambda: self._on_failure(error)),
         )
-        self._metrics.watch(lambda: engine.load)
-        return engine
 
     async def _warm_up(self, dispatcher: Dispatcher, limits: ModelLimits) -> None:
         """One request the way routers' requests go: SERVING must mean that the next one succeeds."""

@@ -1,8 +1,9 @@
 """The two endpoints that generate, as ASGI applications. They raise FissileError as long as nothing has been sent."""
 
+import logging
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -10,8 +11,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
-from fissile.errors import FissileError
+from fissile.errors import MAX_VIOLATIONS, FissileError
 from fissile.v1 import ChatResponse, DetokenizeRequest, GenerateResponse, GetModelRequest, TokenizeRequest
+from router.account import shown
 from router.api import GenerationApi
 from router.http.answers import Envelope, Writer, join
 from router.http.bodies import ChatBody, CompletionBody, GenerationBody, Prompt
@@ -21,6 +23,8 @@ from router.http.events import events, send_events
 from router.http.field_names import FieldNames
 from router.http.json_body import parse_body
 from router.http.requests import chat_names, chat_request, completion_names, completion_request
+
+logger = logging.getLogger(__name__)
 
 M = TypeVar("M", GenerateResponse, ChatResponse)
 
@@ -36,13 +40,17 @@ class Completions:
         self._keep_alive = keep_alive
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body = parse_body(await Request(scope, receive).body(), CompletionBody)
+        raw = await Request(scope, receive).body()
+        with _refusals_logged(scope["path"]):
+            body = parse_body(raw, CompletionBody)
         names = completion_names(body)
         try:
             envelope = await _envelope(self._api, body, "cmpl")
             echo = await self._echo(body) if body.echo else None
             writer = CompletionWriter(envelope, 1 if body.n is None else body.n, body.logprobs, echo)
-            answers = self._api.generate(completion_request(body, envelope.id, self._keep_alive))
+            with _refusals_logged(scope["path"]):
+                request = completion_request(body, envelope.id, self._keep_alive)
+            answers = self._api.generate(request)
             await _Exchange(answers, writer, names, envelope.id, bool(body.stream)).respond(scope, receive, send)
         except FissileError as error:
             raise names.translate(error) from error
@@ -82,15 +90,30 @@ class Chat:
         self._keep_alive = keep_alive
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body = parse_body(await Request(scope, receive).body(), ChatBody)
+        raw = await Request(scope, receive).body()
+        with _refusals_logged(scope["path"]):
+            body = parse_body(raw, ChatBody)
         names = chat_names(body)
         try:
             envelope = await _envelope(self._api, body, "chatcmpl")
             writer = ChatWriter(envelope, (body.top_logprobs or 0) if body.logprobs else None)
-            answers = self._api.chat(chat_request(body, envelope.id, self._keep_alive))
+            with _refusals_logged(scope["path"]):
+                request = chat_request(body, envelope.id, self._keep_alive)
+            answers = self._api.chat(request)
             await _Exchange(answers, writer, names, envelope.id, bool(body.stream)).respond(scope, receive, send)
         except FissileError as error:
             raise names.translate(error) from error
+
+
+@contextmanager
+def _refusals_logged(path: str) -> Iterator[None]:
+    """Around what makes a request of a body: what is refused there comes to no account, which would log it."""
+    try:
+        yield
+    except FissileError as error:
+        fields = "".join(f", {shown(violation.field)}" for violation in error.violations[:MAX_VIOLATIONS])
+        logger.info("POST %s refused: %s%s", path, error.code.name.lower(), fields)
+        raise
 
 
 async def _envelope(api: GenerationApi, body: GenerationBody, prefix: str) -> Envelope:

@@ -8,6 +8,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from common.authentication import HEADER, ApiKey
 from fissile.errors import UnauthenticatedError
+from router.account import shown
 from router.http.errors import plain_error
 
 logger = logging.getLogger(__name__)
@@ -28,7 +29,7 @@ class KeyCheck:
             try:
                 self._key.check(dict(scope["headers"]).get(HEADER.encode(), b""))
             except UnauthenticatedError as error:
-                logger.info("%s %r refused: %s", scope["method"], scope["path"], error.message)
+                logger.info("%s %s refused: %s", scope["method"], shown(scope["path"]), error.message)
                 body = plain_error(error.message, code="invalid_api_key")
                 await JSONResponse(body, 401, {"www-authenticate": "Bearer"})(scope, receive, send)
                 return
@@ -52,6 +53,7 @@ class WholeBody:
             body += message.get("body", b"")
             more = message.get("more_body", False)
             if len(body) > self._limit:
+                logger.info("%s %s refused: the body is too long", scope["method"], shown(scope["path"]))
                 error = plain_error(f"the body is longer than {self._limit} bytes", code="body_too_long")
                 await JSONResponse(error, 413)(scope, receive, send)
                 return

@@ -1,6 +1,10 @@
 """The radix tree: runs split where chains branch, and leaves go before what leads to them. Blocks of 4 tokens."""
 
+import random
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from common.block_hash import default_hasher
 from worker.core.block_chain import BlockChain
@@ -136,3 +140,62 @@ def test_run_whose_tail_was_evicted_grows_again() -> None:
     assert hits(index, 1, 2, 3) == [0, 1]
     publish(index, [1, 2, 9], [0, 1, 3])
     assert hits(index, 1, 2, 9) == [0, 1, 3]
+
+
+@pytest.mark.parametrize("num_wanted", [1, 3, 5])
+def test_chain_given_back_tail_first_goes_as_many_blocks_at_once_as_are_wanted(num_wanted: int) -> None:
+    index = RadixPrefixIndex(16)
+    pool = BlockPool(16, index)
+    table = pool.take(5)
+    publish(index, [1, 2, 3, 4, 5], table)
+    pool.give(reversed(table))
+    assert sorted(index.evict(num_wanted)) == table[5 - num_wanted :]
+    assert hits(index, 1, 2, 3, 4, 5) == table[: 5 - num_wanted]
+
+
+def test_leaf_below_a_trunk_released_first_goes_at_once(index: RadixPrefixIndex) -> None:
+    pool = BlockPool(16, index)
+    table = pool.take(5)
+    publish(index, [1, 2, 3, 4, 5], table)
+    pool.give(table)
+    assert sorted(index.evict(3)) == table[2:]
+    assert hits(index, 1, 2, 3) == table[:2]
+
+
+def test_what_was_released_between_two_blocks_of_a_run_goes_between_them(index: RadixPrefixIndex) -> None:
+    pool = BlockPool(16, index)
+    first, second = pool.take(2), pool.take(1)
+    publish(index, [1, 2], first)
+    publish(index, [3], second)
+    pool.give([first[1], *second, first[0]])
+    assert [index.evict(3), index.evict(3), index.evict(3)] == [[first[1]], second, [first[0]]]
+
+
+blocks = st.lists(st.integers(0, 1), min_size=1, max_size=5)
+
+
+@given(
+    chains=st.lists(blocks, min_size=1, max_size=6),
+    seed=st.integers(0, 1000),
+    num_held=st.integers(0, 3),
+    num_wanted=st.integers(1, 12),
+)
+def test_many_at_once_are_those_that_would_go_one_by_one(chains, seed: int, num_held: int, num_wanted: int) -> None:
+    left = []
+    for takes_all in (True, False):
+        index = RadixPrefixIndex(40)
+        pool = BlockPool(40, index)
+        owned: list[int] = []
+        for chain in chains:
+            table = pool.take(len(chain))
+            publish(index, chain, table)
+            owned += table
+        random.Random(seed).shuffle(owned)
+        pool.give(owned[num_held:])
+        pool.take(pool.num_free - pool.num_cached)
+        num = min(num_wanted, pool.num_free)
+        for size in [num] if takes_all else [1] * num:
+            pool.take(size)
+        index.check_integrity()
+        left.append({block.hash for block in index.stored()})
+    assert left[0] == left[1]

@@ -1,11 +1,14 @@
 """Several tokens accepted in one step: where the run is cut, why, and that nothing behind the cut leaves a trace."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.core.builders import Engine, make_sequence
 from tests.core.helpers import answer
 from worker.core.params import StopConditions
 from worker.core.sequence import FinishReason
+from worker.core.stop_sequences import StopSequences
 from worker.core.stopping import find_stop
 
 PROMPT = [1, 2, 3]
@@ -49,6 +52,32 @@ def test_stop_sequence_that_was_complete_earlier_does_not_match_again() -> None:
 def test_of_two_stop_sequences_the_one_that_ends_first_counts() -> None:
     conditions = StopConditions(max_tokens=100, stop_token_sequences=((11, 12, 13, 14), (12, 13)))
     assert find_stop(PROMPT, RUN, 3, conditions, 1000) == (3, FinishReason.STOP_SEQUENCE)
+
+
+@pytest.mark.parametrize(
+    ("sequences", "text", "expected"),
+    [
+        ((), [1], False),
+        (((1,),), [], False),
+        (((5, 1), (4, 1), (9, 1)), [7, 4, 1], True),
+        (((5, 1), (4, 1), (9, 1)), [7, 6, 1], False),
+        (((1,), (4, 1), (2, 9, 1)), [9, 1], True),
+        (((300, 2, 1),), [300, 2, 1], True),
+        (((300, 2, 1),), [44, 2, 1], False),
+    ],
+)
+def test_last_token_first_is_how_sequences_are_compared(sequences, text: list[int], expected: bool) -> None:
+    assert StopSequences(sequences).match_end(text) is expected
+
+
+@given(
+    sequences=st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=5).map(tuple), max_size=12).map(tuple),
+    text=st.lists(st.integers(0, 2), max_size=12),
+)
+def test_any_sequences_match_as_one_by_one(sequences: tuple[tuple[int, ...], ...], text: list[int]) -> None:
+    expected = any(tuple(text[-len(wanted) :]) == wanted for wanted in sequences)
+    assert StopSequences(sequences).match_end(text) is expected
+    assert not expected or text[-1] in StopSequences(sequences).last_token_ids
 
 
 @pytest.mark.parametrize("num_of_prompt", [1, 2, 3])

@@ -164,9 +164,9 @@ def test_metrics_of_both_services(services):
     with Client(address) as own:
         own.generate(STORY, max_tokens=4).result()
     pages = [metrics_page(router), metrics_page(worker)]
-    for name in ("time_to_first_token", "time_per_output_token", "inter_token_latency", "request"):
-        assert re.search(rf"^fissile_router_{name}_seconds_count [1-9]", pages[0], re.MULTILINE), name
-    assert 'fissile_worker_sequences_total{end="length"}' in pages[1]
+    for name in ("ttft", "tpot", "itl", "e2e"):
+        assert re.search(rf"^fissile_router_{name}_seconds_count{{.*}} [1-9]", pages[0], re.MULTILINE), name
+    assert 'fissile_worker_sequences_total{end="length",model="smollm2"} 1.0' in pages[1]
 
 
 def test_reflection_describes_a_request(cluster):

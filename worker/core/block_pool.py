@@ -40,7 +40,7 @@ class BlockPool:
         vacant = self._vacant
         while len(vacant) < num_blocks:
             assert self._index is not None
-            self._add_vacant(self._index.evict())
+            self._add_vacant(self._index.evict(num_blocks - len(vacant)))
         blocks = [vacant.popleft() for _ in range(num_blocks)]
         for block in blocks:
             self._ref_counts[block] = 1

@@ -57,13 +57,8 @@ class Committer:
             if seq.time_first_token is None:
                 seq.time_first_token = now
             logprobs = output.logprobs.get(row) if output.logprobs else None
-            # One token that is no ending, below every limit, with no sequence to match: find_stop would go on.
-            if (
-                len(tokens) > 1
-                or tokens[0] in seq.ending_token_ids
-                or len(token_ids) + 1 >= seq.max_length
-                or seq.stop.stop_token_sequences
-            ):
+            # One token that ends nothing, be it a stop sequence, below every limit: find_stop would go on.
+            if len(tokens) > 1 or tokens[0] in seq.stopping_token_ids or len(token_ids) + 1 >= seq.max_length:
                 num_sampled += self._commit_with_stops(seq, tokens, logprobs)
                 continue
             num_sampled += 1

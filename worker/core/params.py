@@ -1,7 +1,9 @@
 """What a client asks of one sequence: how to sample and when to stop. Immutable, shared by engine and runner."""
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from worker.core.stop_sequences import StopSequences
 
 
 class GrammarKind(enum.Enum):
@@ -83,6 +85,11 @@ class StopConditions:
     stop_token_ids: frozenset[int] = frozenset()
     stop_token_sequences: tuple[tuple[int, ...], ...] = ()
     """Each non-empty. Matched against generated tokens only, never across the end of the prompt."""
+    stop_sequences: StopSequences = field(init=False, repr=False, compare=False)
+    """The same, ready to be matched."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "stop_sequences", StopSequences(self.stop_token_sequences))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

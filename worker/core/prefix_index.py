@@ -74,9 +74,12 @@ class PrefixIndex(ABC):
         not returned; they stay with their holders.
         """
 
-    def evict(self) -> list[int]:
-        """Gives up the evictable block that is due; returns the blocks that have no content any more, at least one."""
-        vacant = self.withdraw(self._due())
+    def evict(self, num_wanted: int) -> list[int]:
+        """Gives up what is due; returns the blocks that have no content any more, at least one.
+
+        These are more than wanted only where several hang on the one that is due.
+        """
+        vacant = self.withdraw(self._due(num_wanted))
         self.num_evictions += len(vacant)
         return vacant
 
@@ -87,8 +90,8 @@ class PrefixIndex(ABC):
             vacant += self.withdraw(next(iter(self._evictable)))
         return vacant
 
-    def _due(self) -> int:
-        """The evictable block to give up next."""
+    def _due(self, num_wanted: int) -> int:
+        """The evictable block to give up next, with what hangs on it."""
         return next(iter(self._evictable))
 
     @abstractmethod

@@ -11,10 +11,12 @@ from worker.core.prefix_index import Anchor, PrefixIndex
 class _Node(Anchor):
     """A run of blocks. Children are keyed by the content of their first block."""
 
-    __slots__ = ("blocks", "children", "contents", "hashes", "parent")
+    __slots__ = ("blocks", "children", "contents", "hashes", "parent", "start")
 
-    def __init__(self, parent: "_Node | None") -> None:
+    def __init__(self, parent: "_Node | None", start: int) -> None:
         self.parent = parent
+        self.start = start
+        """Blocks on the way to its first one."""
         self.contents: list[bytes] = []
         self.hashes: list[int] = []
         self.blocks: list[int] = []
@@ -26,8 +28,10 @@ class RadixPrefixIndex(PrefixIndex):
 
     def __init__(self, num_blocks: int) -> None:
         super().__init__(num_blocks)
-        self._root = _Node(None)
+        self._root = _Node(None, 0)
         self._node_of: list[_Node | None] = [None] * num_blocks
+        self._depth_of = [0] * num_blocks
+        """Of a published block: how many blocks lead to it."""
 
     def match(self, chain: BlockChain, max_blocks: int) -> tuple[list[int], Anchor | None]:
         blocks, node, _ = self._walk(chain.contents, max_blocks)
@@ -43,13 +47,14 @@ class RadixPrefixIndex(PrefixIndex):
         if depth < len(node.blocks):
             self._split(node, depth)
         if node.children or node is self._root:
-            node = self._add_child(node, chain.contents[at])
+            node = self._add_child(node, chain.contents[at], at)
         hashes = chain.hash_up_to(end)
         for index in range(at, end):
             node.contents.append(chain.contents[index])
             node.hashes.append(hashes[index])
             node.blocks.append(block_table[index])
             self._node_of[block_table[index]] = node
+            self._depth_of[block_table[index]] = index
             if self.events is not None:
                 content, parent = chain.contents[index], chain.parent_hash(index)
                 self.events.stored(StoredBlock(block_table[index], hashes[index], parent, content))
@@ -61,17 +66,23 @@ class RadixPrefixIndex(PrefixIndex):
     def withdraw(self, block_id: int) -> list[int]:
         node = self._node_of[block_id]
         assert node is not None
-        at = node.blocks.index(block_id)
-        if at:
-            node = self._split(node, at)
-        assert node.parent is not None
-        del node.parent.children[node.contents[0]]
-        return self._forget(self._collect(node))
+        at = self._depth_of[block_id] - node.start
+        below = [lower for child in node.children.values() for lower in self._collect(child)]
+        if at == 0:
+            assert node.parent is not None
+            del node.parent.children[node.contents[0]]
+        vacant = []
+        for lower in reversed(below):
+            vacant += self._forget(lower.blocks, lower.hashes)
+        vacant += self._forget(node.blocks[at:], node.hashes[at:])
+        del node.blocks[at:], node.hashes[at:], node.contents[at:]
+        node.children = {}
+        return vacant
 
     def clear(self) -> list[int]:
         vacant = list(self._evictable)
         self._evictable.clear()
-        self._root = _Node(None)
+        self._root = _Node(None, 0)
         self._node_of = [None] * self._num_blocks
         if self.events is not None:
             self.events.cleared()
@@ -110,7 +121,7 @@ class RadixPrefixIndex(PrefixIndex):
 
     def _split(self, node: _Node, depth: int) -> _Node:
         """Makes a node end after `depth` of its blocks; the rest becomes its only child, which is returned."""
-        rest = _Node(node)
+        rest = _Node(node, node.start + depth)
         rest.contents, node.contents = node.contents[depth:], node.contents[:depth]
         rest.hashes, node.hashes = node.hashes[depth:], node.hashes[:depth]
         rest.blocks, node.blocks = node.blocks[depth:], node.blocks[:depth]
@@ -121,30 +132,39 @@ class RadixPrefixIndex(PrefixIndex):
             self._node_of[block_id] = rest
         return rest
 
-    def _add_child(self, node: _Node, content: bytes) -> _Node:
-        child = _Node(node)
+    def _add_child(self, node: _Node, content: bytes, start: int) -> _Node:
+        child = _Node(node, start)
         node.children[content] = child
         return child
 
-    def _due(self) -> int:
+    def _due(self, num_wanted: int) -> int:
         """Least recently released first, but a leaf before what leads to it.
 
         A block with others below it is due only when all of those are referenced: its content lives twice, and they
-        hold a duplicate.
+        hold a duplicate. As many as wanted are due at once where they would be so one after another: what lies in a
+        leaf below the one released first, or was released up the leaf, as a table is.
         """
-        block_id = next(iter(self._evictable))
+        by_release = iter(self._evictable)
+        block_id = next(by_release)
         node = self._node_of[block_id]
         assert node is not None
-        at = node.blocks.index(block_id)
+        first = at = self._depth_of[block_id] - node.start
         while True:
             while at + 1 < len(node.blocks) and node.blocks[at + 1] in self._evictable:
                 at += 1
             if at + 1 < len(node.blocks):
                 return node.blocks[at]
+            if not node.children:
+                if node.blocks[at] == block_id:
+                    while (
+                        first > 0 and at + 1 - first < num_wanted and next(by_release, None) == node.blocks[first - 1]
+                    ):
+                        first -= 1
+                return node.blocks[max(first, at + 1 - num_wanted)]
             child = next((child for child in node.children.values() if child.blocks[0] in self._evictable), None)
             if child is None:
                 return node.blocks[at]
-            node, at = child, 0
+            node, first, at = child, 0, 0
 
     def _collect(self, top: _Node) -> list[_Node]:
         nodes, pending = [], [top]
@@ -154,17 +174,16 @@ class RadixPrefixIndex(PrefixIndex):
             pending.extend(node.children.values())
         return nodes
 
-    def _forget(self, nodes: list[_Node]) -> list[int]:
-        """Forgets nodes that were cut off; returns the blocks that nobody holds."""
+    def _forget(self, blocks: list[int], hashes: list[int]) -> list[int]:
+        """Forgets a run of blocks that was cut off, its tail first; returns those that nobody holds."""
         vacant = []
-        for node in nodes:
-            for block_id, hash in zip(node.blocks, node.hashes, strict=True):
-                self._node_of[block_id] = None
-                if self.events is not None:
-                    self.events.removed(hash)
-                if block_id in self._evictable:
-                    del self._evictable[block_id]
-                    vacant.append(block_id)
+        for block_id, hash in zip(reversed(blocks), reversed(hashes), strict=True):
+            self._node_of[block_id] = None
+            if self.events is not None:
+                self.events.removed(hash)
+            if block_id in self._evictable:
+                del self._evictable[block_id]
+                vacant.append(block_id)
         return vacant
 
     def check_integrity(self) -> None:
@@ -175,7 +194,9 @@ class RadixPrefixIndex(PrefixIndex):
             for first, child in node.children.items():
                 if child.parent is not node or child.contents[0] != first:
                     raise RuntimeError("radix index: a child does not hang where it should")
-            for block_id in node.blocks:
+            for at, block_id in enumerate(node.blocks):
+                if self._depth_of[block_id] != node.start + at:
+                    raise RuntimeError(f"radix index: block {block_id} is not where it should be")
                 if self._node_of[block_id] is not node or block_id in seen:
                     raise RuntimeError(f"radix index: block {block_id} is in two nodes, or in none")
                 seen.add(block_id)

@@ -91,6 +91,7 @@ class Sequence:
         "slot",
         "status",
         "stop",
+        "stopping_token_ids",
         "time_first_token",
         "time_queued",
         "time_scheduled",
@@ -147,6 +148,8 @@ class Sequence:
         self.max_length = 0
         """Committed tokens at which it ends: by max_tokens or by max_model_len, whichever is less."""
         self.ending_token_ids: frozenset[int] = stop.eos_token_ids | stop.stop_token_ids
+        self.stopping_token_ids: frozenset[int] = self.ending_token_ids | stop.stop_sequences.last_token_ids
+        """Tokens that may end it: those, and the last ones of stop sequences."""
 
         # Held while RUNNING (or, the host table, while SWAPPED).
         self.slot = -1

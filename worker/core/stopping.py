@@ -4,6 +4,8 @@ from collections.abc import Sequence as Seq
 
 from worker.core.params import StopConditions
 from worker.core.sequence import FinishReason
+from worker.core.stop_sequences import StopSequences
+from worker.core.tokens import token_array
 
 
 def find_stop(
@@ -19,18 +21,17 @@ def find_stop(
     token sequence, EOS, stop token id, max_tokens, max_model_len. Before `min_tokens` generated tokens none of the
     first three applies. A stop sequence matches generated tokens only. Changes nothing.
     """
-    longest = max(map(len, stop.stop_token_sequences), default=0)
-    # Of the past only what a stop sequence may still need, and nothing of the prompt.
-    generated = list(token_ids[max(num_prompt_tokens, len(token_ids) - longest) :])
     num_generated = len(token_ids) - num_prompt_tokens
     num_tokens = len(token_ids)
+    sequences = stop.stop_sequences
     for kept, token in enumerate(new_token_ids, start=1):
         num_generated += 1
         num_tokens += 1
-        generated.append(token)
         if num_generated >= stop.min_tokens:
-            if _ends_with_any(generated, stop.stop_token_sequences):
-                return kept, FinishReason.STOP_SEQUENCE
+            if token in sequences.last_token_ids:
+                newest = new_token_ids[max(kept - sequences.longest, 0) : kept]
+                if _completes_sequence(token_ids, newest, num_prompt_tokens, sequences):
+                    return kept, FinishReason.STOP_SEQUENCE
             if token in stop.eos_token_ids:
                 return kept, FinishReason.EOS
             if token in stop.stop_token_ids:
@@ -42,8 +43,11 @@ def find_stop(
     return len(new_token_ids), None
 
 
-def _ends_with_any(generated: list[int], stop_token_sequences: tuple[tuple[int, ...], ...]) -> bool:
-    for wanted in stop_token_sequences:
-        if len(wanted) <= len(generated) and tuple(generated[-len(wanted) :]) == wanted:
-            return True
-    return False
+def _completes_sequence(
+    token_ids: Seq[int], new_token_ids: Seq[int], num_prompt_tokens: int, sequences: StopSequences
+) -> bool:
+    # Of the past only what a sequence may still need, and nothing of the prompt.
+    num_past = min(max(sequences.longest - len(new_token_ids), 0), len(token_ids) - num_prompt_tokens)
+    tail = token_array(token_ids[len(token_ids) - num_past :])
+    tail.extend(new_token_ids)
+    return sequences.match_end(tail)

@@ -1,0 +1,129 @@
+"""What both services tell Prometheus: its own parser reads it, and docs/operations.md lists all of it."""
+
+import re
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from fissile.errors import InvalidArgumentError
+from router.latency import LatencyWindows, Stopwatch
+from router.metrics import Gauges, RequestTotals, RouterMetrics, WorkerGauge
+from tests.worker.fake_executor import FakeExecutor
+from worker.config import WorkerSettings
+from worker.core.scheduler import Scheduler
+from worker.engine import StepStats
+from worker.metrics import WorkerMetrics
+
+DOCS = Path(__file__).parents[2] / "docs/operations.md"
+WORKERS = [WorkerGauge("llama", "w:1", True, 2), WorkerGauge("llama", "w:2", False, 0)]
+
+
+def router_metrics():
+    registry = CollectorRegistry()
+    metrics = RouterMetrics(registry)
+    metrics.watch(lambda: Gauges(2, WORKERS))
+    return registry, metrics
+
+
+def serve_one(metrics, worker="w:1"):
+    hop = metrics.hop("llama", worker, LatencyWindows())
+    hop.first_token(0.0012)
+    hop.token_gap(0.0002)
+    hop.completed(Stopwatch(), 0.0002)
+    metrics.moved("llama")
+    metrics.ended(RequestTotals("eos", "llama", worker, 31, 16, 8))
+
+
+def idle_load():
+    settings = WorkerSettings()
+    return Scheduler(settings.scheduler_config(64), settings.cache_config(64, 0)).load()
+
+
+def worker_metrics():
+    registry = CollectorRegistry()
+    metrics = WorkerMetrics(registry, "llama")
+    metrics.start(FakeExecutor().start(), idle_load)
+    metrics.observe_step(StepStats(1, 1, 0.001, 0.0001))
+    metrics.observe_refusal(InvalidArgumentError("no"))
+    return registry
+
+
+def families(registry):
+    """As Prometheus reads them, by name."""
+    parsed = text_string_to_metric_families(generate_latest(registry).decode())
+    return {family.name: family for family in parsed if not family.name.endswith("_created")}
+
+
+def samples(registry, name):
+    return {tuple(s.labels.values()): s.value for f in families(registry).values() for s in f.samples if s.name == name}
+
+
+@pytest.fixture(scope="module")
+def everything():
+    registry, metrics = router_metrics()
+    serve_one(metrics)
+    return families(registry) | families(worker_metrics())
+
+
+def test_the_documentation_lists_every_metric_and_no_other(everything):
+    listed = set()
+    for name, family in everything.items():
+        labels = sorted({label for sample in family.samples for label in sample.labels} - {"le"})
+        # The text format has no type for build information.
+        kind = "info" if name.endswith("_info") else family.type
+        suffix = "_total" if family.type == "counter" else ""
+        listed.add(f"| `{name}{suffix}` | {kind} | {', '.join(labels)} | {family.documentation} |")
+    assert set(re.findall(r"^\| `fissile_.*$", DOCS.read_text(), re.MULTILINE)) == listed
+
+
+def test_names_say_the_unit(everything):
+    """Base units, and the nouns of the protos."""
+    for name, family in everything.items():
+        if family.type == "histogram":
+            assert name.endswith(("_seconds", "_tokens", "_sequences")), name
+        assert not re.search("_(ms|milliseconds|kib|mib|percent|num)(_|$)", name), name
+
+
+def test_buckets_tell_milliseconds_apart(everything):
+    borders = {
+        name: sorted(float(s.labels["le"]) for s in everything[f"fissile_{name}"].samples if "le" in s.labels)
+        for name in ("router_ttft_seconds", "router_itl_seconds", "router_tpot_seconds", "worker_step_seconds")
+    }
+    assert borders["router_ttft_seconds"][0] == 0.001
+    assert {borders[name][0] for name in borders if "ttft" not in name} == {0.0001}
+
+
+def test_what_a_request_adds():
+    registry, metrics = router_metrics()
+    serve_one(metrics)
+    metrics.ended(RequestTotals("not_found"))
+    assert samples(registry, "fissile_router_requests_total") == {("eos", "llama", "w:1"): 1, ("not_found", "", ""): 1}
+    assert samples(registry, "fissile_router_cached_tokens_total") == {("llama",): 16}
+    assert samples(registry, "fissile_router_ttft_seconds_count") == {("llama", "w:1"): 1}
+    assert samples(registry, "fissile_router_request_prompt_tokens_sum") == {("llama",): 31}
+    assert samples(registry, "fissile_router_worker_available") == {("llama", "w:1"): 1, ("llama", "w:2"): 0}
+
+
+def test_series_of_a_worker_go_with_it():
+    registry, metrics = router_metrics()
+    for worker in ("w:1", "w:2"):
+        serve_one(metrics, worker)
+    metrics.ended(RequestTotals("not_found"))
+    metrics.keep_workers({"w:2"})
+    for name in ("requests_total", "ttft_seconds_count", "e2e_seconds_count"):
+        assert {labels[-1] for labels in samples(registry, f"fissile_router_{name}")} - {""} == {"w:2"}
+    serve_one(metrics, "w:1")
+    assert samples(registry, "fissile_router_ttft_seconds_count") == {("llama", "w:1"): 1, ("llama", "w:2"): 1}
+    assert metrics.finished["eos"] == 3
+
+
+def test_a_worker_counts_from_its_start_on():
+    """Its warm-up is no request."""
+    registry = CollectorRegistry()
+    metrics = WorkerMetrics(registry, "llama")
+    metrics.observe_step(StepStats(1, 1, 0.001, 0.0001))
+    metrics.start(FakeExecutor().start(), idle_load)
+    metrics.observe_step(StepStats(1, 1, 0.001, 0.0001))
+    assert samples(registry, "fissile_worker_step_seconds_count") == {("llama",): 1}
