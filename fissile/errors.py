@@ -190,8 +190,11 @@ _TLS_CAUSES = {
     "Socket closed": "does the server want TLS, or a certificate of its clients?",
 }
 NOTHING_LISTENS = "nothing listens there"
+NOT_REACHABLE = "it cannot be reached"
+"""Where we know no better than gRPC."""
 _CAUSES = _TLS_CAUSES | {
     "Connection refused": NOTHING_LISTENS,
+    "http1.x server": "that is an HTTP port, and gRPC has one of its own",
     "errors resolving": "there is no such host",
     "DNS resolution failed": "there is no such host",
 }
@@ -199,7 +202,7 @@ _CAUSES = _TLS_CAUSES | {
 
 def cause_of(details: str) -> str:
     """Why a server was not reached, from gRPC's own words."""
-    return next((cause for word, cause in _CAUSES.items() if word in details), "it cannot be reached")
+    return next((cause for word, cause in _CAUSES.items() if word in details), NOT_REACHABLE)
 
 
 def is_of_tls(details: str) -> bool:

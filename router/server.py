@@ -92,13 +92,7 @@ class RouterServer:
         self.metrics.watch(self._gauges)
         if settings.metrics_port is not None:
             self._stop_metrics = serve_metrics(self._registry, settings.metrics_host, settings.metrics_port)
-        logger.info(
-            "listening on %s:%d%s; waiting for workers at %s",
-            settings.host,
-            port,
-            "" if self.http_port is None else f", HTTP on {settings.http_host}:{self.http_port}",
-            ", ".join(settings.workers),
-        )
+        logger.info("listening on %s:%d; waiting for workers at %s", settings.host, port, ", ".join(settings.workers))
         self.workers.start()
         self._health = asyncio.create_task(self._follow_health())
         if settings.port_file is not None:

@@ -162,7 +162,7 @@ class WorkerLink:
                 async with aio_channel(self.address, self._config.tls) as channel:
                     await self._session(channel)
             except grpc.aio.AioRpcError as error:
-                detail = f"{error.code().name}: {from_rpc_error(error).message}"
+                detail = from_rpc_error(error).message
                 worker_died = not _is_alive_after(error)
             except WorkerStuckError as error:
                 detail, worker_died = str(error), True

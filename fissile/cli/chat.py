@@ -73,6 +73,8 @@ class Conversation:
             except KeyboardInterrupt:
                 click.echo(f"\n{HELP}", err=True)
             except EOFError:
+                if sys.stdin.isatty():
+                    click.echo()  # the shell's prompt begins on a line of its own
                 return None
 
     def _answer(self, text: str) -> None:

@@ -1,6 +1,7 @@
 """Options that several commands share."""
 
 import functools
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,6 +87,8 @@ def connection_options(command: Callable[..., Any]) -> Callable[..., Any]:
             tls = bool(tls_ca or tls_certificate or tls_key)
         if (tls_certificate is None) != (tls_key is None):
             raise click.UsageError("--tls-certificate and --tls-key go together")
+        # Before grpc is imported: what it would say on standard error is in the errors that it raises.
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")
         client_tls = _client_tls(tls_ca, tls_certificate, tls_key) if tls else None
         from fissile.errors import UnreachableError
 
@@ -98,11 +101,11 @@ def connection_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _not_reached(address: str, error: "UnreachableError") -> str:
-    from fissile.errors import NOTHING_LISTENS
+    from fissile.errors import NOT_REACHABLE, NOTHING_LISTENS
 
     if error.cause == NOTHING_LISTENS:
         return f"no router at {address}. Start one with `fissile up`, or name another with --address."
-    return f"no router at {address}: {error.message}"
+    return f"no router at {address}: {error.message if error.cause == NOT_REACHABLE else error.cause}"
 
 
 def _client_tls(ca: Path | None, certificate: Path | None, key: Path | None) -> "ClientTls":

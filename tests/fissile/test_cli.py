@@ -146,7 +146,13 @@ def test_nobody_there_is_a_hint_and_exit_1(command):
 def test_a_host_that_does_not_exist_is_said_to_be_none():
     result = CliRunner().invoke(main, ["models", "--address", "no-such-host.invalid"])
     assert result.exit_code == 1
-    assert result.output.startswith("Error: no router at no-such-host.invalid: there is no such host (")
+    assert result.output == "Error: no router at no-such-host.invalid: there is no such host\n"
+
+
+def test_tls_with_a_router_that_speaks_none_is_one_line(address):
+    result = subprocess.run([FISSILE, "models", "--tls", "-a", address], capture_output=True, text=True)
+    assert (result.returncode, result.stdout) == (1, "")
+    assert result.stderr == f"Error: no router at {address}: the server does not speak TLS\n"
 
 
 def test_an_address_that_is_none_is_refused():
@@ -204,8 +210,9 @@ def test_chat_in_a_terminal(address):
     assert "/exit" in read_until(terminal, "> ", lambda: process.send_signal(signal.SIGINT))
     os.write(terminal, b"hi\n")
     assert "1messages" in read_until(terminal, "> ")
-    os.write(terminal, b"/exit\n")
+    os.write(terminal, b"\x04")  # Ctrl-D
     assert process.wait(10) == 0
+    assert read_until(terminal, "\n").endswith("\n"), "the shell's prompt begins on a line of its own"
     os.close(terminal)
 
 
