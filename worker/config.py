@@ -26,94 +26,95 @@ class WorkerSettings(Settings):
 
     # The model
     model: str = Field(
-        "smollm2", description="'smollm2' (built in), a directory, a .gguf file, or a model id of the Hugging Face hub"
+        "smollm2", description="'smollm2' (built in), a directory, a .gguf file, or a model id of the Hugging Face hub."
     )
     served_model_name: CommaList = Field(
         (),
-        description="what requests call the model, several separated by commas: the first is its id, the others are "
-        "aliases; unset: the last name of the path without .gguf, or the hub id",
+        description="What requests call the model, several separated by commas: the first is its id, the others are "
+        "aliases; unset: the last name of the path without .gguf, or the hub id.",
     )
     chat_template: Path | None = Field(
-        None, description="Jinja file in place of the model's own chat template; the same for all workers of a model"
+        None, description="Jinja file in place of the model's own chat template; the same for all workers of a model."
     )
     load_format: Literal["auto", "safetensors", "gguf", "dummy"] = Field(
-        "auto", description="how weights are stored; 'dummy' makes random ones, for performance work"
+        "auto", description="How weights are stored; 'dummy' makes random ones, for performance work."
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        "auto", description="of weights and KV cache; 'auto' is float32 on a CPU and the checkpoint's own elsewhere"
+        "auto",
+        description="Type of weights and KV cache; 'auto' is float32 on a CPU and the checkpoint's own elsewhere.",
     )
-    max_model_len: int | None = Field(None, ge=1, description="longest context in tokens; unset: the model's own")
+    max_model_len: int | None = Field(None, ge=1, description="Longest context in tokens; unset: the model's own.")
 
     # The device
-    device: str = Field("auto", description="auto, cpu or cuda")
-    kernel_backend: str = Field("auto", description="auto, torch, triton or aiter")
-    tensor_parallel_size: int = Field(1, ge=1, description="devices that share the model, a process each")
-    num_threads: int | None = Field(None, ge=1, description="CPU threads for computing; unset: one a physical core")
+    device: str = Field("auto", description="auto, cpu or cuda.")
+    kernel_backend: str = Field("auto", description="auto, torch, triton or aiter.")
+    tensor_parallel_size: int = Field(1, ge=1, description="Devices that share the model, a process each.")
+    num_threads: int | None = Field(None, ge=1, description="CPU threads for computing; unset: one a physical core.")
 
     # The network
-    host: str = Field("127.0.0.1", description="address to listen on; 0.0.0.0 for all interfaces")
-    port: int = Field(50061, ge=0, le=65535, description="gRPC port; 0 takes a free one")
-    port_file: Path | None = Field(None, description="write the bound gRPC port to this file once it is listening")
-    metrics_host: str = Field("127.0.0.1", description="address of the Prometheus endpoint")
+    host: str = Field("127.0.0.1", description="Address to listen on; 0.0.0.0 for all interfaces.")
+    port: int = Field(50061, ge=0, le=65535, description="gRPC port; 0 takes a free one.")
+    port_file: Path | None = Field(None, description="Write the bound gRPC port to this file once it is listening.")
+    metrics_host: str = Field("127.0.0.1", description="Address of the Prometheus endpoint.")
     metrics_port: int | None = Field(
-        None, ge=0, le=65535, description="port of the Prometheus endpoint; 0 takes a free one; unset: no endpoint"
+        None, ge=0, le=65535, description="Port of the Prometheus endpoint; 0 takes a free one; unset: no endpoint."
     )
-    tls_certificate: Path | None = Field(None, description="PEM certificate; turns TLS on, together with --tls-key")
-    tls_key: Path | None = Field(None, description="PEM private key of --tls-certificate")
-    tls_client_ca: Path | None = Field(None, description="PEM roots that clients must show a certificate of")
+    tls_certificate: Path | None = Field(None, description="PEM certificate; turns TLS on, together with --tls-key.")
+    tls_key: Path | None = Field(None, description="PEM private key of --tls-certificate.")
+    tls_client_ca: Path | None = Field(None, description="PEM roots that clients must show a certificate of.")
     max_queued_messages: int = Field(
-        1024, ge=1, description="engine steps a router may lag behind before its stream is ended (RESOURCE_EXHAUSTED)"
+        1024, ge=1, description="Engine steps a router may lag behind before its stream is ended (RESOURCE_EXHAUSTED)."
     )
     drain_timeout: float = Field(
-        30.0, ge=0, description="seconds that running sequences get to finish on shutdown or Drain"
+        30.0, ge=0, description="Seconds that running sequences get to finish on shutdown or Drain."
     )
 
     step_timeout: float = Field(
-        600.0, gt=0, description="seconds after which a step that has not ended counts as a fault of the device"
+        600.0, gt=0, description="Seconds after which a step that has not ended counts as a fault of the device."
     )
 
     # Its place among others
-    dp_rank: int = Field(0, ge=0, description="data-parallel rank, 0 ≤ rank < --dp-size")
-    dp_size: int = Field(1, ge=1, description="data-parallel ranks")
+    dp_rank: int = Field(0, ge=0, description="Data-parallel rank, 0 ≤ rank < --dp-size.")
+    dp_size: int = Field(1, ge=1, description="Data-parallel ranks.")
 
     # Scheduling
-    max_num_seqs: int = Field(512, ge=1, description="most sequences running at a time")
-    max_num_batched_tokens: int = Field(16384, ge=1, description="token budget of one step")
-    max_num_waiting: int = Field(10_000, ge=1, description="most sequences waiting; more are refused")
+    max_num_seqs: int = Field(512, ge=1, description="Most sequences running at a time.")
+    max_num_batched_tokens: int = Field(16384, ge=1, description="Token budget of one step.")
+    max_num_waiting: int = Field(10_000, ge=1, description="Most sequences waiting; more are refused.")
     scheduling_policy: Literal["prefill_first", "chunked"] = Field(
-        "prefill_first", description="prefill_first: lowest time to first token; chunked: smooth time per token"
+        "prefill_first", description="prefill_first: lowest time to first token; chunked: smooth time per token."
     )
     max_prefill_chunk: int | None = Field(
-        None, ge=1, description="most prompt tokens of one sequence in one step; unset: the token budget"
+        None, ge=1, description="Most prompt tokens of one sequence in one step; unset: the token budget."
     )
     decode_quota: int = Field(
-        4, ge=1, description="prefill_first: most prefill steps in a row while other sequences wait to decode"
+        4, ge=1, description="prefill_first: most prefill steps in a row while other sequences wait to decode."
     )
     scheduler_delay_factor: float = Field(
-        0.0, ge=0, description="prefill_first: wait this many times the last prefill's latency before a new prefill"
+        0.0, ge=0, description="prefill_first: wait this many times the last prefill's latency before a new prefill."
     )
     preemption_mode: Literal["recompute", "swap"] = Field(
-        "recompute", description="what happens to the KV of a sequence that must give up its blocks"
+        "recompute", description="What happens to the KV of a sequence that must give up its blocks."
     )
     preemption_policy: Literal["fcfs", "priority", "shortest_remaining", "cheapest_recompute"] = Field(
-        "fcfs", description="which sequence gives up its blocks first; fcfs: the last one admitted"
+        "fcfs", description="Which sequence gives up its blocks first; fcfs: the last one admitted."
     )
-    async_scheduling: bool = Field(True, description="schedule the next step while the device runs this one")
+    async_scheduling: bool = Field(True, description="Schedule the next step while the device runs this one.")
 
     # The KV cache
-    block_size: int = Field(16, ge=1, description="tokens per KV block: 1 or a multiple of 16")
-    enable_prefix_caching: bool = Field(True, description="reuse the KV of equal prefixes")
-    prefix_index: Literal["hash", "radix"] = Field("hash", description="how equal prefixes are found")
-    watermark: float = Field(0.01, ge=0, lt=1, description="share of blocks kept free when a sequence is admitted")
-    gpu_memory_utilization: float = Field(0.9, gt=0, le=1, description="share of the device's memory to use (GPU)")
-    kv_cache_gib: float | None = Field(None, gt=0, description="size of the KV cache; unset: from free memory")
-    num_blocks: int | None = Field(None, ge=1, description="size of the KV cache in blocks; wins over --kv-cache-gib")
-    swap_space_gib: float = Field(0.0, ge=0, description="host memory for swapped sequences")
-    secure_kv: bool = Field(False, description="clear KV blocks when they are freed")
+    block_size: int = Field(16, ge=1, description="Tokens per KV block: 1 or a multiple of 16.")
+    enable_prefix_caching: bool = Field(True, description="Reuse the KV of equal prefixes.")
+    prefix_index: Literal["hash", "radix"] = Field("hash", description="How equal prefixes are found.")
+    watermark: float = Field(0.01, ge=0, lt=1, description="Share of blocks kept free when a sequence is admitted.")
+    gpu_memory_utilization: float = Field(0.9, gt=0, le=1, description="Share of the device's memory to use (GPU).")
+    kv_cache_gib: float | None = Field(None, gt=0, description="Size of the KV cache; unset: from free memory.")
+    num_blocks: int | None = Field(None, ge=1, description="Size of the KV cache in blocks; wins over --kv-cache-gib.")
+    swap_space_gib: float = Field(0.0, ge=0, description="Host memory for swapped sequences.")
+    secure_kv: bool = Field(False, description="Clear KV blocks when they are freed.")
 
     # Logging
-    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least severe level to log")
-    log_format: LogFormat = Field("text", description="text, or json: one object a line")
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe level to log.")
+    log_format: LogFormat = Field("text", description="Lines of text, or of JSON.")
 
     @model_validator(mode="after")
     def _check(self) -> "WorkerSettings":

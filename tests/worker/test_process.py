@@ -142,4 +142,4 @@ def test_a_port_that_is_taken_says_so():
 def test_help_names_every_flag():
     done = subprocess.run([sys.executable, "-m", "worker", "--help"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0
-    assert "--scheduling-policy" in done.stdout and "longest context in tokens" in done.stdout
+    assert "--scheduling-policy" in done.stdout and "Longest context in tokens" in done.stdout
