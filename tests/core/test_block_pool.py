@@ -7,7 +7,8 @@ import pytest
 from common.block_hash import default_hasher
 from worker.core.block_chain import BlockChain
 from worker.core.block_pool import BlockPool
-from worker.core.prefix_index import HashPrefixIndex, PrefixIndex
+from worker.core.hash_index import HashPrefixIndex
+from worker.core.prefix_index import PrefixIndex
 from worker.core.radix_index import RadixPrefixIndex
 
 

@@ -181,7 +181,7 @@ def test_nothing_is_recorded_when_nobody_listens(monkeypatch: pytest.MonkeyPatch
 
     for name in ("stored", "removed", "cleared"):
         monkeypatch.setattr(KvEvents, name, fail)
-    monkeypatch.setattr("worker.core.prefix_index.StoredBlock", fail)
+    monkeypatch.setattr("worker.core.hash_index.StoredBlock", fail)
     monkeypatch.setattr("worker.core.radix_index.StoredBlock", fail)
     for prefix in ("hash", "radix"):
         engine = Engine(prefix=prefix, num_blocks=3)

@@ -4,8 +4,9 @@ from common.block_hash import BlockHasher, default_hasher
 from worker.core.block_chain import BlockChain
 from worker.core.block_pool import BlockPool
 from worker.core.config import CacheConfig
+from worker.core.hash_index import HashPrefixIndex
 from worker.core.kv_events import KvEvents
-from worker.core.prefix_index import Anchor, HashPrefixIndex, PrefixIndex
+from worker.core.prefix_index import Anchor, PrefixIndex
 from worker.core.radix_index import RadixPrefixIndex
 from worker.core.sequence import Sequence
 

@@ -1,4 +1,4 @@
-"""Which published block holds which content: the contract, and its implementation by chain hash.
+"""Which published block holds which content: the contract of both implementations.
 
 A block is **published** once its KV is computed and full. The index never owns a block: it names it. A published block
 that nobody references is **evictable**: it can still be hit, and is given up lazily when the pool needs it.
@@ -8,7 +8,6 @@ from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Iterator
 
-from common.block_hash import ROOT_HASH
 from worker.core.block_chain import BlockChain
 from worker.core.kv_events import KvEvents, StoredBlock
 
@@ -105,124 +104,3 @@ class PrefixIndex(ABC):
     @abstractmethod
     def check_integrity(self) -> None:
         """Raises `RuntimeError` if the index contradicts itself."""
-
-
-class _Entry(Anchor):
-    __slots__ = ("block_id", "children", "content", "hash", "parent")
-
-    def __init__(self, block_id: int, hash: int, content: bytes, parent: "_Entry | None") -> None:
-        self.block_id = block_id
-        """−1 once withdrawn."""
-        self.hash = hash
-        self.content = content
-        self.parent = parent
-        self.children: set[_Entry] = set()
-
-
-class HashPrefixIndex(PrefixIndex):
-    """Chain hash → block. A hash names one block; duplicates keep the existing one."""
-
-    def __init__(self, num_blocks: int) -> None:
-        super().__init__(num_blocks)
-        self._by_hash: dict[int, _Entry] = {}
-        self._by_block: list[_Entry | None] = [None] * num_blocks
-
-    def match(self, chain: BlockChain, max_blocks: int) -> tuple[list[int], Anchor | None]:
-        hashes = chain.hash_up_to(max_blocks)
-        contents = chain.contents
-        get = self._by_hash.get
-        blocks: list[int] = []
-        parent: _Entry | None = None
-        for index in range(max_blocks):
-            entry = get(hashes[index])
-            if entry is None or entry.parent is not parent or entry.content != contents[index]:
-                break
-            blocks.append(entry.block_id)
-            parent = entry
-        return blocks, parent
-
-    def publish(
-        self, chain: BlockChain, block_table: list[int], start: int, end: int, anchor: Anchor | None
-    ) -> Anchor | None:
-        assert anchor is None or isinstance(anchor, _Entry)
-        parent = anchor
-        if parent is not None and parent.block_id < 0:
-            # What we hung on was evicted (a duplicate of ours): name the chain anew from its start.
-            start, parent = 0, None
-        hashes = chain.hash_up_to(end)
-        for index in range(start, end):
-            entry = self._by_hash.get(hashes[index])
-            if entry is None:
-                entry = self._store(block_table[index], hashes[index], chain.contents[index], parent)
-            elif entry.parent is not parent or entry.content != chain.contents[index]:
-                return None
-            parent = entry
-        return parent
-
-    def _store(self, block_id: int, hash: int, content: bytes, parent: _Entry | None) -> _Entry:
-        entry = _Entry(block_id, hash, content, parent)
-        self._by_hash[hash] = entry
-        self._by_block[block_id] = entry
-        if parent is not None:
-            parent.children.add(entry)
-        if self.events is not None:
-            self.events.stored(StoredBlock(block_id, hash, parent.hash if parent else ROOT_HASH, content))
-        return entry
-
-    def holds(self, block_id: int) -> bool:
-        return self._by_block[block_id] is not None
-
-    def withdraw(self, block_id: int) -> list[int]:
-        entry = self._by_block[block_id]
-        assert entry is not None
-        if entry.parent is not None:
-            entry.parent.children.discard(entry)
-        vacant = []
-        doomed = [entry]
-        while doomed:
-            entry = doomed.pop()
-            doomed.extend(sorted(entry.children, key=lambda child: child.block_id))
-            if entry.block_id in self._evictable:
-                del self._evictable[entry.block_id]
-                vacant.append(entry.block_id)
-            self._forget(entry)
-        return vacant
-
-    def _forget(self, entry: _Entry) -> None:
-        del self._by_hash[entry.hash]
-        self._by_block[entry.block_id] = None
-        if self.events is not None:
-            self.events.removed(entry.hash)
-        entry.block_id = -1
-        entry.parent = None
-        entry.children.clear()
-
-    def clear(self) -> list[int]:
-        vacant = list(self._evictable)
-        for entry in self._by_hash.values():
-            self._by_block[entry.block_id] = None
-            entry.block_id = -1
-        self._by_hash.clear()
-        self._evictable.clear()
-        if self.events is not None:
-            self.events.cleared()
-        return vacant
-
-    def stored(self) -> Iterator[StoredBlock]:
-        pending = [entry for entry in self._by_hash.values() if entry.parent is None]
-        while pending:
-            entry = pending.pop()
-            parent_hash = entry.parent.hash if entry.parent else ROOT_HASH
-            yield StoredBlock(entry.block_id, entry.hash, parent_hash, entry.content)
-            pending.extend(sorted(entry.children, key=lambda child: child.block_id, reverse=True))
-
-    def check_integrity(self) -> None:
-        named = {entry.block_id for entry in self._by_hash.values()}
-        by_block = {block for block, entry in enumerate(self._by_block) if entry is not None}
-        if named != by_block or len(named) != len(self._by_hash):
-            raise RuntimeError("prefix index: a block has two names, or a name no block")
-        if not self._evictable.keys() <= named:
-            raise RuntimeError("prefix index: an evictable block is not published")
-        for hash, entry in self._by_hash.items():
-            if entry.hash != hash or (entry.parent is not None and entry.parent.block_id < 0):
-                raise RuntimeError(f"prefix index: block {entry.block_id} hangs on a withdrawn parent")

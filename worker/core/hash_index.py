@@ -1,0 +1,190 @@
+"""Prefix index by chain hash.
+
+There may be a million blocks, and the garbage collector walks through every object that could be part of a cycle: so an
+entry is no object, but a place in a few lists of numbers and bytes.
+"""
+
+from array import array
+from collections.abc import Iterator
+
+from common.block_hash import ROOT_HASH
+from worker.core.block_chain import BlockChain
+from worker.core.kv_events import StoredBlock
+from worker.core.prefix_index import Anchor, PrefixIndex
+
+NONE = -1
+"""In place of a block."""
+
+
+class _Published(Anchor):
+    """A block as it was published then: the same block may have another content now."""
+
+    __slots__ = ("block_id", "serial")
+
+    def __init__(self, block_id: int, serial: int) -> None:
+        self.block_id = block_id
+        self.serial = serial
+
+
+class HashPrefixIndex(PrefixIndex):
+    """Chain hash → block. A hash names one block; duplicates keep the existing one.
+
+    Published blocks form a forest: children of one parent are a doubly linked list through `_next` and `_previous`.
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        super().__init__(num_blocks)
+        self._by_hash: dict[int, int] = {}
+        self._hash_of: list[int | None] = [None] * num_blocks
+        """None: not published. Then the other lists say nothing."""
+        self._content_of = [b""] * num_blocks
+        self._serial_of = [0] * num_blocks
+        """Differs whenever a block is published."""
+        self._num_stored = 0
+        none = [NONE] * num_blocks
+        self._parent_of = array("i", none)
+        self._first_child_of = array("i", none)
+        self._next = array("i", none)
+        self._previous = array("i", none)
+
+    def match(self, chain: BlockChain, max_blocks: int) -> tuple[list[int], Anchor | None]:
+        hashes = chain.hash_up_to(max_blocks)
+        contents = chain.contents
+        get, parents, contents_of = self._by_hash.get, self._parent_of, self._content_of
+        blocks: list[int] = []
+        parent = NONE
+        for index in range(max_blocks):
+            block = get(hashes[index])
+            if block is None or parents[block] != parent or contents_of[block] != contents[index]:
+                break
+            blocks.append(block)
+            parent = block
+        return blocks, self._anchor(parent)
+
+    def publish(
+        self, chain: BlockChain, block_table: list[int], start: int, end: int, anchor: Anchor | None
+    ) -> Anchor | None:
+        parent = NONE
+        if anchor is not None:
+            assert isinstance(anchor, _Published)
+            if self._hash_of[anchor.block_id] is not None and self._serial_of[anchor.block_id] == anchor.serial:
+                parent = anchor.block_id
+            else:
+                # What we hung on was evicted (a duplicate of ours): name the chain anew from its start.
+                start = 0
+        hashes = chain.hash_up_to(end)
+        for index in range(start, end):
+            content = chain.contents[index]
+            block = self._by_hash.get(hashes[index])
+            if block is None:
+                block = block_table[index]
+                self._store(block, hashes[index], content, parent)
+            elif self._parent_of[block] != parent or self._content_of[block] != content:
+                return None
+            parent = block
+        return self._anchor(parent)
+
+    def _anchor(self, block_id: int) -> Anchor | None:
+        return _Published(block_id, self._serial_of[block_id]) if block_id != NONE else None
+
+    def _store(self, block_id: int, hash: int, content: bytes, parent: int) -> None:
+        self._by_hash[hash] = block_id
+        self._hash_of[block_id] = hash
+        self._content_of[block_id] = content
+        self._num_stored += 1
+        self._serial_of[block_id] = self._num_stored
+        self._parent_of[block_id] = parent
+        self._first_child_of[block_id] = self._next[block_id] = self._previous[block_id] = NONE
+        if parent != NONE:
+            sibling = self._first_child_of[parent]
+            self._first_child_of[parent] = block_id
+            self._next[block_id] = sibling
+            if sibling != NONE:
+                self._previous[sibling] = block_id
+        if self.events is not None:
+            self.events.stored(StoredBlock(block_id, hash, self._parent_hash(block_id), content))
+
+    def _parent_hash(self, block_id: int) -> int:
+        parent = self._parent_of[block_id]
+        hash = self._hash_of[parent] if parent != NONE else ROOT_HASH
+        assert hash is not None
+        return hash
+
+    def holds(self, block_id: int) -> bool:
+        return self._hash_of[block_id] is not None
+
+    def withdraw(self, block_id: int) -> list[int]:
+        self._detach(block_id)
+        vacant = []
+        doomed = [block_id]
+        while doomed:
+            block = doomed.pop()
+            doomed.extend(self._children(block))
+            if block in self._evictable:
+                del self._evictable[block]
+                vacant.append(block)
+            self._forget(block)
+        return vacant
+
+    def _children(self, block_id: int) -> Iterator[int]:
+        child = self._first_child_of[block_id]
+        while child != NONE:
+            yield child
+            child = self._next[child]
+
+    def _detach(self, block_id: int) -> None:
+        parent, previous, following = self._parent_of[block_id], self._previous[block_id], self._next[block_id]
+        if previous != NONE:
+            self._next[previous] = following
+        elif parent != NONE:
+            self._first_child_of[parent] = following
+        if following != NONE:
+            self._previous[following] = previous
+
+    def _forget(self, block_id: int) -> None:
+        hash = self._hash_of[block_id]
+        assert hash is not None
+        del self._by_hash[hash]
+        self._hash_of[block_id] = None
+        self._content_of[block_id] = b""
+        if self.events is not None:
+            self.events.removed(hash)
+
+    def clear(self) -> list[int]:
+        vacant = list(self._evictable)
+        for block in self._by_hash.values():
+            self._hash_of[block] = None
+            self._content_of[block] = b""
+        self._by_hash.clear()
+        self._evictable.clear()
+        if self.events is not None:
+            self.events.cleared()
+        return vacant
+
+    def stored(self) -> Iterator[StoredBlock]:
+        pending = [block for block in self._by_hash.values() if self._parent_of[block] == NONE]
+        while pending:
+            block = pending.pop()
+            hash = self._hash_of[block]
+            assert hash is not None
+            yield StoredBlock(block, hash, self._parent_hash(block), self._content_of[block])
+            pending.extend(self._children(block))
+
+    def check_integrity(self) -> None:
+        named = set(self._by_hash.values())
+        if named != {block for block, hash in enumerate(self._hash_of) if hash is not None}:
+            raise RuntimeError("hash index: a published block has no name")
+        if len(named) != len(self._by_hash):
+            raise RuntimeError("hash index: a block has two names")
+        if not self._evictable.keys() <= named:
+            raise RuntimeError("hash index: an evictable block is not published")
+        children = set()
+        for hash, block in self._by_hash.items():
+            if self._hash_of[block] != hash:
+                raise RuntimeError(f"hash index: block {block} goes by another name")
+            for child in self._children(block):
+                if child in children or child not in named or self._parent_of[child] != block:
+                    raise RuntimeError(f"hash index: block {child} hangs where it should not")
+                children.add(child)
+        if children != {block for block in named if self._parent_of[block] != NONE}:
+            raise RuntimeError("hash index: a block hangs on a withdrawn parent")
