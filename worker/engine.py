@@ -22,6 +22,7 @@ from worker.core.errors import AdmissionError, QueueFullError
 from worker.core.outputs import LoadSnapshot, SequenceOutput
 from worker.core.scheduler import Scheduler
 from worker.core.sequence import FinishReason, Sequence
+from worker.garbage import FullCollections
 from worker.inbox import Inbox
 
 logger = logging.getLogger(__name__)
@@ -29,7 +30,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 IDLE_CHECK_SECONDS = 1.0
-"""The pools are checked once nothing has happened for this long, so that the check delays no request."""
+"""Once nothing has happened for this long, the pools are checked and garbage is collected: that delays no request."""
 
 
 class StepExecutor(Protocol):
@@ -96,6 +97,7 @@ class Engine:
         self._on_report = on_report
         self._on_failure = on_failure
         self._inbox = Inbox()
+        self._collections = FullCollections()
         self._in_flight: deque[_InFlight] = deque()
         self._refused: list[tuple[int, AdmissionError | QueueFullError]] = []
         self._calls: set[Future[Any]] = set()
@@ -204,6 +206,7 @@ class Engine:
             self._in_flight.append(_InFlight(batch, time.monotonic()))
 
     def _finish_step(self) -> None:
+        self._collections.run_if_overdue()
         entry = self._in_flight.popleft()
         output = self._executor.collect(self._step_timeout)
         now = time.monotonic()
@@ -243,6 +246,7 @@ class Engine:
             commands = self._inbox.take(IDLE_CHECK_SECONDS)
             if not commands:
                 self._scheduler.check_integrity()
+                self._collections.run()
                 commands = self._inbox.take(None)
         for command in commands:
             command()

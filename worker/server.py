@@ -25,6 +25,7 @@ from worker.core.scheduler import Scheduler
 from worker.dispatcher import Dispatcher
 from worker.engine import Engine, StepExecutor, StepReport
 from worker.executor import Executor
+from worker.garbage import freeze_loaded
 from worker.grammars_in_use import GrammarsInUse
 from worker.loader.source import resolve_model
 from worker.loader.tokenizer import TokenizerFiles, load_tokenizer_files
@@ -229,18 +230,18 @@ async def _in_thread(function: Callable[[], T]) -> T:
     return await future
 
 
-async def run_until_stopped(server: WorkerServer, stop: asyncio.Event) -> None:
+async def run_until_stopped(server: WorkerServer, stop: asyncio.Event, on_ready: Callable[[], None]) -> None:
     """Serve until `stop` is set. Raises what kept it from starting, or WorkerFailedError."""
     try:
         await server.listen()
-        await _load_and_wait(server, stop)
+        await _load_and_wait(server, stop, on_ready)
     finally:
         await server.stop()
     if server.failure is not None:
         raise server.failure
 
 
-async def _load_and_wait(server: WorkerServer, stop: asyncio.Event) -> None:
+async def _load_and_wait(server: WorkerServer, stop: asyncio.Event, on_ready: Callable[[], None]) -> None:
     """Until `stop` is set or the worker fails, while it loads or later."""
     stopping, failing = asyncio.create_task(stop.wait()), asyncio.create_task(server.failed.wait())
     loading = asyncio.create_task(server.load())
@@ -248,6 +249,7 @@ async def _load_and_wait(server: WorkerServer, stop: asyncio.Event) -> None:
         await asyncio.wait({stopping, failing, loading}, return_when=asyncio.FIRST_COMPLETED)
         if loading.done():
             loading.result()
+            on_ready()
             await asyncio.wait({stopping, failing}, return_when=asyncio.FIRST_COMPLETED)
     finally:
         for task in (stopping, failing, loading):
@@ -281,4 +283,4 @@ async def serve(settings: WorkerSettings) -> None:
         ),
         load_tokenizer,
     )
-    await run_until_stopped(server, stop)
+    await run_until_stopped(server, stop, on_ready=freeze_loaded)

@@ -1,7 +1,11 @@
 """The engine alone, without sockets: races, order, idling."""
 
+import gc
+import subprocess
+import sys
 import threading
 import time
+import weakref
 
 import pytest
 
@@ -177,3 +181,48 @@ def test_a_stop_that_comes_while_a_command_runs_is_heard():
     engine.call(command).result(20)
     stopper.join()
     assert stopped == [True]
+
+
+@pytest.fixture
+def cycle():
+    """A reference to garbage that only the collector can free; nothing collects by itself meanwhile."""
+
+    class Node:
+        pass
+
+    gc.disable()
+    node = Node()
+    node.itself = node
+    reference = weakref.ref(node)
+    del node
+    yield reference
+    gc.enable()
+
+
+def test_garbage_is_collected_when_the_engine_is_idle(monkeypatch, cycle):
+    monkeypatch.setattr("worker.engine.IDLE_CHECK_SECONDS", 0.01)
+    engine, _, _ = make_engine()
+    deadline = time.monotonic() + 20
+    while cycle() is not None and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert engine.stop(20)
+    assert cycle() is None
+
+
+@pytest.mark.parametrize(("max_seconds", "is_collected"), [(0.0, True), (600.0, False)])
+def test_garbage_of_a_busy_engine_is_collected_once_in_a_while(monkeypatch, cycle, max_seconds, is_collected):
+    monkeypatch.setattr("worker.garbage.MAX_SECONDS", max_seconds)
+    engine, _, listener = make_engine()
+    engine.add([make_sequence(1, [1, 2, 3], max_tokens=3)])
+    listener.wait(lambda: listener.ends)
+    assert (cycle() is None) is is_collected
+    assert engine.stop(20)
+
+
+def test_what_is_loaded_is_not_walked_through_again():
+    program = (
+        "import gc; from worker.garbage import freeze_loaded; loaded = [[] for _ in range(1000)]; freeze_loaded();"
+        "print(gc.get_freeze_count() > 1000, len(gc.get_objects()) < 1000, gc.get_threshold()[2] > 10**9)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "True True True\n"

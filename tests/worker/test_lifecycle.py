@@ -187,6 +187,8 @@ def test_a_step_that_hangs_does_not_hang_the_shutdown(monkeypatch):
 
 
 def serve(executor, stop_at_once=False, **options):
+    """Until it fails, or is ready."""
+
     async def run():
         stop = asyncio.Event()
         if stop_at_once:
@@ -198,7 +200,7 @@ def serve(executor, stop_at_once=False, **options):
             return executor
 
         async with asyncio.timeout(30):
-            await run_until_stopped(WorkerServer(settings, make, lambda: TOKENIZER), stop)
+            await run_until_stopped(WorkerServer(settings, make, lambda: TOKENIZER), stop, on_ready=stop.set)
 
     asyncio.run(run())
 
@@ -215,6 +217,12 @@ def test_a_warm_up_that_fails_ends_the_process():
     executor.runner.failing_slots.update(range(1024))
     with pytest.raises(WorkerFailedError, match=r"the first request failed: .*not finite"):
         serve(executor, async_scheduling=False)
+
+
+def test_what_is_to_be_done_once_it_is_ready_is_done():
+    executor = FakeExecutor()
+    serve(executor)
+    assert executor.num_submitted > 0
 
 
 def test_a_failure_ends_the_process():

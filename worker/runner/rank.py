@@ -6,6 +6,7 @@ executor's process ends in any way; the rank ends with it.
 """
 
 import faulthandler
+import gc
 import logging
 import os
 import signal
@@ -150,6 +151,9 @@ def _start(setup: Setup, replies: Replies) -> ModelRunner:
         store = dist.FileStore(setup.rendezvous, size)  # type: ignore[attr-defined]
         dist.init_process_group(backend, store=store, rank=setup.rank, world_size=size)
     runner, info = build_runner(config, TensorParallel(setup.rank, size))
+    # What is loaded stays: the collector need not walk through it again and again.
+    gc.collect()
+    gc.freeze()
     logger.info("rank %d is ready, %d CPU threads", setup.rank, torch.get_num_threads())
     replies.send(Ready(info))
     return runner

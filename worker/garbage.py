@@ -1,0 +1,37 @@
+"""When the garbage collector walks through all that exists: when nobody waits for it.
+
+Most of what a worker makes goes by reference counts; the collector is for cycles, of which there are few. Left alone,
+it would walk through everything whenever the number of objects has grown by a quarter: with 10,000 requests waiting a
+tenth of a second, in whichever thread made the last object, with all others kept out.
+"""
+
+import gc
+import time
+
+YOUNG_OBJECTS = 10_000
+"""So many new objects, a few steps' worth, and the new ones are walked through."""
+NEVER = 1 << 30
+MAX_SECONDS = 600.0
+"""A worker that is never idle walks through everything this often, while the device runs a step."""
+
+
+def freeze_loaded() -> None:
+    """Once a worker's process is ready: what it is made of stays, and only new objects are looked at by themselves."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(YOUNG_OBJECTS, 10, NEVER)
+
+
+class FullCollections:
+    """Of one engine, in its thread."""
+
+    def __init__(self) -> None:
+        self._last = time.monotonic()
+
+    def run(self) -> None:
+        gc.collect()
+        self._last = time.monotonic()
+
+    def run_if_overdue(self) -> None:
+        if time.monotonic() - self._last >= MAX_SECONDS:
+            self.run()
