@@ -27,8 +27,10 @@ from worker.engine import Engine, StepExecutor, StepReport
 from worker.executor import Executor
 from worker.garbage import freeze_loaded
 from worker.grammars_in_use import GrammarsInUse
+from worker.loader.load_config import load_model_config
 from worker.loader.source import resolve_model
 from worker.loader.tokenizer import TokenizerFiles, load_tokenizer_files
+from worker.loader.tokenizer_files import check_tokenizer_files
 from worker.metrics import WorkerMetrics
 from worker.runner.config import ModelInfo
 from worker.service import LoadedWorker, WorkerService
@@ -208,7 +210,7 @@ async def _in_thread(function: Callable[[], T]) -> T:
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 
-    def settle(result: T | None, error: Exception | None) -> None:
+    def settle(result: T | None, error: BaseException | None) -> None:
         if future.cancelled():
             return
         if error is not None:
@@ -218,10 +220,11 @@ async def _in_thread(function: Callable[[], T]) -> T:
 
     def run() -> None:
         result: T | None = None
-        error: Exception | None = None
+        error: BaseException | None = None
         try:
             result = function()
-        except Exception as raised:
+        # Libraries in Rust panic with what is no Exception. Nobody may wait for ever because of that.
+        except BaseException as raised:
             error = raised
         with suppress(RuntimeError):  # the loop has been closed
             loop.call_soon_threadsafe(settle, result, error)
@@ -259,14 +262,23 @@ async def _load_and_wait(server: WorkerServer, stop: asyncio.Event, on_ready: Ca
 def tokenizer_loader(settings: WorkerSettings) -> Callable[[], TokenizerFiles]:
     """Reads the template at once: a bad one is refused before the model is loaded. Raises InvalidArgumentError."""
     if settings.chat_template is None:
-        return lambda: load_tokenizer_files(resolve_model(settings.model))
+        return lambda: read_tokenizer_files(settings.model)
     # Costs a second, and most workers are told no template.
     from transformers.utils.chat_template_utils import render_jinja_template
 
     template = read_chat_template(settings.chat_template, lambda text: render_jinja_template([], chat_template=text))
-    return lambda: TokenizerFiles(
-        with_chat_template(load_tokenizer_files(resolve_model(settings.model)).files, template)
-    )
+    return lambda: TokenizerFiles(with_chat_template(read_tokenizer_files(settings.model).files, template))
+
+
+def read_tokenizer_files(model: str) -> TokenizerFiles:
+    """The model's configuration first: what is wrong with it is said before anything slow begins. Raises ModelError."""
+    source = resolve_model(model)
+    config = load_model_config(source)
+    tokenizer = load_tokenizer_files(source)
+    remark = check_tokenizer_files(tokenizer.files, config.vocab_size)
+    if remark is not None:
+        logger.warning("%s", remark)
+    return tokenizer
 
 
 async def serve(settings: WorkerSettings) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from transformers import LlamaForCausalLM
 
 from tests.runner.byte_tokenizer import byte_tokenizer
@@ -18,11 +19,12 @@ from tests.runner.conftest import save_llama
 from tests.runner.gguf_files import metadata_of, tensors_of, write_gguf, write_metadata
 from tests.runner.test_gguf_tokenizer import BYTE_LEVEL
 from worker.layers.parallel import TensorParallel
-from worker.loader.errors import ModelConfigError, ModelError
+from worker.loader.errors import ModelConfigError, ModelError, WeightsError
 from worker.loader.load_config import load_model_config
 from worker.loader.safetensors_file import SafetensorsCheckpoint
 from worker.loader.source import resolve_model
 from worker.loader.tokenizer import load_tokenizer_files
+from worker.loader.tokenizer_files import check_tokenizer_files
 from worker.runner.build import build_runner
 from worker.runner.config import RunnerConfig
 
@@ -48,7 +50,11 @@ ROPE = {
 def load(path: Path) -> None:
     """All that a worker does with a model's files."""
     build_runner(RunnerConfig(model=str(path), device="cpu", num_blocks=2, max_model_len=16), TensorParallel())
-    load_tokenizer_files(resolve_model(str(path)))
+    load_tokenizer(path)
+
+
+def load_tokenizer(path: Path) -> None:
+    check_tokenizer_files(load_tokenizer_files(resolve_model(str(path))).files, 300)
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +115,7 @@ def test_every_field_of_the_other_files(folder: Path, name: str) -> None:
         (folder / name).write_text(json.dumps(changed))
         with suppress(ModelError):
             assert max(load_model_config(source).eos_token_ids, default=0) < 300
-            load_tokenizer_files(source)
+            load_tokenizer(source.path)
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"3", b"\xff{}", b"[" * 100_000, b'{"a": 1e999999}', b"nul"])
@@ -124,7 +130,7 @@ def test_a_json_file_that_is_none(folder: Path, name: str, content: bytes) -> No
         return
     with pytest.raises(ModelConfigError, match=name):
         load_model_config(resolve_model(str(folder)))
-        load_tokenizer_files(resolve_model(str(folder)))
+        load_tokenizer(folder)
 
 
 def test_every_part_of_the_tokenizer(folder: Path) -> None:
@@ -137,7 +143,25 @@ def test_every_part_of_the_tokenizer(folder: Path) -> None:
     for changed in tampered(fields):
         file.write_text(json.dumps(changed))
         with suppress(ModelError):
-            load_tokenizer_files(source)
+            load_tokenizer(source.path)
+
+
+def test_a_tokenizer_that_knows_more_than_the_model(folder: Path) -> None:
+    files = load_tokenizer_files(resolve_model(str(folder))).files
+    assert check_tokenizer_files(files, 260) is None
+    assert check_tokenizer_files(files, 258) == (
+        "tokenizer.json knows 2 tokens that the model, with 258, does not; the first is 'ab'. Prompts with one of them "
+        "are refused"
+    )
+
+
+def test_a_model_larger_than_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def create_model(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB.\nAnd more about it")
+
+    monkeypatch.setattr("worker.runner.build.create_model", create_model)
+    with pytest.raises(WeightsError, match=r"do not fit into the memory of cpu: CUDA .* allocate 9 GiB\.$"):
+        load(folder)
 
 
 # --- safetensors
@@ -208,7 +232,7 @@ def test_every_field_of_gguf_metadata(tmp_path: Path, model: LlamaForCausalLM) -
             write_metadata(path, metadata | {key: value}, tensors)
             try:
                 load_model_config(resolve_model(str(path)))
-                load_tokenizer_files(resolve_model(str(path)))
+                load_tokenizer(path)
             except ModelError:
                 num_refused += 1
     assert num_refused > 200

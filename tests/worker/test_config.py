@@ -1,5 +1,7 @@
 """Settings: what cannot work is one clear line and exit code 2, before anything is loaded."""
 
+import json
+
 import pytest
 
 from common.config import parse_settings
@@ -70,10 +72,17 @@ def test_a_model_may_be_given_names(capsys):
         assert "--served-model-name: " in capsys.readouterr().err
 
 
+TINY_LLAMA = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 400, "hidden_size": 8,
+    "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": 32,
+    "rms_norm_eps": 1e-5,
+}  # fmt: skip
+
+
 def test_a_template_that_the_worker_was_told_is_the_one_it_serves(tmp_path):
     model, path = tmp_path / "model", tmp_path / "mine.jinja"
     model.mkdir()
-    (model / "config.json").write_text("{}")
+    (model / "config.json").write_text(json.dumps(TINY_LLAMA))
     for name, content in toys.files(toys.byte_level()).items():
         (model / name).write_bytes(content)
     path.write_text("{{ messages }}")

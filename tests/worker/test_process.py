@@ -129,6 +129,18 @@ def test_what_cannot_start_says_why_in_one_line(tmp_path, flags, code, said):
     assert "Traceback" not in errors
 
 
+def test_a_model_that_cannot_be_served_is_named_by_file_field_and_value(tmp_path):
+    config = {"architectures": ["LlamaForCausalLM"], "quantization_config": {"quant_method": "awq", "bits": 4}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with worker(tmp_path / "port", "--model", str(tmp_path)) as process:
+        _, errors = process.communicate(timeout=START_SECONDS)
+    assert process.returncode == 1
+    assert errors.rstrip().splitlines()[-1] == (
+        "worker: config.json: quantization_config: checkpoints quantised by this method are not supported yet: awq"
+    )
+    assert "Traceback" not in errors
+
+
 def test_a_port_that_is_taken_says_so():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

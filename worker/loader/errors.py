@@ -18,4 +18,4 @@ class UnknownArchitectureError(ModelConfigError):
 
 
 class WeightsError(ModelError):
-    """Tensors are missing, unexpected, of the wrong shape, or their file is damaged."""
+    """Tensors are missing, unexpected, of the wrong shape, their file is damaged, or they are larger than memory."""

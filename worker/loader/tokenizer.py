@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from worker.loader.convert_tokenizer import convert_tokenizer
 from worker.loader.source import ModelSource, SourceFormat
-from worker.loader.tokenizer_files import check_tokenizer_files, read_tokenizer_files
+from worker.loader.tokenizer_files import read_tokenizer_files
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,5 +34,4 @@ def load_tokenizer_files(source: ModelSource) -> TokenizerFiles:
     files = read_tokenizer_files(source.path)
     if "tokenizer.json" not in files:
         files = convert_tokenizer(source.path) | files
-    check_tokenizer_files(files)
     return TokenizerFiles(files)

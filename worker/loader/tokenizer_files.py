@@ -20,10 +20,10 @@ def read_tokenizer_files(folder: Path) -> dict[str, bytes]:
     return {name: (folder / name).read_bytes() for name in names if (folder / name).is_file()}
 
 
-def check_tokenizer_files(files: Mapping[str, bytes]) -> None:
+def check_tokenizer_files(files: Mapping[str, bytes], vocab_size: int) -> str | None:
     """Before a router gets them: a start that fails here says what is wrong with which file. Raises ModelConfigError.
 
-    The router still finds out for itself what it can use.
+    Returns what the log should say about a tokenizer that knows more tokens than the model.
     """
     for name, content in files.items():
         if name in JSON_OBJECTS:
@@ -31,9 +31,16 @@ def check_tokenizer_files(files: Mapping[str, bytes]) -> None:
         elif name.endswith(".jinja"):
             _check_text(name, content)
     try:
-        read_tokenizer(files["tokenizer.json"])
+        tokenizer = read_tokenizer(files["tokenizer.json"])
     except ValueError as error:
         raise ModelConfigError(str(error)) from error
+    beyond = sorted((i, text) for text, i in tokenizer.get_vocab().items() if i >= vocab_size)
+    if not beyond:
+        return None
+    return (
+        f"tokenizer.json knows {len(beyond)} tokens that the model, with {vocab_size}, does not; the first is "
+        f"{beyond[0][1]!r}. Prompts with one of them are refused"
+    )
 
 
 def _check_json_object(name: str, content: bytes) -> None:

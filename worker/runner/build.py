@@ -8,11 +8,12 @@ import torch
 import torch.distributed as dist
 
 from worker.attention.gqa import GQABuilder
+from worker.kernels.interface import KernelBackend
 from worker.kernels.registry import create_backend
 from worker.layers.parallel import TensorParallel
 from worker.loader.checkpoint import Checkpoint
 from worker.loader.config import ModelConfig
-from worker.loader.errors import ModelConfigError
+from worker.loader.errors import ModelConfigError, WeightsError
 from worker.loader.load import as_stored, fill_with_noise, load_weights, open_checkpoint, pack_weights
 from worker.loader.load_config import load_model_config
 from worker.loader.source import ModelSource, resolve_model
@@ -65,7 +66,7 @@ def build_runner(config: RunnerConfig, parallel: TensorParallel) -> tuple[ModelR
         logger.warning("%s", remark)
     max_model_len = _max_model_len(config, model_config)
     kernels = create_backend(config.kernel_backend, device, resolve_dtype(config.dtype, device, model_config.dtype))
-    model = create_model(replace(model_config, max_model_len=max_model_len), kernels, parallel)
+    model = _create(replace(model_config, max_model_len=max_model_len), kernels, parallel)
     weights = _load(model, checkpoint, model_config, config)
 
     builder = GQABuilder(kernels, model.attention_layers(), config.block_size)
@@ -143,6 +144,15 @@ def _read(source: ModelSource, config: RunnerConfig) -> tuple[Checkpoint | None,
         raise ModelConfigError(f"{source.path} is no {config.load_format} model but a {source.format.value} one")
     checkpoint = open_checkpoint(source, model_config)
     return checkpoint, as_stored(model_config, checkpoint)
+
+
+def _create(config: ModelConfig, kernels: KernelBackend, parallel: TensorParallel) -> CausalLM:
+    try:
+        return create_model(config, kernels, parallel)
+    except RuntimeError as error:
+        # Torch's words when there is no memory, on a GPU and on a CPU; the first line has the sizes.
+        reason = str(error).splitlines()[0]
+        raise WeightsError(f"the model's weights do not fit into the memory of {kernels.device}: {reason}") from error
 
 
 def _load(model: CausalLM, checkpoint: Checkpoint | None, model_config: ModelConfig, config: RunnerConfig) -> int:
