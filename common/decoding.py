@@ -1,51 +1,61 @@
 """Requests from bytes, with an error that a client can act on: gRPC itself answers UNKNOWN to what protobuf refuses."""
 
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
-from google.protobuf.empty_pb2 import Empty
 from google.protobuf.message import DecodeError
-from google.protobuf.unknown_fields import UnknownFieldSet
 
-from fissile.errors import FieldViolation, InvalidArgumentError
+from common.wire_format import length_delimited_fields
+from fissile.errors import MAX_VIOLATIONS, FieldViolation, InvalidArgumentError
 
-_LENGTH_DELIMITED = 2
+MAX_DEPTH = 100
+"""Messages inside of each other that protobuf parses."""
+MAX_FIELDS = 100_000
+"""Fields that are looked at for what is wrong."""
 
 
 def decode(raw: bytes, parse: Callable[[bytes], Any]) -> Any:
-    """A message by its `FromString`. Raises InvalidArgumentError, naming string fields that are not UTF-8."""
+    """A message by its `FromString`. Raises InvalidArgumentError, naming string fields that are not UTF-8, and the
+    field that nests too deeply."""
     try:
         return parse(raw)
     except DecodeError as error:
         descriptor = parse.__self__.DESCRIPTOR  # type: ignore[attr-defined]
-        fields = list(_not_utf8(raw, descriptor, ""))
-        if not fields:
+        violations = list(islice(_faults(raw, descriptor), MAX_VIOLATIONS))
+        if not violations:
             raise InvalidArgumentError(f"the request is not a valid {descriptor.full_name}") from error
-        violations = [FieldViolation(field, "must be UTF-8") for field in fields]
-        text = "; ".join(f"{field}: must be UTF-8" for field in fields)
+        text = "; ".join(f"{v.field}: {v.description}" for v in violations)
         raise InvalidArgumentError(text, violations=violations) from error
 
 
-def _not_utf8(raw: bytes, descriptor: Descriptor, prefix: str) -> Iterator[str]:
-    """Paths of the string fields that are not UTF-8. Reads the wire format as fields that nobody knows."""
-    try:
-        fields: Any = UnknownFieldSet(Empty.FromString(raw))
-    except DecodeError:
-        return
-    for unknown in fields:
-        field = descriptor.fields_by_number.get(unknown.field_number)
-        if field is None or unknown.wire_type != _LENGTH_DELIMITED:
+def _faults(raw: bytes, descriptor: Descriptor) -> Iterator[FieldViolation]:
+    path = [(length_delimited_fields(memoryview(raw)), descriptor, "")]
+    num_fields = 0
+    while path and num_fields < MAX_FIELDS:
+        fields, descriptor, prefix = path[-1]
+        number, data = next(fields, (0, memoryview(b"")))
+        if number == 0:
+            path.pop()
             continue
+        num_fields += 1
+        field = descriptor.fields_by_number.get(number)
+        if field is None:
+            continue
+        name = prefix + field.name
         if field.message_type is not None:
-            yield from _not_utf8(unknown.data, field.message_type, f"{prefix}{field.name}.")
-        elif field.type == FieldDescriptor.TYPE_STRING and not _is_utf8(unknown.data):
-            yield prefix + field.name
+            if len(path) > MAX_DEPTH:
+                yield FieldViolation(name.partition(".")[0], f"must not nest deeper than {MAX_DEPTH} messages")
+                return
+            path.append((length_delimited_fields(data), field.message_type, f"{name}."))
+        elif field.type == FieldDescriptor.TYPE_STRING and not _is_utf8(data):
+            yield FieldViolation(name, "must be UTF-8")
 
 
-def _is_utf8(data: bytes) -> bool:
+def _is_utf8(data: memoryview) -> bool:
     try:
-        data.decode()
+        str(data, "utf-8")
     except UnicodeDecodeError:
         return False
     return True

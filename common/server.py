@@ -18,7 +18,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from common.decoding import decode
-from fissile.channel import SERVER_OPTIONS, ServerTls
+from fissile.channel import MAX_MESSAGE_BYTES, SERVER_OPTIONS, ServerTls
 from fissile.errors import STATUS_DETAILS_KEY, FissileError, InternalError, UnavailableError
 
 logger = logging.getLogger(__name__)
@@ -149,11 +149,15 @@ class ServiceServer:
         service_name: str,
         tls: ServerTls | None = None,
         interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+        max_request_bytes: int = MAX_MESSAGE_BYTES,
     ) -> None:
         """`interceptors` see a call before it is read."""
         self._service_name = service_name
         self._tls = tls
-        self.server = grpc.aio.server(interceptors=[*interceptors, ErrorInterceptor()], options=SERVER_OPTIONS)
+        self.server = grpc.aio.server(
+            interceptors=[*interceptors, ErrorInterceptor()],
+            options=list((dict(SERVER_OPTIONS) | {"grpc.max_receive_message_length": max_request_bytes}).items()),
+        )
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.server)
         channelz.add_channelz_servicer(self.server)

@@ -11,6 +11,9 @@ from fissile.errors import InvalidArgumentError
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 """Both directions. gRPC's own limit of 4 MiB is below a long prompt with log probabilities."""
 
+MAX_PENDING_CALLS = 32_768
+"""Of a server."""
+
 _MESSAGE_SIZE = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -23,6 +26,10 @@ SERVER_OPTIONS: list[tuple[str, int]] = [
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.keepalive_permit_without_calls", 1),
+    # Calls that wait to be taken up. From 1,000 on gRPC would cancel some at random, and all beyond 3,000: the service
+    # refuses what is too much itself, and says when to come again.
+    ("grpc.server.max_pending_requests", MAX_PENDING_CALLS),
+    ("grpc.server.max_pending_requests_hard_limit", MAX_PENDING_CALLS),
     # Two processes on one port would share its connections at random instead of the second one failing.
     ("grpc.so_reuseport", 0),
 ]

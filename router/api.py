@@ -6,6 +6,7 @@
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from copy import copy
+from functools import partial
 
 from google.protobuf.message import Message
 
@@ -49,6 +50,9 @@ from router.validation import check_length, validate
 from router.validation_checks import Limits
 from router.validation_rules import MAX_PROMPTS
 from router.workers import ServedModel, WorkerSet
+
+LARGE_BYTES = 64 * 1024
+"""From here on, work on a request may take more than some milliseconds."""
 
 
 def no_deadline() -> float | None:
@@ -122,7 +126,7 @@ class GenerationApi:
         """Validated, tokenised, with every default filled in; one for each prompt."""
         model = await self._model(request.model)
         account.model = model.id
-        self._validate(request, model)
+        await self._validate(request, model)
         tokenizer = model.tokenizer
         if isinstance(request, ChatRequest):
             prompts = [await self._chat_prompt(request, model)]
@@ -140,8 +144,12 @@ class GenerationApi:
     async def _model(self, name: str) -> ServedModel:
         return await self._workers.model(name, self._settings.worker_wait)
 
-    def _validate(self, request: Message, model: ServedModel) -> None:
-        validate(request, self._limits(model))
+    async def _validate(self, request: Message, model: ServedModel) -> None:
+        """A large request in a thread: the others are served meanwhile."""
+        if request.ByteSize() < LARGE_BYTES:
+            validate(request, self._limits(model))
+        else:
+            await model.tokenizer.in_thread(validate, request, self._limits(model))
 
     def _limits(self, model: ServedModel) -> Limits:
         return Limits(
@@ -164,16 +172,18 @@ class GenerationApi:
 
     async def tokenize(self, request: TokenizeRequest) -> TokenizeResponse:
         model = await self._model(request.model)
-        self._validate(request, model)
+        await self._validate(request, model)
         special = request.add_special_tokens if request.HasField("add_special_tokens") else True
         ids = await model.tokenizer.encode(request.text, add_special_tokens=special)
         return TokenizeResponse(token_ids=ids, tokens=model.tokenizer.token_bytes(ids))
 
     async def detokenize(self, request: DetokenizeRequest) -> DetokenizeResponse:
         model = await self._model(request.model)
-        self._validate(request, model)
+        await self._validate(request, model)
         skip = request.skip_special_tokens if request.HasField("skip_special_tokens") else True
-        return DetokenizeResponse(text=model.tokenizer.decode(request.token_ids, skip_special_tokens=skip))
+        decode = partial(model.tokenizer.decode, request.token_ids, skip_special_tokens=skip)
+        is_large = len(request.token_ids) >= LARGE_BYTES
+        return DetokenizeResponse(text=await model.tokenizer.in_thread(decode) if is_large else decode())
 
     async def get_model(self, request: GetModelRequest) -> GetModelResponse:
         return GetModelResponse(model=responses.model_message(await self._model(request.model)))

@@ -69,7 +69,9 @@ class RouterServer:
         )
         self.pacer = Pacer(settings.max_message_rate)
         self.api = GenerationApi(settings, self.workers, dispatcher, self.open_requests, self.metrics, self.pacer)
-        self._server = ServiceServer(SERVICE_NAME, settings.server_tls(), _interceptors(settings))
+        self._server = ServiceServer(
+            SERVICE_NAME, settings.server_tls(), _interceptors(settings), request_limit(settings.max_prompt_bytes)
+        )
         add_GenerationServiceServicer_to_server(GenerationService(self.api), self._server.server)
         self.port = 0
         self.http_port: int | None = None
@@ -158,7 +160,7 @@ def http_server(settings: RouterSettings, api: GenerationApi, is_ready: Callable
     except ModuleNotFoundError as error:
         raise UnavailableError(f"http-port needs {error.name}: pip install 'fissile[http]'") from error
     config = AppConfig(
-        body_limit(settings.max_prompt_bytes),
+        request_limit(settings.max_prompt_bytes),
         _api_key(settings),
         allowed_origins=settings.http_allowed_origins,
     )
@@ -175,8 +177,9 @@ def _interceptors(settings: RouterSettings) -> list[ApiKeyInterceptor]:
     return [ApiKeyInterceptor(key)] if key else []
 
 
-def body_limit(max_prompt_bytes: int) -> int:
-    """Bytes of an HTTP body. Escaped in JSON, a character may take three times its UTF-8, and a schema comes on top."""
+def request_limit(max_prompt_bytes: int) -> int:
+    """Bytes of a request, on gRPC and HTTP. Escaped in JSON, a character may take three times its UTF-8, and a schema
+    comes on top."""
     return 3 * max_prompt_bytes + 2 * 1024 * 1024
 
 

@@ -1,17 +1,20 @@
 """Checks a whole request: each field by its rule (`validation_rules`), then fields together (`validation_together`).
 
-All violations of a request are reported at once, each by the path of its field (`options.sampling.logit_bias[3].bias`).
+Violations are reported together, each by the path of its field (`options.sampling.logit_bias[3].bias`); the search ends
+once there are more than a reply has room for. The entries of a list that is at fault itself, such as one that is too
+long, are not looked at.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain, islice
 from typing import Any
 
 from google.protobuf.message import Message
 
 from fissile.errors import MAX_VIOLATIONS, FieldViolation, InvalidArgumentError, UnimplementedError
 from fissile.v1 import ChatRequest, GenerateRequest
-from router.validation_checks import Check, Fault, Limits
+from router.validation_checks import Check, Fault, Limits, too_long
 from router.validation_rules import RULES
 from router.validation_together import broken_together
 
@@ -46,15 +49,19 @@ _TREES = {kind: _tree(kind, rules) for kind, rules in RULES.items()}
 
 
 def validate(request: Message, limits: Limits) -> None:
-    """Raises InvalidArgumentError with every violation, and UnimplementedError for what nothing acts on yet."""
-    violations = [*_broken(request, _TREES[type(request)], limits), *broken_together(request, limits)]
-    if violations:
-        text = "; ".join(f"{v.field}: {v.description}" for v in violations[:MAX_VIOLATIONS])
-        num_more = len(violations) - MAX_VIOLATIONS
-        if num_more > 0:
-            text += f"; and {num_more} more"
-        raise InvalidArgumentError(text, violations=violations[:MAX_VIOLATIONS])
+    """Raises InvalidArgumentError with the first violations, and UnimplementedError for what nothing acts on yet."""
+    refuse(chain(_broken(request, _TREES[type(request)], limits), broken_together(request, limits)))
     _refuse_unsupported(request)
+
+
+def refuse(violations: Iterable[FieldViolation]) -> None:
+    """Raises InvalidArgumentError with the first of them, if there are any; takes no more than that."""
+    first = list(islice(violations, MAX_VIOLATIONS + 1))
+    if first:
+        text = "; ".join(f"{v.field}: {v.description}" for v in first[:MAX_VIOLATIONS])
+        if len(first) > MAX_VIOLATIONS:
+            text += "; and more"
+        raise InvalidArgumentError(text, violations=first[:MAX_VIOLATIONS])
 
 
 def _refuse_unsupported(request: Message) -> None:
@@ -70,20 +77,19 @@ def check_length(field: str, num_tokens: int, limits: Limits) -> None:
     if num_tokens == 0:
         raise InvalidArgumentError.of(field, "has no tokens")
     if num_tokens >= limits.max_model_len:
-        raise InvalidArgumentError.of(
-            field,
-            f"the prompt has {num_tokens} tokens; the model's context of {limits.max_model_len} leaves at most "
-            f"{limits.max_model_len - 1}",
-        )
+        raise InvalidArgumentError.of(field, too_long(num_tokens, limits))
 
 
 def _broken(message: Message, tree: dict[str, _Node], limits: Limits, at: str = "") -> Iterator[FieldViolation]:
+    lists_at_fault = set()
     for node in tree.values():
-        if node.has_presence and not message.HasField(node.name):
+        if (node.has_presence and not message.HasField(node.name)) or node.name in lists_at_fault:
             continue
         value = getattr(message, node.name)
         if not node.is_each:
-            yield from _broken_at(f"{at}{node.name}", node, value, limits)
+            for violation in _broken_at(f"{at}{node.name}", node, value, limits):
+                lists_at_fault.add(node.name)
+                yield violation
             continue
         for i, entry in enumerate(value):
             yield from _broken_at(f"{at}{node.name}[{i}]", node, entry, limits)

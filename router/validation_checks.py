@@ -160,6 +160,33 @@ def encoded_bytes(values: Iterable[Any], limits: Limits) -> str | None:
     return f"must have at most {limit} bytes encoded, has {size}" if size > limit else None
 
 
+def at_most_encoded(high: int) -> Check:
+    """Of a message: bytes on the wire."""
+
+    def check(value: Message, limits: Limits) -> str | None:
+        size = value.ByteSize()
+        return f"must have at most {high} bytes encoded, has {size}" if size > high else None
+
+    return check
+
+
+def shorter_than_context(values: Sequence[int], limits: Limits) -> str | None:
+    """Of a prompt as tokens: it must leave room for one more."""
+    return too_long(len(values), limits) if len(values) >= limits.max_model_len else None
+
+
+def too_long(num_tokens: int, limits: Limits) -> str:
+    return (
+        f"the prompt has {num_tokens} tokens; the model's context of {limits.max_model_len} leaves at most "
+        f"{limits.max_model_len - 1}"
+    )
+
+
+def at_most_prompt_bytes(values: Sequence[int], limits: Limits) -> Fault | str | None:
+    """Of tokens: as many as a text may have bytes."""
+    return entries(0, limits.max_prompt_bytes)(values, limits)
+
+
 def role(value: int, limits: Limits) -> str | None:
     return None if value and value in ChatRole.values() else f"must be a known role, is {value}"
 

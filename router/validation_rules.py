@@ -12,6 +12,8 @@ from router.validation_checks import (
     all_of,
     at_least,
     at_most_bytes,
+    at_most_encoded,
+    at_most_prompt_bytes,
     at_most_vocabulary,
     between,
     characters,
@@ -31,6 +33,7 @@ from router.validation_checks import (
     not_empty,
     prompt_bytes,
     role,
+    shorter_than_context,
     together_at_most_bytes,
     token_id,
     token_ids,
@@ -56,13 +59,15 @@ MAX_GRAMMAR_BYTES = 1024 * 1024
 MAX_CHOICES = 1024
 MAX_TEMPLATE_BYTES = 1024 * 1024
 MAX_TOOLS = 1024
+MAX_MESSAGES = 16_384
+MAX_TOOL_CALLS = 256
 MAX_KEY_BYTES = 256
 MAX_REQUEST_ID_CHARACTERS = 128
 MIN_HEARTBEAT_SECONDS = 0.01
 
 _GRAMMAR: Check = all_of(not_empty, at_most_bytes(MAX_GRAMMAR_BYTES))
 _PROMPT_TEXT: Check = all_of(not_empty, prompt_bytes)
-_PROMPT_TOKENS: Check = all_of(not_empty, token_ids)
+_PROMPT_TOKENS: Check = all_of(not_empty, shorter_than_context, token_ids)
 
 SAMPLING_RULES: dict[str, Check] = {
     "temperature": between(0, 100),
@@ -123,16 +128,17 @@ RULES: dict[type[Message], dict[str, Check]] = {
     },
     ChatRequest: {
         **_COMMON,
-        "messages": all_of(not_empty, encoded_bytes),
+        "messages": all_of(not_empty, entries(1, MAX_MESSAGES), encoded_bytes),
         "messages[].role": role,
+        "messages[].tool_calls": entries(0, MAX_TOOL_CALLS),
         "messages[].tool_calls[].arguments": json_object,
         "tools": all_of(entries(0, MAX_TOOLS), encoded_bytes, distinct(lambda tool: tool.name, "name")),
         "tools[].name": matches("[a-zA-Z0-9_.-]{1,64}", "1 to 64 of a-z A-Z 0-9 _ . -"),
         "tools[].parameters": json_object,
         "tool_choice.mode": tool_choice_mode,
-        "template_arguments": finite_numbers,
+        "template_arguments": all_of(at_most_encoded(MAX_TEMPLATE_BYTES), finite_numbers),
         "chat_template": at_most_bytes(MAX_TEMPLATE_BYTES),
     },
     TokenizeRequest: {"text": prompt_bytes},
-    DetokenizeRequest: {"token_ids": token_ids},
+    DetokenizeRequest: {"token_ids": all_of(at_most_prompt_bytes, token_ids)},
 }

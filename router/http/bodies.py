@@ -43,7 +43,11 @@ def _one_or_many(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
-StringOrList = Annotated[list[str], BeforeValidator(_one_or_many)]
+FIRST_FAULT = Field(fail_fast=True)
+"""Of a list: what is wrong with the first entry at fault is said, and the others are not looked at."""
+Strings = Annotated[list[str], FIRST_FAULT]
+StringOrList = Annotated[Strings, BeforeValidator(_one_or_many)]
+TokenIds = Annotated[list[UInt32], FIRST_FAULT]
 
 Prompt = str | list[int]
 
@@ -116,7 +120,7 @@ class StructuredOutputs(Body):
     json_: JsonText | None = Field(None, alias="json")
     regex: str | None = None
     grammar: str | None = None
-    choice: list[str] | None = None
+    choice: Strings | None = None
 
     @model_validator(mode="after")
     def _is_one(self) -> "StructuredOutputs":
@@ -147,11 +151,11 @@ class GenerationBody(Body):
     repetition_penalty: float | None = None
     min_tokens: UInt32 | None = None
     ignore_eos: bool | None = None
-    stop_token_ids: list[UInt32] | None = None
+    stop_token_ids: TokenIds | None = None
     include_stop_str_in_output: bool | None = None
-    bad_words: list[str] | None = None
-    allowed_token_ids: list[UInt32] | None = None
-    banned_token_ids: list[UInt32] | None = None
+    bad_words: Strings | None = None
+    allowed_token_ids: TokenIds | None = None
+    banned_token_ids: TokenIds | None = None
     structured_outputs: StructuredOutputs | None = None
     skip_special_tokens: bool | None = None
     cache_salt: str | None = None
@@ -218,10 +222,10 @@ class Message(Body):
     """One message of a conversation. Fields that an answer of ours has may come back with it."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Annotated[list[TextPart], BeforeValidator(_parts)] | None = None
+    content: Annotated[list[TextPart], FIRST_FAULT, BeforeValidator(_parts)] | None = None
     name: str | None = None
     tool_call_id: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Annotated[list[ToolCall], FIRST_FAULT] | None = None
     reasoning_content: str | None = None
     # What OpenAI's client sends back of an answer, and no template knows.
     refusal: str | None = None
@@ -252,16 +256,16 @@ def _tool_choice(value: Any) -> str:
 class ChatBody(GenerationBody):
     """POST /v1/chat/completions."""
 
-    messages: list[Message]
+    messages: Annotated[list[Message], FIRST_FAULT]
     max_completion_tokens: UInt32 | None = None
     logprobs: bool | None = None
     top_logprobs: UInt32 | None = None
-    tools: list[Tool] | None = None
+    tools: Annotated[list[Tool], FIRST_FAULT] | None = None
     tool_choice: Annotated[str, PlainValidator(_tool_choice)] | None = None
     parallel_tool_calls: Literal[True] | None = None
     """The model decides; one call at most cannot be promised."""
     reasoning_effort: str | None = None
-    modalities: list[Literal["text"]] | None = None
+    modalities: Annotated[list[Literal["text"]], FIRST_FAULT] | None = None
     # Ours from here on.
     chat_template: str | None = None
     chat_template_kwargs: JsonObject | None = None

@@ -2,16 +2,21 @@
 
 import json
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from fissile.errors import FieldViolation, InvalidArgumentError
+from fissile.errors import MAX_VIOLATIONS, FieldViolation, InvalidArgumentError
 from router.http.bodies import GenerationBody
+from router.validation import refuse
 
 B = TypeVar("B", bound=GenerationBody)
 
+MAX_DEPTH = 128
+"""Of a body: JSON in it may have 100 levels."""
+MAX_NODES = 100_000
 IGNORED = frozenset(
     {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"}
 )
@@ -24,9 +29,9 @@ def parse_body(raw: bytes, cls: type[B]) -> B:
     try:
         body = cls.model_validate({name: value for name, value in values.items() if name not in IGNORED})
     except ValidationError as error:
-        raise invalid([_violation(values, fault) for fault in error.errors()]) from error
-    if conflicts := list(body.conflicts()):
-        raise invalid(conflicts)
+        faults = error.errors(include_url=False, include_input=False)[: MAX_VIOLATIONS + 1]
+        refuse(_violation(values, fault) for fault in faults)
+    refuse(body.conflicts())
     return body
 
 
@@ -39,12 +44,26 @@ def _json_object(raw: bytes) -> dict[str, Any]:
         raise InvalidArgumentError(f"the body is no valid JSON: {error}") from error
     if not isinstance(value, dict):
         raise InvalidArgumentError("the body must be a JSON object")
+    _check_shape(value)
     # Only an escape can bring half a surrogate pair into decoded text.
     if b"\\u" in raw:
-        halves = [FieldViolation(path, "has half a surrogate pair, which is no text") for path in _no_text(value, "")]
-        if halves:
-            raise invalid(halves)
+        refuse(FieldViolation(path, "has half a surrogate pair, which is no text") for path in _no_text(value, ""))
     return value
+
+
+def _check_shape(body: dict[str, Any]) -> None:
+    """Depth and number, before anything is done that takes longer for each than to count it."""
+    level: list[Any] = [body]
+    num_depth, num_nodes = 0, 0
+    while level:
+        num_depth += 1
+        num_nodes += sum(1 + len(node) if isinstance(node, dict) else 1 for node in level)
+        if num_depth > MAX_DEPTH:
+            raise InvalidArgumentError(f"the body must not be nested deeper than {MAX_DEPTH} levels")
+        if num_nodes > MAX_NODES:
+            raise InvalidArgumentError(f"the body must have at most {MAX_NODES} objects, arrays and names in these")
+        children = chain.from_iterable(node.values() if isinstance(node, dict) else node for node in level)
+        level = [child for child in children if isinstance(child, dict | list)]
 
 
 def _refuse_constant(name: str) -> None:
@@ -101,9 +120,3 @@ def _path(values: Any, fault: ErrorDetails) -> str:
             continue
         path = _join(path, part)
     return path
-
-
-def invalid(violations: list[FieldViolation]) -> InvalidArgumentError:
-    """One error for all of them."""
-    text = "; ".join(f"{v.field}: {v.description}" for v in violations)
-    return InvalidArgumentError(text, violations=violations)

@@ -12,6 +12,8 @@ from common.server import ServiceServer, abort
 from fissile.channel import aio_channel
 from fissile.errors import InvalidArgumentError, UnavailableError
 from fissile.v1 import (
+    GenerateRequest,
+    GenerateResponse,
     GenerationServiceServicer,
     GenerationServiceStub,
     GetStatsRequest,
@@ -26,6 +28,9 @@ NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 class Echo(GenerationServiceServicer):
+    async def Generate(self, request, context):
+        yield GenerateResponse()
+
     async def Tokenize(self, request, context):
         return TokenizeResponse(token_ids=[len(request.text)])
 
@@ -123,3 +128,33 @@ def test_a_client_that_has_gone_cancels_the_handler_and_is_no_error_of_ours(erro
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(abort(Gone(), error, "/a/B"))
     assert caplog.records == []
+
+
+def test_thousands_of_calls_at_once_are_all_taken_up():
+    """gRPC's own limit of 1,000 that wait would cancel some of them."""
+
+    async def scenario(service, channel, port):
+        stub = GenerationServiceStub(channel)
+
+        async def call():
+            return [message async for message in stub.Generate(GenerateRequest())]
+
+        return await asyncio.gather(*(call() for _ in range(2_000)))
+
+    assert with_server(scenario) == [[GenerateResponse()]] * 2_000
+
+
+def test_a_request_that_is_too_large_is_not_read():
+    async def scenario():
+        service = ServiceServer(NAME, max_request_bytes=1000)
+        add_GenerationServiceServicer_to_server(Echo(), service.server)
+        port = await service.start("127.0.0.1", 0)
+        async with aio_channel(f"127.0.0.1:{port}") as channel:
+            stub = GenerationServiceStub(channel)
+            assert (await stub.Tokenize(TokenizeRequest(text="x" * 900))).token_ids == [900]
+            with pytest.raises(grpc.aio.AioRpcError) as raised:
+                await stub.Tokenize(TokenizeRequest(text="x" * 1100))
+        await service.stop(0)
+        return raised.value.code()
+
+    assert asyncio.run(scenario()) is grpc.StatusCode.RESOURCE_EXHAUSTED

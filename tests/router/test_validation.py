@@ -1,12 +1,13 @@
 """Each rule on each field: what is refused, in exact words, and what is just allowed; all violations at once."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.struct_pb2 import Struct
 
-from fissile.errors import MAX_VIOLATIONS, InvalidArgumentError, UnimplementedError
+from fissile.errors import MAX_VIOLATIONS, FieldViolation, InvalidArgumentError, UnimplementedError
 from fissile.v1 import (
     BeamSearch,
     ChatMessage,
@@ -26,6 +27,7 @@ from fissile.v1 import (
     Tool,
     ToolCall,
 )
+from router import validation
 from router.validation import check_length, validate
 from router.validation_checks import Limits
 from router.validation_together import broken_together
@@ -441,7 +443,43 @@ def test_of_very_many_violations_the_first_are_named():
     with pytest.raises(InvalidArgumentError) as caught:
         validate(biased(*[(i + 100, 0) for i in range(1000)]), LIMITS)
     assert len(caught.value.violations) == MAX_VIOLATIONS
-    assert caught.value.message.endswith("; and 992 more")
+    assert caught.value.message.endswith("; and more")
+
+
+MANY = 100_000
+
+
+@pytest.mark.parametrize(
+    ("request_", "field", "said"),
+    [
+        (ChatRequest(messages=[ChatMessage()] * MANY), "messages", "at most 16384 entries, has 100000"),
+        (ChatRequest(messages=[ChatMessage(role=2, tool_calls=[ToolCall()] * MANY)]), "messages[0].tool_calls", "256"),
+        (ChatRequest(messages=[ChatMessage(role=2)], tools=[Tool()] * MANY), "tools", "1024"),
+        (GenerateRequest(prompts=[Prompt()] * MANY), "prompts", "256"),
+        (GenerateRequest(tokens=TokenSequence(token_ids=[LIMITS.vocab_size] * MANY)), "tokens.token_ids", "leaves at"),
+    ],
+)
+def test_the_entries_of_a_list_that_is_too_long_are_not_looked_at(monkeypatch, request_, field, said):
+    """Counted first: nothing is said of the entries, which are at fault, too."""
+    monkeypatch.setattr(validation, "broken_together", lambda request, limits: ())
+    with pytest.raises(InvalidArgumentError) as caught:
+        validate(request_, replace(LIMITS, max_prompt_bytes=MIB))
+    (violation,) = caught.value.violations
+    assert violation.field == field and said in violation.description
+
+
+def test_the_search_for_faults_ends_with_the_first_few():
+    looked_at = []
+
+    def faults():
+        for i in range(MANY):
+            looked_at.append(i)
+            yield FieldViolation(f"f[{i}]", "is wrong")
+
+    with pytest.raises(InvalidArgumentError) as caught:
+        validation.refuse(faults())
+    assert len(looked_at) == MAX_VIOLATIONS + 1
+    assert [v.field for v in caught.value.violations] == [f"f[{i}]" for i in range(MAX_VIOLATIONS)]
 
 
 def test_what_is_not_served_yet_is_refused_by_name():

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fissile.errors import InvalidArgumentError
+from fissile.errors import MAX_VIOLATIONS, InvalidArgumentError
 from router.http.bodies import ChatBody, CompletionBody
 from router.http.json_body import IGNORED, parse_body
 from router.http.requests import chat_request, completion_request
@@ -195,3 +195,43 @@ def test_whatever_json_comes_it_is_a_request_or_a_typed_error(data):
         raw = json.dumps({**base, **fields}).encode()
         with suppress(InvalidArgumentError):
             translate(parse_body(raw, cls), "id", 1.0)
+
+
+MANY = 300_000
+LARGE = {
+    "messages": (b'{"messages": [' + b",".join([b"{}"] * MANY) + b"]}", "at most 100000 objects"),
+    "names": (b"{" + b",".join(b'"%d":1' % i for i in range(MANY)) + b"}", "at most 100000 objects"),
+    "depth": (b'{"a":' * 200 + b"1" + b"}" * 200, "nested deeper than 128 levels"),
+    "depth of text": (b'{"a":' * 900 + b'"\\ud800"' + b"}" * 900, "nested deeper than 128 levels"),
+}
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_what_is_too_much_is_counted_before_it_is_looked_at(name):
+    raw, said = LARGE[name]
+    with pytest.raises(InvalidArgumentError) as caught:
+        parse_body(raw, ChatBody)
+    assert said in caught.value.message and not caught.value.violations
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"messages": [{}] * 30_000}, "messages[0].role"),
+        ({"messages": [{"role": "user", "content": [{}] * 30_000}]}, "messages[0].content[0].type"),
+        ({"messages": [{"role": "user"}], "tools": [{"type": "x"}] * 30_000}, "tools[0].type"),
+        ({"messages": [{"role": "user"}], "stop": [1] * MANY}, "stop[0]"),
+        ({"messages": [{"role": "user"}], "banned_token_ids": ["x"] * MANY}, "banned_token_ids[0]"),
+    ],
+)
+def test_of_very_many_faults_the_first_are_named(fields, field):
+    with pytest.raises(InvalidArgumentError) as caught:
+        parse_body(json.dumps(fields).encode(), ChatBody)
+    assert caught.value.violations[0].field == field
+    assert len(caught.value.violations) <= MAX_VIOLATIONS and len(caught.value.message) < 1000
+
+
+def test_of_very_many_unknown_fields_the_first_are_named():
+    with pytest.raises(InvalidArgumentError) as caught:
+        parse_body(json.dumps({"messages": []} | {f"x{i}": 1 for i in range(50_000)}).encode(), ChatBody)
+    assert len(caught.value.violations) == MAX_VIOLATIONS and len(caught.value.message) < 1000

@@ -18,7 +18,7 @@ from fissile.errors import (
 )
 from fissile.v1 import FinishReason, RequestOutput
 from router.http.errors import error_object, headers_of, status_of
-from router.server import body_limit
+from router.server import request_limit
 from tests.fakes.worker import FakeWorker, counts, says
 from tests.router.http.front import chat, complete, run_front
 
@@ -130,7 +130,7 @@ def test_bodies_that_are_none(content, param):
 
 
 def test_a_body_that_is_too_long():
-    limit = body_limit(1000)
+    limit = request_limit(1000)
     assert post_raw(b" " * limit).status_code == 400
     response = post_raw(b" " * (limit + 1))
     assert response.status_code == 413
