@@ -98,7 +98,7 @@ def test_preemptions_per_request_are_bounded(policy: str) -> None:
     engine.add(*sequences)
     engine.run()
     assert engine.tokens == wanted
-    assert max(seq.num_preemptions for seq in sequences) <= 2
+    assert max(seq.num_preemptions for seq in sequences) <= 3
 
 
 def test_a_sequence_that_outgrew_the_budget_comes_back_in_chunks() -> None:

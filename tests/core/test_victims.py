@@ -3,10 +3,11 @@
 import pytest
 
 from tests.core.builders import make_sequence
-from worker.core.preemption import MAX_PREEMPTIONS, choose_victim, senior_of
+from worker.core.preemption import choose_victim, senior_of
 from worker.core.sequence import Sequence
 
 STEP = 50
+ALL_POLICIES = pytest.mark.parametrize("policy", ["fcfs", "priority", "shortest_remaining", "cheapest_recompute"])
 
 
 def runner(
@@ -64,29 +65,29 @@ def test_ties_go_to_the_later_arrival(policy: str) -> None:
     assert victim([runner(1), runner(2), runner(3)], policy) == 3
 
 
-@pytest.mark.parametrize("policy", ["fcfs", "priority", "shortest_remaining", "cheapest_recompute"])
-def test_requester_is_never_chosen(policy: str) -> None:
-    assert victim([runner(1), runner(2), runner(3)], policy, requester=3) == 2
+@ALL_POLICIES
+def test_requester_gives_way_itself_before_those_that_stand_before_it(policy: str) -> None:
+    assert victim([runner(1), runner(2), runner(3)], policy, requester=3) == 3
 
 
-@pytest.mark.parametrize("policy", ["fcfs", "priority", "shortest_remaining", "cheapest_recompute"])
+@ALL_POLICIES
 def test_senior_is_never_chosen(policy: str) -> None:
-    running = [runner(1, computed=0, max_length=11), runner(2)]
-    assert victim(running, policy, requester=2) is None
+    running = [runner(1, computed=0, max_length=11), runner(2, last_step=STEP)]
+    assert victim(running, policy) is None
 
 
 def test_sequence_scheduled_in_this_step_is_never_chosen() -> None:
     assert victim([runner(1), runner(2), runner(3, last_step=STEP)]) == 2
 
 
-def test_often_preempted_sequence_is_never_chosen() -> None:
-    often = runner(3, preemptions=MAX_PREEMPTIONS)
-    assert victim([runner(1), runner(2), often]) == 2
-    assert victim([runner(1), runner(2, last_step=STEP), often]) is None
+@ALL_POLICIES
+def test_who_was_preempted_less_often_goes_first(policy: str) -> None:
+    running = [runner(1), runner(2, preemptions=1), runner(3, preemptions=2, computed=1, max_length=12)]
+    assert victim(running, policy) == 2
 
 
-def test_sequence_with_one_preemption_less_is_chosen_as_any() -> None:
-    assert victim([runner(1), runner(2), runner(3, preemptions=MAX_PREEMPTIONS - 1)]) == 3
+def test_urgency_counts_more_than_preemptions() -> None:
+    assert victim([runner(1), runner(2), runner(3, priority=4, preemptions=5)], "priority") == 3
 
 
 def test_urgent_latecomer_is_senior() -> None:

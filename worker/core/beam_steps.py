@@ -51,8 +51,7 @@ class BeamSteps:
             if member.status is SequenceStatus.WAITING:
                 self._state.enqueue(member)
             else:
-                member.slot = group.slots[member.order[2]]
-                self._state.place(member)
+                self._state.adopt_beam(member)
         self._state.release_idle_slots(group)
 
     def _make(self, group: BeamGroup, at: int, parent: Sequence, beam: NextBeam) -> Sequence:

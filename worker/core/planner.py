@@ -90,13 +90,15 @@ class StepPlanner:
 
     def _swap_in(self, builder: BatchBuilder) -> None:
         """Brings back swapped sequences while there is room. They stand in one line with those that wait."""
-        waiting = self._state.waiting.peek()
-        for seq in sorted(self._state.swapped.values(), key=lambda seq: seq.order):
-            if waiting is not None and waiting[0] < seq.order:
+        state = self._state
+        waiting = state.waiting.peek()
+        while (head := state.swapped.peek()) is not None:
+            order, seq = head
+            if waiting is not None and waiting[0] < order:
                 return
             if not builder.budget or seq.num_in_flight_tokens or not self._admission.try_swap_in(seq, builder):
                 return
-            self._state.start(seq)
+            state.start(seq)
             builder.bind(seq)
             self._add_row(seq, self._admission.chunk(seq.num_tokens - seq.num_computed_tokens, builder), builder)
 
@@ -147,7 +149,8 @@ class StepPlanner:
         if head is None:
             return False
         order, seq = head
-        if any(swapped.order < order for swapped in state.swapped.values()):
+        swapped = state.swapped.peek()
+        if swapped is not None and swapped[0] < order:
             return False
         if seq.num_in_flight_tokens or not self._admission.try_admit(seq, builder):
             return False

@@ -1,45 +1,27 @@
-"""Who gives up its blocks when there are none left."""
+"""Who gives up its blocks when there are none left. Seniority decides, so that everybody gets on."""
 
 from collections.abc import Callable, Collection
 
 from worker.core.config import PreemptionPolicy
 from worker.core.sequence import Sequence
 
-MAX_PREEMPTIONS = 2
-"""A sequence preempted so often comes back with all the blocks it will ever need, and keeps them to its end.
-
-So it needs no room that others must make, and can be let alone: it ends, whoever comes meanwhile.
-"""
-
 
 def choose_victim(
     running: Collection[Sequence], policy: PreemptionPolicy, step: int, requester: Sequence
 ) -> Sequence | None:
-    """The running sequence to preempt for `requester` in `step`, or None if there is none.
+    """The running sequence to preempt for `requester` in `step`: the requester itself if it is the first to go, None if
+    nobody may be preempted.
 
-    Never the requester, never one already scheduled in the step, never one that has its blocks for good, and never
-    the senior. Either those with their blocks for good go on or the senior does, so every sequence that fits alone
-    finishes in the end.
+    Never one already scheduled in the step, and never the senior, who therefore always goes on: every sequence that
+    fits alone finishes in the end. Of the others those go first that were preempted least often (among equals in
+    priority, where that is the policy), so nobody gives way again and again for who came later.
     """
     senior = senior_of(running)
-    key = _KEYS[policy]
     return max(
-        (
-            seq
-            for seq in running
-            if seq is not requester
-            and seq.last_step != step
-            and not keeps_blocks(seq)
-            and not belongs_to_senior(seq, senior)
-        ),
-        key=key,
+        (seq for seq in running if seq.last_step != step and not belongs_to_senior(seq, senior)),
+        key=_KEYS[policy],
         default=None,
     )
-
-
-def keeps_blocks(seq: Sequence) -> bool:
-    """Whether it has been preempted for the last time. Beams share blocks and change hands every round: never."""
-    return seq.num_preemptions >= MAX_PREEMPTIONS and seq.beam_group is None
 
 
 def senior_of(running: Collection[Sequence]) -> Sequence:
@@ -54,19 +36,20 @@ def belongs_to_senior(seq: Sequence, senior: Sequence) -> bool:
 
 def _last_admitted(seq: Sequence) -> tuple[int, ...]:
     # Sequences are admitted in arrival order, and keep it when they come back.
-    return seq.order[1:]
+    return (-seq.num_preemptions, *seq.order[1:])
 
 
 def _least_urgent(seq: Sequence) -> tuple[int, ...]:
-    return seq.order
+    priority, *arrival = seq.order
+    return (priority, -seq.num_preemptions, *arrival)
 
 
 def _shortest_remaining(seq: Sequence) -> tuple[int, ...]:
-    return (seq.num_known_tokens - seq.max_length, *seq.order)
+    return (-seq.num_preemptions, seq.num_known_tokens - seq.max_length, *seq.order)
 
 
 def _cheapest_recompute(seq: Sequence) -> tuple[int, ...]:
-    return (-seq.num_computed_tokens, *seq.order)
+    return (-seq.num_preemptions, -seq.num_computed_tokens, *seq.order)
 
 
 _KEYS: dict[PreemptionPolicy, Callable[[Sequence], tuple[int, ...]]] = {

@@ -1,9 +1,18 @@
 """Room in the cache: who may come in, and who has to go."""
 
 from worker.core.batch_builder import BatchBuilder
-from worker.core.preemption import belongs_to_senior, choose_victim, keeps_blocks, senior_of
+from worker.core.preemption import belongs_to_senior, choose_victim
 from worker.core.sequence import Sequence, SequenceStatus
 from worker.core.state import SchedulerState
+
+GROWTH_STEPS = 16
+"""Decoding steps that a sequence must have room for, with all that run, when it comes back after its first preemption.
+
+Twice as many after each further one: who runs for 16, 32, 64 … steps in between is preempted a few times only, however
+long it gets.
+"""
+MOST_SPARE_SHARE = 4
+"""At most a quarter of the pool is kept free for that: more would cost more throughput than preemptions do."""
 
 
 class Room:
@@ -47,11 +56,10 @@ class Room:
                 return False  # enough comes free with the steps in flight
             running = list(state.running())
             victim = choose_victim(running, state.config.preemption_policy, builder.step, seq)
-            if victim is None:
-                if not belongs_to_senior(seq, senior_of(running)):
-                    state.preempt(seq)
+            if victim is not None:
+                state.preempt(victim)
+            if victim is None or victim is seq:
                 return False
-            state.preempt(victim)
         return True
 
     def break_stall(self) -> bool:
@@ -61,13 +69,9 @@ class Room:
         or if steps in flight will change things anyway.
         """
         state = self._state
-        heads = [seq.order for seq in state.swapped.values()]
-        waiting = state.waiting.peek()
-        if waiting is not None:
-            heads.append(waiting[0])
-        if state.in_flight or not heads:
+        head = min((head[0] for head in (state.swapped.peek(), state.waiting.peek()) if head is not None), default=None)
+        if state.in_flight or head is None:
             return False
-        head = min(heads)
         victim = max(
             (seq for seq in state.running() if seq.order[:2] > head[:2]), key=lambda seq: seq.order, default=None
         )
@@ -103,7 +107,7 @@ class Admission:
 
     def try_swap_in(self, seq: Sequence, builder: BatchBuilder) -> bool:
         """Binds blocks to a swapped sequence and has its content brought back; False changes nothing."""
-        num_blocks = self._num_blocks_to_return(seq)
+        num_blocks = self._blocks.num_blocks_for(seq.num_tokens)
         if not self._state.free_slots or not self._blocks.can_allocate([], num_blocks, self._num_spare_blocks(seq)):
             return False
         host_blocks = list(seq.host_block_table)
@@ -125,9 +129,8 @@ class Admission:
             or parent.num_preemptions  # it may be computing the prompt again in this very step
             or seq.num_output_tokens
             or num_computed == 0
-            or keeps_blocks(seq)  # it needs more than the prompt's
             or self._blocks.has_groups
-            or self._blocks.pool.num_free < 1
+            or not self._blocks.can_allocate([], 1, self._num_spare_blocks(seq))
         ):
             return False
         self._blocks.fork(parent, seq, seq.num_prompt_tokens)
@@ -143,10 +146,8 @@ class Admission:
         can_chunk = self._config.can_chunk
         if not can_chunk and num_tokens < num_remaining and num_remaining <= self._config.max_num_batched_tokens:
             return False  # whole prompts only, save for what outgrew the budget
-        if seq.num_preemptions:
-            num_blocks = self._num_blocks_to_return(seq)
-        else:
-            num_blocks = self._blocks.num_blocks_for(num_cached + num_tokens if can_chunk else seq.num_tokens)
+        is_first_chunk = can_chunk and not seq.num_preemptions
+        num_blocks = self._blocks.num_blocks_for(num_cached + num_tokens if is_first_chunk else seq.num_tokens)
         if not self._blocks.can_allocate(hits, num_blocks, self._num_spare_blocks(seq)):
             return False
         self._blocks.allocate(seq, hits, anchor, num_blocks)
@@ -155,13 +156,12 @@ class Admission:
     def _num_spare_blocks(self, seq: Sequence) -> int:
         """Blocks that must stay free when `seq` comes in beside others, so that it is not soon thrown out again."""
         state = self._state
-        running = list(state.running())
-        if not running or belongs_to_senior(seq, senior_of([*running, seq])):
+        senior = state.seniority.peek()
+        if senior is None or seq.order < senior[0] or belongs_to_senior(seq, senior[1]):
             return 0  # it will not be thrown out
-        num_growing = len(running) if seq.num_preemptions else 0
-        return self._num_watermark_blocks + num_growing + len(state.parked.get(seq.id, ()))
-
-    def _num_blocks_to_return(self, seq: Sequence) -> int:
-        """Blocks for a preempted sequence: for all its tokens so far, or to its end. The last token's KV is never
-        computed."""
-        return self._blocks.num_blocks_for(seq.max_length - 1 if keeps_blocks(seq) else seq.num_tokens)
+        num_spare = self._num_watermark_blocks + len(state.parked.get(seq.id, ()))
+        if seq.num_preemptions:
+            num_steps = GROWTH_STEPS << (seq.num_preemptions - 1)
+            num_growing = self._blocks.num_blocks_for((state.num_running + 1) * num_steps)
+            num_spare += min(num_growing, self._blocks.pool.num_blocks // MOST_SPARE_SHARE)
+        return num_spare

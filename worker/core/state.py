@@ -52,13 +52,15 @@ class SchedulerState:
         self.waiting: LazyHeap[tuple[int, int, int]] = LazyHeap()
         self.parked: dict[int, list[Sequence]] = {}
         """Parent → members of its group that wait for its prompt to be computed."""
-        self.swapped: dict[int, Sequence] = {}
+        self.swapped: LazyHeap[tuple[int, int, int]] = LazyHeap()
         self.prefilling: dict[int, Sequence] = {}
         """Running, with committed tokens still to be scheduled. Insertion order is admission order."""
         self.decoding: dict[int, Sequence] = {}
         """Running, all but the newest token scheduled."""
         self.beams: dict[int, Sequence] = {}
         """Running members of beam searches, scheduled or waiting for their siblings."""
+        self.seniority: LazyHeap[tuple[int, int, int]] = LazyHeap()
+        """All that run, the senior first."""
         self.beam_groups: dict[int, BeamGroup] = {}
         """Root → its search."""
         self.deadlines: LazyHeap[float] = LazyHeap()
@@ -111,6 +113,7 @@ class SchedulerState:
         """WAITING or SWAPPED → RUNNING; its blocks are bound already. The caller schedules it at once."""
         self._leave(seq)
         seq.move_to(SequenceStatus.RUNNING)
+        self.seniority.push(seq.order, seq)
         group = seq.beam_group
         if group is None:
             seq.slot = self.free_slots.pop()
@@ -152,7 +155,7 @@ class SchedulerState:
         self._free(seq)
         if swaps:
             seq.move_to(SequenceStatus.SWAPPED)
-            self.swapped[seq.id] = seq
+            self.swapped.push(seq.order, seq)
         else:
             seq.move_to(SequenceStatus.WAITING)
             seq.num_computed_tokens = 0
@@ -202,6 +205,13 @@ class SchedulerState:
                 hypotheses=hypotheses,
             )
         )
+
+    def adopt_beam(self, member: Sequence) -> None:
+        """Files a beam that was forked from a running one and runs from the start, in its slot of the search."""
+        assert member.beam_group is not None
+        member.slot = member.beam_group.slots[member.order[2]]
+        self.seniority.push(member.order, member)
+        self.place(member)
 
     def drop_beam(self, member: Sequence) -> None:
         """Releases what a beam of a past round holds. The root lives on as the search's public face."""
@@ -253,10 +263,11 @@ class SchedulerState:
     def _leave(self, seq: Sequence) -> None:
         """Takes `seq` out of the queue it is in."""
         if seq.status is SequenceStatus.RUNNING:
+            self.seniority.discard(seq.id)
             for queue in (self.decoding, self.prefilling, self.beams):
                 queue.pop(seq.id, None)
         elif seq.status is SequenceStatus.SWAPPED:
-            del self.swapped[seq.id]
+            self.swapped.discard(seq.id)
         elif seq.status is SequenceStatus.WAITING:
             self.waiting.discard(seq.id)
             if seq.parent_id in self.parked:
@@ -268,7 +279,7 @@ class SchedulerState:
         held: dict[int, int] = {}
         host_held: dict[int, int] = {}
         num_groups = 0
-        places = [self.waiting.sequences(), self.swapped.values(), self.running()]
+        places = [self.waiting.sequences(), self.swapped.sequences(), self.running()]
         places += list(self.parked.values())
         seen: set[int] = set()
         for place in places:
@@ -292,6 +303,8 @@ class SchedulerState:
         slots += [slot for group in self.beam_groups.values() for slot in group.slots]
         if sorted(slots) != list(range(self.config.max_num_seqs)):
             raise RuntimeError("slots: one is lost or belongs to two")
+        if sorted(seq.id for seq in self.seniority.sequences()) != sorted(seq.id for seq in self.running()):
+            raise RuntimeError("seniority: not of those that run")
         self.blocks.check_integrity(held, host_held, num_groups)
 
 
