@@ -164,10 +164,14 @@ def test_stop_sequence_ends_only_the_beam_that_completes_it() -> None:
     assert search.hypotheses == [Hypothesis([1, 7], -1.0, FinishReason.STOP_SEQUENCE)]
 
 
-def test_min_tokens_lets_a_beam_go_on_after_eos() -> None:
+def test_no_ending_before_min_tokens() -> None:
+    """The third generated token may be one."""
     search = make_search(1, min_tokens=2)
-    assert search.advance([PROMPT], [[(EOS, -1.0), (6, -2.0)]]) == [NextBeam(0, EOS, -1.0)]
+    assert search.advance([PROMPT], [[(EOS, -1.0), (6, -2.0)]]) == [NextBeam(0, 6, -2.0)]
+    assert search.advance([[*PROMPT, 6]], [[(EOS, -1.0), (7, -2.0)]]) == [NextBeam(0, 7, -4.0)]
     assert search.hypotheses == []
+    search.advance([[*PROMPT, 6, 7]], [[(EOS, -1.0), (8, -2.0)]])
+    assert [hypothesis.token_ids for hypothesis in search.hypotheses] == [[6, 7, EOS]]
 
 
 @pytest.mark.parametrize(

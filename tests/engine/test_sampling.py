@@ -44,7 +44,7 @@ def test_members_of_a_group_are_what_they_are_alone(tiny, block_size, depth):
     assert loop.num_scheduled_tokens == len(prompt) + 3 + 4 * 11
 
 
-def reference_beams(model, prompt, beam, num_tokens, eos):
+def reference_beams(model, prompt, beam, num_tokens, eos, min_tokens):
     with torch.inference_mode():
         out = model.generate(
             torch.tensor([prompt]),
@@ -52,6 +52,7 @@ def reference_beams(model, prompt, beam, num_tokens, eos):
             num_beams=beam.width,
             num_return_sequences=beam.width,
             max_new_tokens=num_tokens,
+            min_new_tokens=min_tokens,
             do_sample=False,
             length_penalty=beam.length_penalty,
             early_stopping=beam.early_stopping,
@@ -64,12 +65,13 @@ def reference_beams(model, prompt, beam, num_tokens, eos):
     return tokens, out.sequences_scores.tolist()
 
 
-def check_beams(tiny, prompt, beam, eos=frozenset()):
+def check_beams(tiny, prompt, beam, eos=frozenset(), min_tokens=0):
     """Returns our hypotheses."""
     loop = tiny.loop(16, prefix="hash")
-    loop.run(make_sequence(7, prompt, 10, stop=StopConditions(max_tokens=10, eos_token_ids=eos), beam=beam))
+    stop = StopConditions(max_tokens=10, min_tokens=min_tokens, eos_token_ids=eos)
+    loop.run(make_sequence(7, prompt, 10, stop=stop, beam=beam))
     hypotheses = loop.ended[7].hypotheses
-    tokens, scores = reference_beams(tiny.reference_model, prompt, beam, 10, eos)
+    tokens, scores = reference_beams(tiny.reference_model, prompt, beam, 10, eos, min_tokens)
     assert [hypothesis.token_ids for hypothesis in hypotheses] == tokens
     assert [hypothesis.score for hypothesis in hypotheses] == pytest.approx(scores, abs=1e-4)
     return hypotheses
@@ -88,3 +90,13 @@ def test_beam_search_equals_transformers(tiny, width, length_penalty, early_stop
             eos = frozenset(hypothesis.token_ids[place] for hypothesis in unending for place in places)
             endings |= {hypothesis.finish_reason for hypothesis in check_beams(tiny, prompt, beam, eos)}
     assert FinishReason.EOS in endings
+
+
+@pytest.mark.parametrize("min_tokens", [3, 6, 10])
+def test_no_beam_ends_before_min_tokens(tiny, min_tokens):
+    beam = BeamParams(width=3)
+    for prompt in (PROMPTS[1], PROMPTS[3]):
+        unending = check_beams(tiny, prompt, beam)
+        eos = frozenset(hypothesis.token_ids[place] for hypothesis in unending for place in (1, 2, 7))
+        for hypothesis in check_beams(tiny, prompt, beam, eos, min_tokens):
+            assert eos.isdisjoint(hypothesis.token_ids[:min_tokens])

@@ -18,15 +18,21 @@ def ids_of(text):
     return toys.byte_level().encode(text, add_special_tokens=False).ids
 
 
-def sequences_of(*words):
+def sequences_of(*words, made_from=toys.byte_level):
     with ThreadPoolExecutor(1) as executor:
-        tokenizer = Tokenizer.load(TokenizerFiles(toys.files(toys.byte_level()), "f"), executor)
+        tokenizer = Tokenizer.load(TokenizerFiles(toys.files(made_from()), "f"), executor)
         return [list(s.token_ids) for s in asyncio.run(bad_token_sequences(words, tokenizer))]
 
 
 def test_a_word_is_bad_at_the_beginning_and_after_a_space():
     assert ids_of("hello") != ids_of(" hello")
     assert sequences_of("hello") == [ids_of("hello"), ids_of(" hello")]
+
+
+def test_a_word_without_its_leading_blank_is_bad_too():
+    """A tokenizer that begins every text with a blank: "(na" has no blank before "na"."""
+    blank, n, a = (toys.byte_fallback().token_to_id(piece) for piece in ("▁", "<0x6E>", "a"))
+    assert sequences_of("na", made_from=toys.byte_fallback) == [[blank, n, a], [blank, blank, n, a], [n, a]]
 
 
 def test_a_space_in_front_changes_nothing_and_equal_sequences_come_once():

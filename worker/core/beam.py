@@ -50,7 +50,7 @@ class BeamSearch:
 
         Returns the next beams, at most `width`; empty if the search is over and `hypotheses` has the result.
         """
-        ranked = self._rank(candidates)
+        ranked = self._rank(candidates, len(beams[0]) - self.num_prompt_tokens)
         next_beams: list[NextBeam] = []
         for rank, beam in enumerate(ranked):
             _, reason = find_stop(
@@ -69,11 +69,15 @@ class BeamSearch:
         num_generated = len(beams[0]) + 1 - self.num_prompt_tokens
         return next_beams if self._goes_on(num_generated) else []
 
-    def _rank(self, candidates: list[Candidates]) -> list[NextBeam]:
+    def _rank(self, candidates: list[Candidates], num_generated: int) -> list[NextBeam]:
+        """Before `min_tokens`, endings are left out; each beam has `width` others among its candidates."""
+        stop = self.stop
+        early = stop.eos_token_ids | stop.stop_token_ids if num_generated < stop.min_tokens else frozenset()
         continuations = [
             NextBeam(parent, token, self.scores[parent] + log_prob)
             for parent, of_beam in enumerate(candidates)
             for token, log_prob in of_beam
+            if token not in early
         ]
         continuations.sort(key=lambda beam: -beam.score)
         return continuations[: self.num_candidates]
