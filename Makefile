@@ -19,7 +19,7 @@ WHOLE_SYSTEM := tests/e2e tests/deploy
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint protos install dev clean
+.PHONY: help demo test compat lint protos install dev clean
 
 help:  ## Show this.
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -34,6 +34,9 @@ ifeq ($(strip $(ARGS)),)
 else
 	$(BIN)/python -m pytest $(ARGS)
 endif
+
+compat: $(VENV)/.worker $(VENV)/compat/.installed  ## Run frameworks that speak OpenAI's API against a real service.
+	$(BIN)/python -m compat.run $(VENV)/compat/bin/python $(ARGS)
 
 lint: $(VENV)/.dev  ## ruff, mypy, import contracts, stubs up to date.
 	$(BIN)/ruff check .
@@ -78,4 +81,11 @@ $(VENV)/.worker: $(VENV)/.torch pyproject.toml
 $(VENV)/.dev: $(VENV)/.worker
 	@echo "installing what tests and lint need ..."
 	$(PIP) --editable '.[worker,http,dev]'
+	@touch $@
+
+# Not among ours: they hold back packages that ours has newer.
+$(VENV)/compat/.installed: $(VENV)/.created compat/requirements.txt
+	@echo "installing the frameworks ..."
+	$(PYTHON) -m venv $(VENV)/compat
+	$(VENV)/compat/bin/python -m pip --disable-pip-version-check install --quiet --requirement compat/requirements.txt
 	@touch $@

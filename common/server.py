@@ -62,12 +62,21 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         return handler  # of a library: blocking, or a coroutine that writes
 
 
+def _read(raw: bytes, parse: Callable[[bytes], Any], method: str) -> Any:
+    """The request. One that cannot be read comes to no handler, so nobody else would log it."""
+    try:
+        return decode(raw, parse)
+    except FissileError as error:
+        logger.info("%s refused: %s", method, error.message)
+        raise
+
+
 def _guard_unary(
     behaviour: Callable[..., Awaitable[Any]], method: str, parse: Callable[[bytes], Any]
 ) -> Callable[..., Awaitable[Any]]:
     async def guarded(raw: bytes, context: grpc.aio.ServicerContext) -> Any:
         try:
-            return await behaviour(decode(raw, parse), context)
+            return await behaviour(_read(raw, parse, method), context)
         except Exception as error:
             await abort(context, error, method)
 
@@ -79,7 +88,7 @@ def _guard_unary_stream(
 ) -> Callable[..., AsyncIterator[Any]]:
     async def guarded(raw: bytes, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
         try:
-            async with aclosing(behaviour(decode(raw, parse), context)) as responses:
+            async with aclosing(behaviour(_read(raw, parse, method), context)) as responses:
                 async for response in responses:
                     yield response
         except Exception as error:

@@ -113,3 +113,14 @@ def test_a_clients_words_fit_in_a_line():
     assert [shown(text) for text in ("llama", "a\r\nb", "\x1b[31m", "x" * 200)] == [
         "llama", "'a\\r\\nb'", "'\\x1b[31m'", "x" * 128 + "…",
     ]  # fmt: skip
+
+
+def test_bytes_that_are_no_request_have_a_line_too(caplog):
+    async def scenario(system):
+        await error_of(system.channel.unary_stream("/fissile.v1.GenerationService/Generate")(b"\xff").read())
+
+    run_system(scenario, FakeWorker(says("b")))
+    (said,) = [record.getMessage() for record in caplog.records if "refused" in record.getMessage()]
+    assert said == (
+        "/fissile.v1.GenerationService/Generate refused: the request is not a valid fissile.v1.GenerateRequest"
+    )
