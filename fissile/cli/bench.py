@@ -60,10 +60,10 @@ def bench(
 ) -> None:
     """Send requests with random prompts and report latency, throughput, errors and goodput.
 
-    \b
     Lengths are N (always N), LOW-HIGH (uniform) or MEAN~DEVIATION (normal).
-    Latency counts from the time a request was due, so a backlog shows.
-    Goodput counts requests that met --goal-ttft and --goal-tpot.
+
+    Latency counts from the time a request was due, so a backlog shows. Goodput counts requests that met --goal-ttft and
+    --goal-tpot. Ctrl-C ends the run with the figures so far.
     """
     import asyncio
     import json

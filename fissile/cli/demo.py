@@ -9,7 +9,15 @@ EXPECTED = "Paris"
 
 
 @click.command(short_help="Start all, ask a real model one question, stop.")
-@click.option("-m", "--model", default="smollm2", show_default=True, help="As for `fissile worker`.")
+@click.option(
+    "-m",
+    "--model",
+    default="smollm2",
+    show_default=True,
+    envvar="FISSILE_WORKER_MODEL",
+    show_envvar=True,
+    help="As for `fissile worker`.",
+)
 @click.option("-v", "--verbose", is_flag=True, help="Print the services' logs.")
 def demo(model: str, verbose: bool) -> None:
     """Start a router and two workers, ask them one question over gRPC, stop them."""

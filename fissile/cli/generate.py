@@ -81,6 +81,8 @@ def generate(
 
 
 def _read_stdin() -> str:
+    if sys.stdin.isatty():
+        click.echo("The prompt; Ctrl-D on a line of its own ends it:", err=True)
     try:
         return sys.stdin.buffer.read().decode()
     except UnicodeDecodeError as error:

@@ -22,14 +22,14 @@ def service_command(name: str, arguments: list[str]) -> list[str]:
     return service.service_command(name, arguments)
 
 
-@click.command(context_settings=_PASS_THROUGH, add_help_option=False)
+@click.command(short_help="Run a router.", context_settings=_PASS_THROUGH, add_help_option=False)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def router(arguments: tuple[str, ...]) -> None:
     """Run a router; `fissile router --help` lists its flags."""
     _execute("router", arguments)
 
 
-@click.command(context_settings=_PASS_THROUGH, add_help_option=False)
+@click.command(short_help="Run a worker.", context_settings=_PASS_THROUGH, add_help_option=False)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def worker(arguments: tuple[str, ...]) -> None:
     """Run a worker; `fissile worker --help` lists its flags."""

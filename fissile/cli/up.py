@@ -13,7 +13,16 @@ if TYPE_CHECKING:
     from fissile.cli.cluster import Cluster
 
 
-@click.command(short_help="Start a router and workers on this machine.")
+class _Up(click.Command):
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            said = f"{error.format_message()} What is meant for the workers goes after `--`."
+            raise click.UsageError(said, ctx) from None
+
+
+@click.command(cls=_Up, short_help="Start a router and workers on this machine.")
 @click.option("-w", "--workers", type=click.IntRange(min=1), default=1, show_default=True, help="How many workers.")
 @click.option(
     "-m",
@@ -79,8 +88,8 @@ def up(
     What follows `--` goes to each worker:
     fissile up --workers 2 -- --max-model-len 2048
 
-    Everything else of both services can be set in the environment, FISSILE_ROUTER_... and FISSILE_WORKER_...; see
-    `fissile router --help` and `fissile worker --help`.
+    All else of both services can be set in the environment, FISSILE_ROUTER_... and FISSILE_WORKER_...; see `fissile
+    router --help` and `fissile worker --help`. The router's workers are always those that are started here.
     """
     from fissile.cli.cluster import ClusterConfig, StartError, running_cluster
 
@@ -95,7 +104,7 @@ def up(
         # Without --quiet, the log that explains it stands right above.
         raise error if quiet else click.ClickException(error.complaint) from error
     except KeyboardInterrupt:
-        click.echo("stopped at once", err=True)
+        click.echo("stopped", err=True)
         sys.exit(EXIT_INTERRUPTED)
 
 

@@ -56,6 +56,7 @@ def test_importing_the_command_loads_neither_grpc_nor_rich():
         (["bench", "--rate", "1", "--concurrency", "2"], "exclude each other"),
         (["bench", "--input-length", "9-3"], "the first is not above the second"),
         (["up", "--workers", "0"], "'-w' / '--workers'"),
+        (["up", "--block-size", "16"], "What is meant for the workers goes after `--`."),
         (["nonsense"], "No such command"),
     ],
 )
