@@ -66,22 +66,26 @@ class Child:
 
     def _watch(self, exited: "queue.SimpleQueue[Child]") -> None:
         self._process.wait()
-        # Its own children may hold the pipe open for longer than is worth waiting for.
-        self._reader.join(timeout=1.0)
+        self._read_to_the_end()
         exited.put(self)
+
+    def _read_to_the_end(self) -> None:
+        """Of a process that has ended. Its own children may hold the pipe open for longer than is worth waiting for."""
+        self._reader.join(timeout=1.0)
 
     def terminate(self) -> None:
         if self.exit_code is None:
             self._process.terminate()
 
     def finish(self, timeout: float) -> None:
-        """Wait for it to end; after `timeout` seconds kill it, and what it started, for good."""
+        """Wait for its end and its last lines; after `timeout` seconds kill it, and what it started, for good."""
         try:
             self._process.wait(timeout)
         except subprocess.TimeoutExpired:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
+        self._read_to_the_end()
 
 
 class Children:

@@ -86,7 +86,7 @@ signal.signal(signal.SIGINT, lambda *_: print("interrupted", flush=True))
 print("ready", flush=True)
 time.sleep(60)
 '''
-children = Children(lambda name, line: print(name, line, flush=True))
+children = Children(lambda name, line: print(f"{name} {line}\\n", end="", flush=True))
 for name in ("worker-0", "router"):
     children.start(name, [sys.executable, "-c", CHILD, name, sys.argv[1]])
 try:
