@@ -10,7 +10,7 @@ from functools import partial
 
 from google.protobuf.message import Message
 
-from fissile.errors import FissileError, InvalidArgumentError
+from fissile.errors import FailedPreconditionError, FissileError, InvalidArgumentError
 from fissile.v1 import (
     ChatRequest,
     ChatResponse,
@@ -30,6 +30,7 @@ from fissile.v1 import (
 )
 from router import responses
 from router.account import Account
+from router.answer_grammar import answer_grammar
 from router.bad_words import bad_token_sequences
 from router.chat import RenderedChat, render_chat
 from router.chat_template import ChatTemplate
@@ -160,13 +161,16 @@ class GenerationApi:
         chat = await self._render(request, model.tokenizer)
         token_ids = await model.tokenizer.encode(chat.text, add_special_tokens=False)
         check_length("messages", len(token_ids), self._limits(model))
-        return Prompt("messages", token_ids, chat.reading)
+        grammar = answer_grammar(request, chat.reading, model.tokenizer.added_token_id)
+        return Prompt("messages", token_ids, chat.reading, grammar)
 
     async def _render(self, request: ChatRequest, tokenizer: Tokenizer) -> RenderedChat:
         if request.chat_template and not self._settings.allow_chat_template:
             raise InvalidArgumentError.of("chat_template", "this router does not allow one (allow-chat-template)")
         if tokenizer.template is None and not request.chat_template:
-            raise InvalidArgumentError.of("model", "has no chat template; use Generate")
+            raise FailedPreconditionError.of(
+                "model", "has no chat template, so it takes prompts alone; the operator can give it one (chat-template)"
+            )
         template = tokenizer.template or ChatTemplate(request.chat_template)
         return await tokenizer.in_thread(render_chat, template, request, self._settings.chat_format)
 

@@ -1,5 +1,7 @@
 """A worker's refusal of a sequence, as an error in the words of the client's own request."""
 
+import re
+
 from fissile.errors import (
     FieldViolation,
     FissileError,
@@ -10,6 +12,8 @@ from fissile.errors import (
     UnimplementedError,
 )
 from fissile.v1 import RequestOutput
+from router.answer_grammar import AnswerGrammar
+from router.spec import Prompt
 
 RETRY_AFTER_SECONDS = 1.0
 
@@ -22,17 +26,21 @@ _OF_OPTIONS = {
     "cache_salt",
 }  # fmt: skip
 """Fields of SequenceGroup that have the same name in GenerationOptions."""
+_COMPOSITE = "options.sampling.structured_output.composite"
+_PART = re.compile(r"(part_\d+): ")
 
 
-def error_of(output: RequestOutput, prompt_field: str) -> FissileError:
-    """`prompt_field`: path of the field that the sequence's prompt came from."""
+def error_of(output: RequestOutput, prompt: Prompt) -> FissileError:
+    """`prompt`: the sequence's."""
     kind = _CODES.get(output.error_code, InternalError)
     detail = output.detail or "the worker failed on this request"
     if kind in (ResourceExhaustedError, UnavailableError):
         return kind(detail, retry_after=RETRY_AFTER_SECONDS)
     if not output.field or kind is InternalError:
         return kind(detail)
-    path = _client_path(output.field, prompt_field)
+    path = _client_path(output.field, prompt.field)
+    if prompt.grammar and path.startswith(_COMPOSITE):
+        path, detail = _of_part(prompt.grammar, detail)
     return kind(f"{path}: {detail}", violations=[FieldViolation(path, detail)])
 
 
@@ -44,3 +52,11 @@ def _client_path(path: str, prompt_field: str) -> str:
     if field == "sequences":
         return "options.n"
     return prompt_field if field == "prompt_token_ids" else path
+
+
+def _of_part(grammar: AnswerGrammar, description: str) -> tuple[str, str]:
+    """Of a grammar that the router wrote: the client's field behind the part, or tools that are too much together."""
+    part = _PART.match(description)
+    if part is None:
+        return "tools" if len(grammar.fields) > 1 else next(iter(grammar.fields.values()), _COMPOSITE), description
+    return grammar.fields[part[1]], description[part.end() :]

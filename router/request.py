@@ -183,7 +183,7 @@ class OpenRequest:
             self._hop_metrics.token_gap(gap)
 
     def _refused(self, output: RequestOutput) -> None:
-        error = error_of(output, self.spec.prompt.field)
+        error = error_of(output, self.spec.prompt)
         if error.retry_after is None:
             self.fail(error)
         elif output.worker_failed:

@@ -38,7 +38,7 @@ def resolve(
         tokenizer_fingerprint=model.tokenizer.fingerprint,
         prompt=prompt,
         n=n,
-        sampling=_sampling(options, model, bad_token_sequences),
+        sampling=_sampling(options, model, bad_token_sequences, prompt),
         max_tokens=options.max_tokens if options.HasField("max_tokens") else room,
         text=TextRules(
             send_text=output.text if output.HasField("text") else True,
@@ -65,12 +65,16 @@ def resolve(
     )
 
 
-def _sampling(options: GenerationOptions, model: ServedModel, bad: Sequence[TokenSequence]) -> SamplingParams:
+def _sampling(
+    options: GenerationOptions, model: ServedModel, bad: Sequence[TokenSequence], prompt: Prompt
+) -> SamplingParams:
     if options.sampling.HasField("beam_search") and "beam_search" not in model.info.capabilities:
         raise UnimplementedError(f"options.sampling.beam_search: the workers of {model.id} do not offer it")
     sampling = SamplingParams()
     sampling.CopyFrom(model.tokenizer.default_sampling)
     sampling.MergeFrom(options.sampling)
+    if prompt.grammar:
+        sampling.structured_output.CopyFrom(prompt.grammar.constraint)
     sampling.bad_token_sequences.extend(bad)
     sampling.top_k = max(0, sampling.top_k)
     for name in ("num_logprobs", "num_prompt_logprobs"):

@@ -5,6 +5,7 @@ from collections.abc import Sequence as List
 from dataclasses import dataclass
 
 from fissile.v1 import SamplingParams, Sequence, SequenceGroup, TokenSequence
+from router.answer_grammar import AnswerGrammar
 from router.completion import TextRules
 from router.formats.registry import Reading
 
@@ -18,6 +19,8 @@ class Prompt:
     token_ids: List[int]
     reading: Reading | None = None
     """How the answers to a conversation are read; None: they are text."""
+    grammar: AnswerGrammar | None = None
+    """What they are held to; None: what the request's own options say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

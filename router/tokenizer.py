@@ -77,6 +77,8 @@ class Tokenizer:
     """The byte of each token that is one, where others are none."""
     _bytes: list[bytes]
     _special: dict[str, int] = field(default_factory=dict)
+    _added: dict[str, int] = field(default_factory=dict)
+    """Tokens that were added to the vocabulary, with the special ones."""
     _visible_bytes: dict[frozenset[str], list[bytes]] = field(default_factory=dict)
     """`_bytes` with special tokens empty, apart from some; filled at need."""
 
@@ -95,7 +97,8 @@ class Tokenizer:
         types = decoder_types(raw)
         byte_level = is_byte_level(types)
         table = token_bytes_table(backend, byte_level)
-        special = {token.content: i for i, token in backend.get_added_tokens_decoder().items() if token.special}
+        added = backend.get_added_tokens_decoder()
+        special = {token.content: i for i, token in added.items() if token.special}
         return cls(
             fingerprint=files.fingerprint,
             template=load_template(files.contents),
@@ -106,6 +109,7 @@ class Tokenizer:
             _byte_of=byte_tokens(types, backend.get_vocab(with_added_tokens=True)),
             _bytes=table,
             _special=special,
+            _added={token.content: i for i, token in added.items()},
         )
 
     async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
@@ -131,6 +135,10 @@ class Tokenizer:
     def special_token_id(self, text: str) -> int | None:
         """The special token that `text` is, if it is one."""
         return self._special.get(text)
+
+    def added_token_id(self, text: str) -> int | None:
+        """The token that `text` always is, wherever it stands; such a token is added to the vocabulary."""
+        return self._added.get(text)
 
     def detokenizers(
         self, prompt: Sequence[int], *, skip_special_tokens: bool, shown: Set[str] = frozenset()

@@ -188,7 +188,9 @@ def at_most_prompt_bytes(values: Sequence[int], limits: Limits) -> Fault | str |
 
 
 def role(value: int, limits: Limits) -> str | None:
-    return None if value and value in ChatRole.values() else f"must be a known role, is {value}"
+    if value in ChatRole.values():
+        return None if value else "is CHAT_ROLE_UNSPECIFIED; a message needs a role, such as CHAT_ROLE_USER"
+    return f"must be a known role, is {value}"
 
 
 def tool_choice_mode(value: int, limits: Limits) -> str | None:

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from google.protobuf.message import Message
 
 from fissile.errors import FieldViolation
-from fissile.v1 import ChatRequest, GenerateRequest, GenerationOptions, SamplingParams
+from fissile.v1 import ChatRequest, GenerateRequest, GenerationOptions, SamplingParams, ToolChoiceMode
+from router.answer_grammar import holds_calls
 from router.validation_checks import Limits
 from router.validation_rules import MIN_BEAMS
 
@@ -16,6 +17,7 @@ def broken_together(request: Message, limits: Limits) -> Iterator[FieldViolation
     elif isinstance(request, ChatRequest):
         if request.options.sampling.HasField("num_prompt_logprobs"):
             yield FieldViolation("options.sampling.num_prompt_logprobs", "Chat has none; use Generate")
+        yield from _tool_choice(request)
     else:
         return
     yield from _beam_search(request.options)
@@ -42,6 +44,27 @@ def _prompts(request: GenerateRequest) -> Iterator[FieldViolation]:
         yield FieldViolation("options.output.prompt_token_ids", "must be false with several prompts")
     if request.options.sampling.HasField("num_prompt_logprobs"):
         yield FieldViolation("options.sampling.num_prompt_logprobs", "must be unset with several prompts")
+
+
+def _tool_choice(request: ChatRequest) -> Iterator[FieldViolation]:
+    choice, options = request.tool_choice, request.options
+    if choice.mode == ToolChoiceMode.TOOL_CHOICE_MODE_REQUIRED and not request.tools:
+        yield FieldViolation("tools", "must not be empty where a call is required")
+    known = {tool.name for tool in request.tools}
+    for i, name in enumerate(choice.names):
+        if name not in known:
+            yield FieldViolation(f"tool_choice.names[{i}]", f"is none of the tools: {name!r}")
+    if not request.tools or not holds_calls(choice):
+        return
+    excluded = {
+        "options.sampling.beam_search": options.sampling.HasField("beam_search"),
+        "options.ignore_eos": options.ignore_eos,
+        "options.min_tokens": bool(options.min_tokens),
+        "continue_final_message": request.continue_final_message,
+    }
+    for path, is_set in excluded.items():
+        if is_set:
+            yield FieldViolation(path, "cannot go with a tool_choice that calls are held to")
 
 
 def _beam_search(options: GenerationOptions) -> Iterator[FieldViolation]:

@@ -12,8 +12,10 @@ import re
 from collections.abc import Callable
 
 from router.formats.events import Output
+from router.formats.lark import Rules
 from router.formats.parser import Reader
 from router.formats.scanner import EndOfText, Malformed, Markers, Scanner, Steps
+from router.formats.spelling import CallableTool, Parts, Spelling, arguments_schema
 
 _START, _CHANNEL, _CONSTRAIN, _MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
 _ENDS = ("<|end|>", "<|call|>", "<|return|>")
@@ -31,6 +33,30 @@ def is_reasoning(prompt: str) -> bool:
     """Whether the prompt ends inside of reasoning."""
     header, message, _ = _last_message(prompt)
     return bool(message) and _ANALYSIS.search(header) is not None
+
+
+def is_content(prompt: str) -> bool:
+    """Whether the prompt ends inside of a message for the user."""
+    return bool(_last_message(prompt)[1]) and not is_reasoning(prompt)
+
+
+def spelling(_: str) -> Spelling:
+    """A call ends the answer."""
+    return Spelling(
+        markers=frozenset(MARKERS),
+        opening=f"{_CHANNEL}commentary to=functions.",
+        call=_write,
+        max_calls=1,
+        content_opening=f"{_CHANNEL}final{_MESSAGE}",
+        reasoning_opening=f"{_CHANNEL}analysis{_MESSAGE}",
+        reasoning_end="<|end|>",
+        after_reasoning=f"{_START}assistant",
+    )
+
+
+def _write(tool: CallableTool, rules: Rules, parts: Parts) -> str:
+    before = rules.literal(f"{tool.name} {_CONSTRAIN}json{_MESSAGE}")
+    return f"{before} {parts.add_schema(arguments_schema(tool.schema), tool.field)}"
 
 
 def reader(prompt: str) -> Reader:

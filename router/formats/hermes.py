@@ -6,12 +6,15 @@ r"""Hermes and Qwen, from NousResearch/Hermes-Function-Calling and the chat temp
 The second form is Qwen 3 Coder's. Several calls follow each other. Qwen 3 begins with `<think>\n…\n</think>\n\n`.
 """
 
+import json
 from functools import partial
 
 from router.formats.events import Output
 from router.formats.json_text import read_call
-from router.formats.parser import Calls
+from router.formats.lark import Rules
+from router.formats.parser import END_THINK, THINK, Calls
 from router.formats.scanner import Scanner, Steps
+from router.formats.spelling import CallableTool, Parts, Spelling, arguments_schema
 from router.formats.tagged import Schemas, TaggedArguments
 
 MARKERS = ("<tool_call>", "</tool_call>")
@@ -19,6 +22,25 @@ MARKERS = ("<tool_call>", "</tool_call>")
 
 def calls(schemas: Schemas) -> Calls:
     return Calls("<tool_call>", partial(_read, schemas))
+
+
+def spelling(_: str, *, thinks: bool) -> Spelling:
+    """In JSON for Qwen 3 Coder, too: the values of its own form are held to no schema."""
+    return Spelling(
+        markers=frozenset((*MARKERS, THINK, END_THINK)),
+        opening="<tool_call>",
+        call=_write,
+        between="\n<tool_call>",
+        reasoning_opening=THINK if thinks else None,
+        reasoning_end=END_THINK,
+    )
+
+
+def _write(tool: CallableTool, rules: Rules, parts: Parts) -> str:
+    before = rules.literal(f'\n{{"name": {json.dumps(tool.name)}, "arguments": ')
+    arguments = parts.add_schema(arguments_schema(tool.schema), tool.field)
+    after = rules.literal("}\n</tool_call>")
+    return f"{before} {arguments} {after}"
 
 
 def _read(schemas: Schemas, scanner: Scanner, output: Output) -> Steps[None]:

@@ -1,11 +1,13 @@
 """The chat formats we know, how to tell them, and what reading an answer begins with."""
 
+import enum
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
 from router.formats import deepseek, glm, harmony, hermes
 from router.formats.parser import END_THINK, THINK, AnswerParser, Calls, answer_reader
+from router.formats.spelling import Spelling
 from router.formats.tagged import Schemas
 
 
@@ -18,6 +20,21 @@ class Beginning:
     continued: str | None = None
     """The text at its end that the answer goes on with, where it does."""
     schemas: Schemas = field(default_factory=dict)
+    template: str = ""
+    """The chat template's text."""
+
+
+class Place(enum.Enum):
+    """Where in an answer the model is when it begins to write."""
+
+    REASONING = enum.auto()
+    """In reasoning that the prompt has opened."""
+    BEFORE = enum.auto()
+    """Before everything: it may reason."""
+    ANSWER = enum.auto()
+    """After reasoning, or there is none: content or calls come."""
+    CONTENT = enum.auto()
+    """Inside of content."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +45,9 @@ class ChatFormat:
     markers: frozenset[str]
     """Those that are special tokens must be in the text for the parser."""
     parser: Callable[[Beginning], AnswerParser]
+    spelling: Callable[[str], Spelling]
+    """By the chat template's text."""
+    place: Callable[[Beginning], Place]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +74,21 @@ def _is_thinking(beginning: Beginning) -> bool:
     return beginning.continued.rfind(THINK) > beginning.continued.rfind(END_THINK)
 
 
+def _place(thinks: bool, beginning: Beginning) -> Place:
+    if thinks and _is_thinking(beginning):
+        return Place.REASONING
+    if beginning.continued is not None:
+        return Place.CONTENT
+    is_closed = not thinks or beginning.prompt.rstrip().endswith(END_THINK)
+    return Place.ANSWER if is_closed else Place.BEFORE
+
+
+def _harmony_place(beginning: Beginning) -> Place:
+    if harmony.is_reasoning(beginning.prompt):
+        return Place.REASONING
+    return Place.CONTENT if harmony.is_content(beginning.prompt) else Place.BEFORE
+
+
 def _harmony(beginning: Beginning) -> AnswerParser:
     prompt = beginning.prompt
     return AnswerParser(harmony.reader(prompt), is_reasoning=harmony.is_reasoning(prompt))
@@ -63,11 +98,35 @@ _THINK = (THINK, END_THINK)
 FORMATS = {
     chat_format.name: chat_format
     for chat_format in (
-        ChatFormat("hermes", frozenset(hermes.MARKERS), partial(_with_calls, hermes.calls, False)),
-        ChatFormat("qwen3", frozenset((*_THINK, *hermes.MARKERS)), partial(_with_calls, hermes.calls, True)),
-        ChatFormat("deepseek", frozenset((*_THINK, *deepseek.MARKERS)), partial(_with_calls, deepseek.calls, True)),
-        ChatFormat("glm", frozenset((*_THINK, *glm.MARKERS)), partial(_with_calls, glm.calls, True)),
-        ChatFormat("harmony", frozenset(harmony.MARKERS), _harmony),
+        ChatFormat(
+            "hermes",
+            frozenset(hermes.MARKERS),
+            partial(_with_calls, hermes.calls, False),
+            partial(hermes.spelling, thinks=False),
+            partial(_place, False),
+        ),
+        ChatFormat(
+            "qwen3",
+            frozenset((*_THINK, *hermes.MARKERS)),
+            partial(_with_calls, hermes.calls, True),
+            partial(hermes.spelling, thinks=True),
+            partial(_place, True),
+        ),
+        ChatFormat(
+            "deepseek",
+            frozenset((*_THINK, *deepseek.MARKERS)),
+            partial(_with_calls, deepseek.calls, True),
+            deepseek.spelling,
+            partial(_place, True),
+        ),
+        ChatFormat(
+            "glm",
+            frozenset((*_THINK, *glm.MARKERS)),
+            partial(_with_calls, glm.calls, True),
+            glm.spelling,
+            partial(_place, True),
+        ),
+        ChatFormat("harmony", frozenset(harmony.MARKERS), _harmony, harmony.spelling, _harmony_place),
     )
 }
 _SIGNS = (

@@ -38,7 +38,7 @@ class TaggedArguments:
 
 def as_json(text: str, schema: object) -> str:
     """A value as JSON. Text that is no JSON is a string, whatever the schema says."""
-    if _is_string(schema):
+    if is_string(schema):
         return _quoted(text)
     try:
         json.loads(text, parse_constant=_refuse)
@@ -47,15 +47,17 @@ def as_json(text: str, schema: object) -> str:
     return text.strip()
 
 
-def _is_string(schema: object) -> bool:
+def is_string(schema: object) -> bool:
     """Whether every value that fits is a string."""
     if not isinstance(schema, dict):
         return False
     if isinstance(schema.get("enum"), list):
         return all(isinstance(value, str) for value in schema["enum"])
+    if "const" in schema:
+        return isinstance(schema["const"], str)
     for alternatives in (schema.get("anyOf"), schema.get("oneOf")):
         if isinstance(alternatives, list):
-            return all(map(_is_string, alternatives))
+            return all(map(is_string, alternatives))
     return schema.get("type") in ("string", ["string"])
 
 

@@ -27,6 +27,7 @@ _CHAT: _Rules = (
     (r"tools(\[\d+\])\.(.+)", r"tools\1.function.\2"),
     (r"(messages\[\d+\])\.tool_calls(\[\d+\])\.(name|arguments)", r"\1.tool_calls\2.function.\3"),
     (r"(messages\[\d+\])\.reasoning", r"\1.reasoning_content"),
+    (r"tool_choice\..*", "tool_choice"),
     (r"template_arguments(.*)", r"chat_template_kwargs\1"),
     (r"options\.sampling\.num_logprobs", "top_logprobs"),
     *_COMMON,

@@ -21,6 +21,8 @@ from fissile.v1 import (
     TokenSequence,
     Tool,
     ToolCall,
+    ToolChoice,
+    ToolChoiceMode,
 )
 from router.http.bodies import ChatBody, CompletionBody, GenerationBody, Message
 from router.http.field_names import CHAT_NAMES, COMPLETION_NAMES, FieldNames
@@ -34,6 +36,11 @@ _ROLES = {
     "user": ChatRole.CHAT_ROLE_USER,
     "assistant": ChatRole.CHAT_ROLE_ASSISTANT,
     "tool": ChatRole.CHAT_ROLE_TOOL,
+}
+_MODES = {
+    "auto": ToolChoiceMode.TOOL_CHOICE_MODE_AUTO,
+    "none": ToolChoiceMode.TOOL_CHOICE_MODE_NONE,
+    "required": ToolChoiceMode.TOOL_CHOICE_MODE_REQUIRED,
 }
 _STRUCTURE = "options.sampling.structured_output"
 
@@ -79,6 +86,7 @@ def chat_request(body: ChatBody, request_id: str, heartbeat: float) -> ChatReque
         request_id=request_id,
         messages=[_message(message) for message in body.messages],
         tools=_tools(body),
+        tool_choice=_tool_choice(body),
         template_arguments=_template_arguments(body),
         chat_template=body.chat_template,
         continue_final_message=bool(body.continue_final_message),
@@ -175,7 +183,7 @@ def _message(message: Message) -> ChatMessage:
 
 
 def _tools(body: ChatBody) -> list[Tool]:
-    if body.tool_choice == "none":
+    if body.tool_choice is not None and body.tool_choice.type == "none":
         return []
     return [
         Tool(
@@ -185,6 +193,18 @@ def _tools(body: ChatBody) -> list[Tool]:
         )
         for tool in body.tools or ()
     ]
+
+
+def _tool_choice(body: ChatBody) -> ToolChoice | None:
+    wanted, is_single = body.tool_choice, body.parallel_tool_calls is False
+    if wanted is None:
+        return ToolChoice(single_call=True) if is_single else None
+    if wanted.function is not None:
+        return ToolChoice(mode=_MODES["required"], names=[wanted.function.name], single_call=is_single)
+    if wanted.allowed_tools is not None:
+        names = [tool.function.name for tool in wanted.allowed_tools.tools]
+        return ToolChoice(mode=_MODES[wanted.allowed_tools.mode], names=names, single_call=is_single)
+    return ToolChoice(mode=_MODES[wanted.type], single_call=is_single)
 
 
 def _template_arguments(body: ChatBody) -> Struct:

@@ -18,13 +18,16 @@ from fissile.v1 import (
     OutputOptions,
     RequestOutput,
     SamplingParams,
+    StructuredOutput,
     Tool,
+    ToolChoice,
+    ToolChoiceMode,
 )
 from router.config import RouterSettings
 from router.formats.harmony import MARKERS
 from router.formats.registry import FORMATS
 from tests.fakes import tokenizer as toys
-from tests.fakes.system import run_system, until
+from tests.fakes.system import collect, error_of, run_system, until
 from tests.fakes.worker import EOS, FakeWorker
 
 USER, ASSISTANT = 2, 3
@@ -215,7 +218,7 @@ def test_the_setting_goes_before_the_template():
     assert ask(worker_saying(text), chat_format="hermes").parts == ("<think>hm</think>", "", [["f", '{"x": 1}']])
     plain = worker_saying(text, "{{ messages[0].content }}")
     assert ask(plain).parts == (text, "", [])
-    assert ask(worker_saying(text, "x"), chat_format="qwen3").parts == ("", "hm", [["f", '{"x": 1}']])
+    assert ask(plain, chat_format="qwen3").parts == ("", "hm", [["f", '{"x": 1}']])
 
 
 def test_every_format_can_be_set():
@@ -224,11 +227,54 @@ def test_every_format_can_be_set():
 
 
 def test_the_schema_of_a_tool_reaches_the_parser():
-    template = "x{# <tool_call> <arg_key> #}"
+    template = "{{ messages[0].content }}{{ tools }}{# <tool_call> <arg_key> #}"
     text = "<tool_call>f\n<arg_key>x</arg_key>\n<arg_value>1</arg_value>\n</tool_call>"
     tool = Tool(name="f", parameters='{"type": "object", "properties": {"x": {"type": "string"}}}')
     assert ask(worker_saying(text, template), request(tools=[tool])).parts == ("", "", [["f", '{"x": "1"}']])
     assert ask(worker_saying(text, template)).parts == ("", "", [["f", '{"x": 1}']])
+
+
+WITH_TOOLS = "{{ tools | tojson if tools }}" + QWEN.replace("{{ opening }}", "<think>\n")
+
+
+def held_to(worker) -> list[str]:
+    """The constraints that the worker was asked to hold the answer to."""
+    composite = worker.received[0].sampling.structured_output.composite
+    return [part.constraint.WhichOneof("constraint") for part in composite.parts]
+
+
+def test_structured_output_of_a_model_that_thinks_is_the_content():
+    """The prompt has opened the reasoning; the constraint holds for what comes after it."""
+    worker = worker_saying('hm</think>\n\n{"x": 1}', WITH_TOOLS)
+    asked = request(sampling=SamplingParams(structured_output=StructuredOutput(json_object=True)))
+    assert ask(worker, asked).parts == ('{"x": 1}', "hm", [])
+    assert held_to(worker) == ["json_object"]
+
+
+@pytest.mark.parametrize("mode", [ToolChoiceMode.TOOL_CHOICE_MODE_REQUIRED, ToolChoiceMode.TOOL_CHOICE_MODE_AUTO])
+def test_calls_are_held_to_the_schemas_of_their_tools(mode):
+    worker = worker_saying(f"hm</think>\n\n{CALL}", WITH_TOOLS)
+    asked = request(tools=[Tool(name="g"), Tool(name="f")])
+    asked.tool_choice.CopyFrom(ToolChoice(mode=mode, names=["f"]))
+    assert ask(worker, asked).parts == ("", "hm", [["f", '{"x": 1}']])
+    assert held_to(worker) == ["json_schema"]
+
+
+def test_what_the_worker_does_not_take_of_a_tool_is_named():
+    refusal = RequestOutput(
+        finish_reason=FinishReason.FINISH_REASON_ERROR,
+        error_code=3,
+        field="sampling.structured_output.composite",
+        detail="part_0: Unimplemented keys",
+    )
+    asked = request(tools=[Tool(name="g"), Tool(name="f", parameters='{"not": {}}')])
+    asked.tool_choice.CopyFrom(ToolChoice(mode=ToolChoiceMode.TOOL_CHOICE_MODE_REQUIRED, names=["f"]))
+
+    async def scenario(system):
+        return await error_of(collect(system.stub.Chat(asked)))
+
+    error = run_system(scenario, worker_saying("x", WITH_TOOLS, refuse=refusal))
+    assert [(v.field, v.description) for v in error.violations] == [("tools[1].parameters", "Unimplemented keys")]
 
 
 def test_a_continued_message():
@@ -238,7 +284,7 @@ def test_a_continued_message():
 
 def test_a_template_of_the_request_tells_the_format():
     asked = request()
-    asked.chat_template = "x"
+    asked.chat_template = "{{ messages[0].content }}"
     text = "<think>hm</think>Yes"
     assert ask(worker_saying(text), asked, allow_chat_template=True).parts == (text, "", [])
 

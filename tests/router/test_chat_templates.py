@@ -1,11 +1,13 @@
 """Messages as the templates of each family want them: small templates with the same variables."""
 
 import pytest
+from google.protobuf.struct_pb2 import Struct
 
-from fissile.errors import InvalidArgumentError
-from fissile.v1 import ChatMessage, ChatRequest, Tool, ToolCall
+from fissile.errors import FailedPreconditionError, InvalidArgumentError
+from fissile.v1 import ChatMessage, ChatRequest, Tool, ToolCall, ToolChoice, ToolChoiceMode
 from router.chat import AUTO, NONE, render, render_chat
 from router.chat_template import ChatTemplate
+from router.template_traits import traits_of
 
 SYSTEM, USER, ASSISTANT, TOOL, DEVELOPER = 1, 2, 3, 4, 5
 CALL = ToolCall(id="c1", name="f", arguments='{"x": 1, "s": "é"}')
@@ -116,3 +118,78 @@ def test_the_template_for_tools_tells_the_format_of_requests_with_tools():
     assert chat.reading.beginning.schemas == {"f": {"properties": {}}}
     assert render_chat(template, without, AUTO).reading is None
     assert render_chat(template, without, NONE).reading is None
+
+
+PARTS = "{% for m in messages %}{% for p in m['content'] %}[{{ p['text'] }}]{% endfor %}{% endfor %}"
+
+
+def test_a_template_that_wants_parts_gets_them():
+    """Llama-Guard's: of a text it would show nothing."""
+    said = [ChatMessage(role=USER, content="hi"), ChatMessage(role=ASSISTANT, content="yes")]
+    assert rendered(PARTS, *said) == "[hi][yes]"
+    either = "{{ messages[0].content if messages[0].content is string else 'parts' }}"
+    assert rendered(either, *said) == "hi"
+
+
+def test_content_that_no_form_shows_is_refused():
+    nothing = "{% for m in messages %}<{{ m.role }}>{% endfor %}"
+    with pytest.raises(FailedPreconditionError) as error:
+        rendered(nothing, ChatMessage(role=SYSTEM), ChatMessage(role=USER, content="hi"))
+    assert [violation.field for violation in error.value.violations] == ["messages[1].content"]
+
+
+KNOWS = "{{ messages[-1].content }}{% for t in tools or [] %}{{ t.function.name }}{% endfor %}"
+REFUSES = "{% if tools %}{{ raise_exception('no tools') }}{% endif %}{{ messages[0].content }}"
+NO_SYSTEM = "{% if messages[0].role == 'system' %}{{ raise_exception('no') }}{% endif %}{{ messages[0].content }}"
+ONLY_WITH_SYSTEM = "{{ messages[-1].content }}{% if messages[0].role == 'system' %}{{ tools }}{% endif %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "knows"),
+    [
+        (KNOWS, True),
+        (REFUSES, True),
+        (ONLY_WITH_SYSTEM, True),
+        (NO_SYSTEM, False),
+        ("{{ messages[0].content }}", False),
+    ],
+)
+def test_which_templates_know_tools(template, knows):
+    assert traits_of(template).knows_tools == knows
+
+
+def test_tools_that_the_template_does_not_show_are_refused():
+    said, tool = ChatMessage(role=USER, content="hi"), Tool(name="f")
+    with pytest.raises(FailedPreconditionError, match=r"^tools: the model's chat template does not show tools"):
+        rendered(NO_SYSTEM, said, tools=[tool])
+    assert rendered(KNOWS, said, tools=[tool]) == "hif"
+    none = ToolChoice(mode=ToolChoiceMode.TOOL_CHOICE_MODE_NONE)
+    assert rendered(NO_SYSTEM, said, tools=[tool], tool_choice=none) == "hi"
+
+
+def arguments(**values):
+    result = Struct()
+    result.update(values)
+    return result
+
+
+@pytest.mark.parametrize(
+    ("template", "fields", "field"),
+    [
+        ("{{ n + 1 }}", {"template_arguments": arguments(n="x", m=1)}, "template_arguments.n"),
+        ("{{ raise_exception('no') if n or m }}", {"template_arguments": arguments(n="x", m=1)}, "template_arguments"),
+        ("{{ 1 }}", {"template_arguments": arguments(tools=[1])}, "template_arguments.tools"),
+        ("{{ 1 }}", {"template_arguments": arguments(messages=[])}, "template_arguments.messages"),
+        ("{{ raise_exception('no') }}", {"template_arguments": arguments(n=1)}, "messages"),
+        (REFUSES, {"tools": [Tool(name="f")]}, "tools"),
+        ("{{ raise_exception('no') }}", {"chat_template": "{{ raise_exception('no') }}"}, "chat_template"),
+        ("{{ 1 }}", {"chat_template": "{{ messages[0] + 1 }}"}, "chat_template"),
+        ("{{ 1 }}", {"chat_template": "{{ n + 1 }}", "template_arguments": arguments(n="x")}, "template_arguments.n"),
+    ],
+)
+def test_what_the_template_does_not_take_is_named(template, fields, field):
+    shown = "{{ messages[0].content }}{% set n = n or 0 %}{% set m = m or 0 %}"
+    fields = {name: shown + value if name == "chat_template" else value for name, value in fields.items()}
+    with pytest.raises(InvalidArgumentError) as error:
+        rendered(shown + template, ChatMessage(role=USER, content="hi"), **fields)
+    assert [violation.field for violation in error.value.violations] == [field]

@@ -10,12 +10,16 @@ from fissile.errors import (
     UnavailableError,
     UnimplementedError,
 )
-from fissile.v1 import RequestOutput
+from fissile.v1 import RequestOutput, StructuredOutput
+from router.answer_grammar import AnswerGrammar
 from router.refusals import error_of
+from router.spec import Prompt
+
+PROMPT = Prompt("prompts[2].text", [1])
 
 
 def refused(error, detail, field=""):
-    return error_of(RequestOutput(error_code=error.code.value[0], detail=detail, field=field), "prompts[2].text")
+    return error_of(RequestOutput(error_code=error.code.value[0], detail=detail, field=field), PROMPT)
 
 
 @pytest.mark.parametrize(
@@ -56,3 +60,24 @@ def test_another_worker_may_take_it(kind):
 def test_any_other_code_is_our_fault():
     error = error_of(RequestOutput(error_code=6), "text")
     assert (type(error), error.message) == (InternalError, "the worker failed on this request")
+
+
+@pytest.mark.parametrize(
+    ("detail", "field", "text"),
+    [
+        ("part_1: unclosed group", "tools[4].parameters", "unclosed group"),
+        ("part_0: no text matches it", "options.sampling.structured_output.regex", "no text matches it"),
+        (
+            "is 2000000 bytes long; at most 1048576 is needed",
+            "tools",
+            "is 2000000 bytes long; at most 1048576 is needed",
+        ),
+    ],
+)
+def test_parts_of_a_grammar_that_the_router_wrote_are_the_fields_they_came_from(detail, field, text):
+    fields = {"part_0": "options.sampling.structured_output.regex", "part_1": "tools[4].parameters"}
+    prompt = Prompt("messages", [1], None, AnswerGrammar(StructuredOutput(), fields))
+    output = RequestOutput(
+        error_code=InvalidArgumentError.code.value[0], field="sampling.structured_output.composite", detail=detail
+    )
+    assert error_of(output, prompt).violations == (FieldViolation(field, text),)

@@ -71,11 +71,14 @@ def test_defaults_of_a_class_are_those_of_transformers(name):
 
 
 def test_a_template_for_tools_in_a_file_of_its_own(tmp_path):
-    files = {"chat_template.jinja": b"default", "additional_chat_templates/tool_use.jinja": b"{{ tools[0].type }}"}
+    files = {
+        "chat_template.jinja": b"default hi",
+        "additional_chat_templates/tool_use.jinja": b"{{ tools[0].type }} hi",
+    }
     contents = model_files({"tokenizer_class": "PreTrainedTokenizerFast"}, **files)
     tool = {"type": "function", "function": {"name": "f", "description": "", "parameters": {}}}
-    assert rendered(contents, [Tool(name="f")]) == rendered_by_transformers(contents, tmp_path, [tool]) == "function"
-    assert rendered(contents) == "default"
+    assert rendered(contents, [Tool(name="f")]) == rendered_by_transformers(contents, tmp_path, [tool]) == "function hi"
+    assert rendered(contents) == "default hi"
 
 
 def test_where_templates_come_from():

@@ -26,6 +26,7 @@ from fissile.v1 import (
     TokenSequence,
     Tool,
     ToolCall,
+    ToolChoice,
 )
 from router import validation
 from router.validation import check_length, validate
@@ -83,6 +84,13 @@ def heartbeat(milliseconds):
 
 def chat(*messages, **fields):
     return ChatRequest(messages=messages or [ChatMessage(role=USER, content="a")], **fields)
+
+
+HELD = "cannot go with a tool_choice that calls are held to"
+
+
+def choosing(options=None, **choice):
+    return chat(tools=[Tool(name="f")], options=options, tool_choice=ToolChoice(**choice))
 
 
 def tools(*names):
@@ -295,13 +303,27 @@ BAD = [
     (heartbeat(-1000), "options.output.heartbeat", "must be at least 0.01 s, is -1 s"),
     # Conversations.
     (ChatRequest(), "messages", "must not be empty"),
-    (chat(ChatMessage(content="a")), "messages[0].role", "must be a known role, is 0"),
+    (
+        chat(ChatMessage(content="a")),
+        "messages[0].role",
+        "is CHAT_ROLE_UNSPECIFIED; a message needs a role, such as CHAT_ROLE_USER",
+    ),
     (chat(ChatMessage(role=USER), ChatMessage(role=9)), "messages[1].role", "must be a known role, is 9"),
     (chat(ChatMessage(role=USER, content="a" * 57)), "messages", "must have at most 60 bytes encoded, has 61"),
     (called("[1]"), "messages[0].tool_calls[0].arguments", "must be a JSON object, is an array"),
     (tools(""), "tools[0].name", "must be 1 to 64 of a-z A-Z 0-9 _ . -, is ''"),
     (tools("get weather"), "tools[0].name", "must be 1 to 64 of a-z A-Z 0-9 _ . -, is 'get weather'"),
     (tools("a", "b", "a"), "tools[2].name", "must differ from entry 0, is 'a' too"),
+    (choosing(mode=9), "tool_choice.mode", "must be a known mode, is 9"),
+    (choosing(names=["f", "g"]), "tool_choice.names[1]", "is none of the tools: 'g'"),
+    (chat(tool_choice=ToolChoice(mode=3)), "tools", "must not be empty where a call is required"),
+    (choosing(options=GenerationOptions(min_tokens=1), mode=3), "options.min_tokens", HELD),
+    (choosing(options=GenerationOptions(ignore_eos=True), single_call=True), "options.ignore_eos", HELD),
+    (
+        choosing(options=GenerationOptions(sampling=SamplingParams(beam_search=BeamSearch(width=2))), names=["f"]),
+        "options.sampling.beam_search",
+        HELD,
+    ),
     (
         chat(tools=[Tool(name="f", parameters="3")]),
         "tools[0].parameters",
@@ -371,6 +393,8 @@ GOOD = [
     called("{}"),
     tools("a" * 56),
     tools("get_weather.v-2"),
+    choosing(mode=3, names=["f"], single_call=True),
+    choosing(mode=2, options=GenerationOptions(min_tokens=1)),
     chat(tools=[Tool(name="f", parameters='{"type": "object"}')]),
     variables(1e308),
     chat(chat_template="a" * MIB),

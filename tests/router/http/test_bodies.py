@@ -100,9 +100,12 @@ def test_fields_that_say_nothing_about_the_answer(name):
         (chat, {"top_logprobs": 1}, "top_logprobs"),
         (chat, {"logprobs": 1}, "logprobs"),
         (chat, {"max_tokens": 1, "max_completion_tokens": 2}, "max_tokens"),
-        (chat, {"tool_choice": "required"}, "tool_choice"),
-        (chat, {"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
-        (chat, {"parallel_tool_calls": False}, "parallel_tool_calls"),
+        (chat, {"tool_choice": "must"}, "tool_choice"),
+        (chat, {"tool_choice": {"type": "function"}}, "tool_choice"),
+        (chat, {"tool_choice": {"type": "function", "function": {}}}, "tool_choice.function.name"),
+        (chat, {"tool_choice": {"type": "custom", "custom": {"name": "f"}}}, "tool_choice.type"),
+        (chat, {"parallel_tool_calls": 0}, "parallel_tool_calls"),
+        (chat, {"messages": [{"role": "assistant", "function_call": {}}]}, "messages[0].function_call"),
         (chat, {"tools": [{"type": "function"}]}, "tools[0].function"),
         (chat, {"tools": [{"type": "custom", "function": {"name": "f"}}]}, "tools[0].type"),
         (chat, {"tools": [{"type": "function", "function": {"parameters": {}}}]}, "tools[0].function.name"),
@@ -130,7 +133,24 @@ def test_all_faults_are_named_at_once():
 
 def test_faults_are_for_people():
     assert violations(completion, nonsense=1)["nonsense"] == "is no field of this request"
-    assert violations(chat, tool_choice="required")["tool_choice"] == "must be none or auto: a call cannot be forced"
+    wanted = "must be none, auto, required or an object that names tools"
+    assert violations(chat, tool_choice="must") == {"tool_choice": wanted}
+
+
+@pytest.mark.parametrize(
+    ("part", "said"),
+    [
+        ({"type": "image_url", "image_url": {"url": "data:x"}}, "this model takes no images, only text"),
+        ({"type": "input_audio", "input_audio": {}}, "this model takes no audio, only text"),
+        ({"type": "file", "file": {"file_id": "x"}}, "this model takes no files, only text"),
+        ({"type": "video_url", "video_url": {}}, "this model takes no video, only text"),
+        ({"type": "smell"}, "'smell' is no type of content here; it is text"),
+    ],
+)
+def test_content_that_is_no_text_is_refused_in_plain_words(part, said):
+    content = [{"type": "text", "text": "What is this?"}, part]
+    found = violations(chat, messages=[{"role": "user", "content": content}])
+    assert found == {"messages[0].content[1].type": said}
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,10 @@
 """POST /v1/chat/completions through a router and a fake worker."""
 
+import json
+
 import pytest
 
+from tests.fakes import tokenizer as toys
 from tests.fakes.worker import FakeWorker, says
 from tests.router.http.front import chat, choices_of, events, run_front
 
@@ -73,12 +76,19 @@ THINKS_AND_CALLS = (
 TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object"}}}
 
 
+def knowing_tools():
+    """Files of a model whose template shows tools."""
+    files = toys.files(toys.byte_level())
+    template = "{{ tools | tojson if tools }}" + toys.TEMPLATE
+    return files | {"tokenizer_config.json": json.dumps({"chat_template": template}).encode()}
+
+
 def thinking(**body):
     async def scenario(client, system):
         messages = [{"role": "user", "content": "a"}]
         return await client.post("/v1/chat/completions", json={"messages": messages, "tools": [TOOL], **body})
 
-    return run_front(scenario, FakeWorker(says(THINKS_AND_CALLS)), chat_format="qwen3")
+    return run_front(scenario, FakeWorker(says(THINKS_AND_CALLS), files=knowing_tools()), chat_format="qwen3")
 
 
 def test_reasoning_and_a_tool_call_of_a_whole_answer():
@@ -100,3 +110,69 @@ def test_a_streamed_tool_call_says_its_name_once():
     assert [call["function"].get("name") for call in calls if "id" in call] == ["get_weather"]
     assert "".join(call["function"]["arguments"] for call in calls) == '{"city": "Paris"}'
     assert {call["index"] for call in calls} == {0}
+
+
+def call_tools(files=None, **body):
+    """The response, and what the worker was asked for."""
+    worker = FakeWorker(says(THINKS_AND_CALLS), files=files or knowing_tools())
+    response = chat(worker, tools=[TOOL], **body)
+    return response, worker.received[0].sampling.structured_output if worker.received else None
+
+
+FORCED = [
+    {"tool_choice": "required"},
+    {"tool_choice": {"type": "function", "function": {"name": "get_weather"}}},
+    {"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [
+        {"type": "function", "function": {"name": "get_weather"}}]}}},
+    {"parallel_tool_calls": False},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("choice", FORCED)
+def test_forced_calls(choice):
+    async def scenario(client, system):
+        body = {"messages": [{"role": "user", "content": "a"}], "tools": [TOOL], **choice}
+        response = await client.post("/v1/chat/completions", json=body)
+        return response.json()["choices"][0], system.workers[0].received[0].sampling.structured_output
+
+    worker = FakeWorker(says(THINKS_AND_CALLS), files=knowing_tools())
+    answer, held = run_front(scenario, worker, chat_format="qwen3")
+    assert answer["finish_reason"] == "tool_calls"
+    assert answer["message"]["tool_calls"][0]["function"]["name"] == "get_weather"
+    assert "get_weather" in held.composite.grammar
+    assert [json.loads(part.constraint.json_schema) for part in held.composite.parts] == [{"type": "object"}]
+
+
+@pytest.mark.parametrize(
+    ("files", "body", "param"),
+    [
+        (None, {"tool_choice": {"type": "function", "function": {"name": "nobody"}}}, "tool_choice"),
+        (None, {"tool_choice": "required"}, "tool_choice"),  # the format is not known
+        (None, {"tool_choice": "required", "min_tokens": 1}, "min_tokens"),
+        (toys.files(toys.byte_level()), {}, "tools"),  # the template does not know them
+        (toys.files(toys.byte_level()), {"tool_choice": "required"}, "tools"),
+    ],
+)
+def test_tools_that_cannot_be_called(files, body, param):
+    response, _ = call_tools(files, **body)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+
+
+def test_no_tools_are_no_fault_of_a_template_that_knows_none():
+    response, held = call_tools(toys.files(toys.byte_level()), tool_choice="none")
+    assert response.status_code == 200
+    assert not held.HasField("composite")
+
+
+def test_a_model_without_a_template():
+    worker = FakeWorker(says("b"), files=toys.files(toys.byte_level()) | {"tokenizer_config.json": b"{}"})
+    error = chat(worker).json()["error"]
+    assert (error["code"], error["param"]) == ("failed_precondition", "model")
+    assert "Generate" not in error["message"]
+
+
+def test_a_template_argument_at_fault_is_named_as_the_client_wrote_it():
+    template = toys.TEMPLATE + "{{ n + 1 if n is defined }}"
+    files = toys.files(toys.byte_level()) | {"tokenizer_config.json": json.dumps({"chat_template": template}).encode()}
+    response = chat(FakeWorker(says("b"), files=files), chat_template_kwargs={"n": "one", "m": 1})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "chat_template_kwargs.n")

@@ -5,7 +5,7 @@ import json
 import pytest
 from google.protobuf.json_format import MessageToDict, ParseDict
 
-from fissile.v1 import ChatRequest, GenerateRequest
+from fissile.v1 import ChatRequest, GenerateRequest, ToolChoice
 from router.http.bodies import ChatBody, CompletionBody
 from router.http.json_body import parse_body
 from router.http.requests import chat_names, chat_request, completion_names, completion_request
@@ -201,6 +201,35 @@ def test_tools():
     assert (tool.name, tool.description, json.loads(tool.parameters)) == ("f", "d", SCHEMA)
 
 
+NAMED = {"type": "function", "function": {"name": "f"}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, None),
+        ({"parallel_tool_calls": True}, None),
+        ({"tool_choice": "auto"}, {"mode": "TOOL_CHOICE_MODE_AUTO"}),
+        ({"tool_choice": "required"}, {"mode": "TOOL_CHOICE_MODE_REQUIRED"}),
+        ({"tool_choice": {"type": "required"}}, {"mode": "TOOL_CHOICE_MODE_REQUIRED"}),
+        ({"tool_choice": NAMED}, {"mode": "TOOL_CHOICE_MODE_REQUIRED", "names": ["f"]}),
+        (
+            {"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [NAMED]}}},
+            {"mode": "TOOL_CHOICE_MODE_AUTO", "names": ["f"]},
+        ),
+        ({"parallel_tool_calls": False}, {"single_call": True}),
+        (
+            {"tool_choice": NAMED, "parallel_tool_calls": False},
+            {"mode": "TOOL_CHOICE_MODE_REQUIRED", "names": ["f"], "single_call": True},
+        ),
+    ],
+)
+def test_tool_choice(fields, expected):
+    request = chat(tools=[TOOL], **fields)
+    wanted = ParseDict(expected, ToolChoice()) if expected is not None else None
+    assert (request.tool_choice if request.HasField("tool_choice") else None) == wanted
+
+
 def test_a_model_that_must_not_call_tools_sees_none():
     assert not chat(tools=[TOOL], tool_choice="none").tools
 
@@ -260,6 +289,8 @@ def test_names_of_a_completion(path, name):
         ("messages[0].reasoning", "messages[0].reasoning_content"),
         ("tools[0].parameters", "tools[0].function.parameters"),
         ("template_arguments", "chat_template_kwargs"),
+        ("template_arguments.x", "chat_template_kwargs.x"),
+        ("tool_choice.names[1]", "tool_choice"),
         ("options.max_tokens", "max_completion_tokens"),
         ("options.sampling.num_logprobs", "top_logprobs"),
         ("options.sampling.structured_output.json_schema", "response_format.json_schema.schema"),
