@@ -51,7 +51,7 @@ def model():
         info = GetWorkerResponse(
             vocab_size=messages.VOCAB_SIZE, max_model_len=MAX_MODEL_LEN, capabilities=["beam_search"]
         )
-        yield ServedModel("toy", (), info, tokenizer, 1)
+        yield ServedModel("toy", info, tokenizer, 1)
 
 
 def sent(options: GenerationOptions, model: ServedModel, index=0, generated=()) -> tuple[SequenceGroup, list]:
