@@ -205,3 +205,21 @@ def test_a_client_that_stops_reading_and_then_cancels_leaves_nothing():
         return dict(system.router.metrics.finished)
 
     assert run_system(scenario, worker) == {"cancelled": 1}
+
+
+def test_clients_that_leave_while_they_are_written_to_are_no_fault(caplog):
+    """E8."""
+    worker = FakeWorker(counts(1000), step_seconds=0.0, max_model_len=2000)
+
+    async def scenario(system):
+        for number in range(40):
+            calls = [system.stub.Generate(GenerateRequest(text="a"), timeout=20) for _ in range(4)]
+            for call in calls[: number % 4 + 1]:
+                await call.read()
+            for call in calls:
+                call.cancel()
+        await system.quiet()
+
+    with caplog.at_level("INFO"):
+        run_system(scenario, worker)
+    assert [r.getMessage() for r in caplog.records if r.exc_info or r.levelname in ("WARNING", "ERROR")] == []
