@@ -14,11 +14,18 @@ from tests.e2e.conftest import WORKER_ARGUMENTS
 STORY = "Once upon a time, in a small village by the sea,"
 
 
-def test_killed_workers_stream_goes_on_elsewhere_token_for_token(cluster, services):
-    victim, victim_address = services.start("victim", "worker", *WORKER_ARGUMENTS)
+def collect(tokens, stream):
+    for delta in stream:
+        tokens[delta.index] += delta.token_ids
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_lost_workers_streams_go_on_elsewhere_token_for_token(cluster, services, number):
+    """Killed, or told to leave at once: three completions of a prompt are resumed where each of them was (E6)."""
+    victim, victim_address = services.start("victim", "worker", *WORKER_ARGUMENTS, "--drain-timeout", "0")
     survivor = next(iter(cluster.workers.values()))
     _, address = services.start("router", "router", "--workers", f"{victim_address},{survivor}")
-    options = {"max_tokens": 60, "ignore_eos": True, "return_token_ids": True}
+    options = {"max_tokens": 60, "ignore_eos": True, "return_token_ids": True, "n": 3}
     with Client(address) as client:
         deadline = time.monotonic() + 10
         while sum(worker.healthy for worker in client.stats().workers) < 2:
@@ -26,13 +33,21 @@ def test_killed_workers_stream_goes_on_elsewhere_token_for_token(cluster, servic
             time.sleep(0.1)
         # Two at once, so that one of them is on the victim; one greedy, one sampled.
         streams = [client.generate(STORY, temperature=t, seed=3, **options) for t in (0.0, 0.8)]
-        tokens = [list(next(stream).token_ids) for stream in streams]
-        os.kill(victim.pid, signal.SIGKILL)
-        for stream, ids in zip(streams, tokens, strict=True):
-            ids.extend(token for delta in stream for token in delta.token_ids)
-        for temperature, ids in zip((0.0, 0.8), tokens, strict=True):
+        tokens = [{index: [] for index in range(3)} for _ in streams]
+        for stream, found in zip(streams, tokens, strict=True):
+            while not all(found.values()):
+                collect(found, [next(stream)])
+        os.kill(victim.pid, number)
+        for stream, found in zip(streams, tokens, strict=True):
+            collect(found, stream)
+        for temperature, found in zip((0.0, 0.8), tokens, strict=True):
             whole = client.generate(STORY, temperature=temperature, seed=3, **options).result()
-            assert ids == list(whole.completions[0].token_ids)
+            assert found == {completion.index: list(completion.token_ids) for completion in whole.completions}
+    deadline = time.monotonic() + 20
+    while victim.exit_code is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert victim.exit_code == (0 if number == signal.SIGTERM else -signal.SIGKILL)
 
 
 def test_without_any_worker_left_a_request_fails_at_last(services):
@@ -70,25 +85,3 @@ def test_killed_router_loses_nothing_of_the_workers(cluster, services, idle):
     services.start("router-again", "router", "--workers", workers, port=port)
     with Client(address) as client:
         assert client.generate(STORY, max_tokens=2).result().usage.num_completion_tokens == 2
-
-
-def test_terminated_worker_hands_over(cluster, services):
-    leaving, leaving_address = services.start("leaving", "worker", *WORKER_ARGUMENTS, "--drain-timeout", "0")
-    survivor = next(iter(cluster.workers.values()))
-    _, address = services.start("router", "router", "--workers", f"{leaving_address},{survivor}")
-    with Client(address) as client:
-        deadline = time.monotonic() + 10
-        while sum(worker.healthy for worker in client.stats().workers) < 2:
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
-        streams = [client.generate(STORY, max_tokens=40, ignore_eos=True, temperature=0.0) for _ in range(2)]
-        for stream in streams:
-            next(stream)
-        os.kill(leaving.pid, signal.SIGTERM)
-        texts = {stream.result().completions[0].text for stream in streams}
-    assert len(texts) == 1
-    deadline = time.monotonic() + 20
-    while leaving.exit_code is None:
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-    assert leaving.exit_code == 0

@@ -2,6 +2,7 @@
 
 import pytest
 
+from router import prompt_logprobs
 from tests.fakes import tokenizer as toys
 from tests.fakes.worker import EOS, FakeWorker, says
 from tests.router.http.front import choices_of, complete, events
@@ -114,10 +115,12 @@ def test_echo(prompt, text, stream):
     assert choices == {0: (prefix + "bc", "stop"), 1: (prefix + "bc", "stop")}
 
 
+@pytest.mark.parametrize("part", [8192, 2])
 @pytest.mark.parametrize("stream", [False, True])
-def test_echo_with_logprobs_has_those_of_the_prompt(stream):
-    """The first token, here the one that the tokenizer adds, has none."""
-    response = complete(FakeWorker(says("bc")), prompt="xy", echo=True, logprobs=1, stream=stream)
+def test_echo_with_logprobs_has_those_of_the_prompt(monkeypatch, stream, part):
+    """The first token, here the one that the tokenizer adds, has none. Those of a long prompt come in parts."""
+    monkeypatch.setattr(prompt_logprobs, "MAX_PART_ENTRIES", part)
+    response = complete(FakeWorker(says("bc"), prompt_chunk=1), prompt="xy", echo=True, logprobs=1, stream=stream)
     parts = [chunk["choices"][0]["logprobs"] for chunk in (events(response) if stream else [response.json()])]
     joined = {name: [item for part in parts for item in part[name]] for name in parts[0]}
     assert joined["tokens"] == ["<|bos|>", "x", "y", "b", "c", "<|im_end|>"]
