@@ -10,6 +10,7 @@ from fissile.errors import InternalError, UnavailableError
 from router.balancer.policy import Policy
 from router.merging import merged
 from router.metrics import RouterMetrics
+from router.quarantine import Quarantine
 from router.request import OpenRequest, Update
 from router.retries import Loss, Retries, Session
 from router.worker_link import WorkerLink
@@ -38,6 +39,7 @@ class Dispatcher:
         self._policy = policy
         self._config = config
         self._metrics = metrics
+        self._quarantine = Quarantine()
 
     def updates(self, requests: Sequence[OpenRequest], time_left: TimeLeft) -> AsyncGenerator[Update]:
         """Messages for the client, of all the prompts of its call; the last has `usage`. Raises the FissileError that
@@ -52,7 +54,7 @@ class Dispatcher:
         self, request: OpenRequest, time_left: TimeLeft, heartbeat: float | None
     ) -> AsyncGenerator[Update]:
         retries = Retries(self._config.max_retries)
-        hop = await self._place(request, retries.failed, time_left)
+        hop = await self._place(request, retries, time_left)
         while True:
             is_silent = await _is_silent(request, heartbeat)
             update = request.take() or (Update() if is_silent else None)
@@ -64,7 +66,7 @@ class Dispatcher:
                 raise request.error
             if request.lost:
                 self._count(request, request.lost, hop, retries)
-                hop = await self._place(request, retries.failed, time_left)
+                hop = await self._place(request, retries, time_left)
 
     def _count(self, request: OpenRequest, loss: Loss, hop: Session, retries: Retries) -> None:
         request_id = request.spec.request_id
@@ -76,11 +78,11 @@ class Dispatcher:
         logger.info("request %s moves: %s", request_id, loss.detail)
         self._metrics.moved(request.spec.model)
 
-    async def _place(self, request: OpenRequest, failed: set[Session], time_left: TimeLeft) -> Session:
+    async def _place(self, request: OpenRequest, retries: Retries, time_left: TimeLeft) -> Session:
         """Put the request on a worker it has not failed on; waits a bounded time for one."""
         try:
             async with asyncio.timeout(self._config.worker_wait):
-                while not (candidates := self._candidates(request, failed)):
+                while not (candidates := await self._candidates(request, retries)):
                     if request.lost and request.lost.refusal:
                         raise request.lost.refusal
                     await _first(self._workers.wait_for_change(), request.news.wait())
@@ -94,12 +96,19 @@ class Dispatcher:
             ) from None
         link: WorkerLink = self._policy.choose(candidates)
         request.put_on(link, self._config.first_token_timeout, time_left())
+        if retries.is_suspect:
+            self._quarantine.put_on(link.session, request)
         return link.session
 
-    def _candidates(self, request: OpenRequest, failed: set[Session]) -> list[WorkerLink]:
-        spec = request.spec
-        links = self._workers.candidates(spec.model, spec.tokenizer_fingerprint, spec.dp_rank)
-        return [link for link in links if link.session not in failed]
+    async def _candidates(self, request: OpenRequest, retries: Retries) -> Sequence[WorkerLink]:
+        """Available now; for a suspect those without another one, if it comes to that soon."""
+
+        def found() -> list[WorkerLink]:
+            spec = request.spec
+            links = self._workers.candidates(spec.model, spec.tokenizer_fingerprint, spec.dp_rank)
+            return [link for link in links if link.session not in retries.failed]
+
+        return await self._quarantine.turn(found) if retries.is_suspect else found()
 
 
 async def _is_silent(request: OpenRequest, heartbeat: float | None) -> bool:

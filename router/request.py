@@ -94,6 +94,11 @@ class OpenRequest:
     def num_completion_tokens(self) -> int:
         return sum(len(c.token_ids) for c in self.completions)
 
+    @property
+    def awaits_first_output(self) -> bool:
+        """It is on a worker that has said nothing of it yet."""
+        return self._hop_timer is not None
+
     def put_on(self, hop: Hop, first_token_timeout: float, deadline: float | None) -> None:
         """Send what is not finished to a worker. `deadline`: seconds left. Raises InvalidArgumentError if that is too
         large for a message."""

@@ -3,7 +3,8 @@
 A worker that refuses a request, drains or is slow says nothing about the request: it is tried elsewhere, `max_retries`
 times in a row. A worker that died while it had the request may have died of it:
 
-- Two deaths without a token in between end it: it is not carried to a third worker.
+- Two deaths without a token in between end it: it is not carried to a third worker. `quarantine.py` sees to it that
+  others do not share its fate.
 - Tokens in between clear it, and it may be tried again as often as at first. But some requests fail late, so in all it
   may see MAX_DEATHS deaths, and one more for each TOKENS_PER_DEATH tokens.
 """
@@ -41,6 +42,11 @@ class Retries:
     """That it had at the last loss."""
     _num_deaths: int = 0
     _num_deaths_in_a_row: int = 0
+
+    @property
+    def is_suspect(self) -> bool:
+        """A worker died while it had the request, and no token has cleared it since."""
+        return self._num_deaths_in_a_row > 0
 
     def count(self, session: Session, loss: Loss, num_tokens: int) -> None:
         """Raises the error that ends the request if it was tried often enough. `num_tokens`: of all completions."""

@@ -555,3 +555,34 @@ def test_a_sink_that_fails_ends_its_own_request_and_not_the_link():
     )
     assert answer.usage.num_completion_tokens == 20
     assert worker.num_streams == 1
+
+
+def test_those_that_waited_beside_a_poisoned_request_do_not_share_its_end():
+    """None has a token when the first worker dies, and any may be what it died of: they go to the next one by one."""
+
+    class Slow(Dies):
+        """Nobody gets a token before the poison works."""
+
+        def _step(self, stream):
+            if self.num_together > 1 and len(self.running) < self.num_together:
+                return []
+            self.num_together = 0
+            return super()._step(stream)
+
+    first, second, third = (Slow(counts(10), step_seconds=0.01) for _ in range(3))
+    first.num_together, second.num_together, third.num_together = 6, 0, 0
+
+    async def scenario(system):
+        for worker in (second, third):
+            await worker.service.set_serving(False)
+        await until(lambda: sum(link.is_available for link in system.router.workers.links.values()) == 1)
+        bad = asyncio.create_task(error_of(system.ask(poison(10))))
+        good = [asyncio.create_task(system.ask(ask(10))) for _ in range(5)]
+        await until(lambda: len(first.received) == 6)
+        for worker in (second, third):
+            await worker.service.set_serving(True)
+        return await bad, await asyncio.gather(*good)
+
+    error, answers = run_system(scenario, first, second, third)
+    assert error.code == grpc.StatusCode.INTERNAL
+    assert [answer.usage.num_completion_tokens for answer in answers] == [10] * 5
