@@ -36,7 +36,7 @@ class RouterSettings(Settings):
 
     policy: Literal["round_robin", "least_loaded"] = Field("least_loaded", description="How a worker is chosen.")
     worker_wait: float = Field(5.0, ge=0, description="Seconds a request waits for a healthy worker.")
-    max_retries: int = Field(3, ge=0, description="Times a request may move to another worker without a new token in between.")
+    max_retries: int = Field(3, ge=0, description="Times a request may move to another worker between two tokens.")
     first_token_timeout: float = Field(
         300.0, gt=0, description="Seconds a worker has for the first token of a request before it moves elsewhere."
     )

@@ -39,6 +39,8 @@ MAX_BATCH_BYTES = 16 * 1024 * 1024
 """Commands that wait travel together up to this size."""
 MAX_COMMAND_BYTES = MAX_MESSAGE_BYTES - 1024
 """What is left for one alone, with what stands around it in its message."""
+ABORT_BYTES = 16
+"""Of the longest one."""
 MAX_BACKOFF_SECONDS = 1.0
 
 
@@ -92,7 +94,8 @@ class WorkerLink:
         self._num_sessions = 0
         self._sinks: dict[int, Sink] = {}
         self._next_id = 1
-        self._outbox: list[ExecuteCommand] = []
+        self._outbox: list[tuple[ExecuteCommand, int]] = []
+        """With the bytes of each: to count them costs as much as to send them."""
         self._outbox_filled = asyncio.Event()
         self._last_progress = 0.0
         self._last_step = 0
@@ -135,13 +138,13 @@ class WorkerLink:
         for sequence_id in ids:
             self._sinks[sequence_id] = sink
             self.load.opened()
-        self._send(ExecuteCommand(group=group))
+        self._send(ExecuteCommand(group=group), size)
         return ids
 
     def abort(self, sequence_id: int) -> None:
         """End a sequence; its sink hears no more. Does nothing when it has ended."""
         if self._forget(sequence_id):
-            self._send(ExecuteCommand(abort=AbortSequence(sequence_id=sequence_id)))
+            self._send(ExecuteCommand(abort=AbortSequence(sequence_id=sequence_id)), ABORT_BYTES)
 
     def _forget(self, sequence_id: int) -> Sink | None:
         sink = self._sinks.pop(sequence_id, None)
@@ -149,8 +152,8 @@ class WorkerLink:
             self.load.closed()
         return sink
 
-    def _send(self, command: ExecuteCommand) -> None:
-        self._outbox.append(command)
+    def _send(self, command: ExecuteCommand, num_bytes: int) -> None:
+        self._outbox.append((command, num_bytes))
         self._outbox_filled.set()
 
     async def run(self) -> None:
@@ -294,16 +297,15 @@ def _is_alive_after(error: grpc.aio.AioRpcError) -> bool:
     return STATUS_DETAILS_KEY in keys or error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
-def _batches(commands: list[ExecuteCommand]) -> Iterator[list[ExecuteCommand]]:
+def _batches(commands: list[tuple[ExecuteCommand, int]]) -> Iterator[list[ExecuteCommand]]:
     """Join commands up to the size limit; one above it goes alone."""
     batch: list[ExecuteCommand] = []
     size = 0
-    for command in commands:
-        command_size = command.ByteSize()
-        if batch and size + command_size > MAX_BATCH_BYTES:
+    for command, num_bytes in commands:
+        if batch and size + num_bytes > MAX_BATCH_BYTES:
             yield batch
             batch, size = [], 0
         batch.append(command)
-        size += command_size
+        size += num_bytes
     if batch:
         yield batch

@@ -9,9 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fissile.channel import MAX_MESSAGE_BYTES
 from fissile.v1 import (
+    AbortSequence,
     ChatMessage,
     ChatRequest,
+    ExecuteCommand,
     GenerateRequest,
     GenerationOptions,
     GetWorkerResponse,
@@ -25,6 +28,7 @@ from router.spec import Prompt
 from router.tokenizer import Tokenizer, TokenizerFiles
 from router.validation import validate
 from router.validation_checks import Limits
+from router.worker_link import ABORT_BYTES, MAX_BATCH_BYTES, MAX_COMMAND_BYTES, _batches
 from router.workers import ServedModel
 from tests.fakes import tokenizer as toys
 from tests.router import messages
@@ -167,3 +171,15 @@ def test_a_resumed_completion_draws_with_its_own_seed_behind_what_it_has(model, 
     assert core.sampling.seed == (seed + index) % 2**64
     assert list(core.token_ids) == [*PROMPT.token_ids, *generated]
     assert (core.num_prompt_tokens, core.index, core.stop.max_tokens) == (3, index, 10)
+
+
+def test_commands_that_wait_travel_together_but_never_above_the_limit():
+    aborts = [ExecuteCommand(abort=AbortSequence(sequence_id=i)) for i in range(6)]
+    sizes = [MAX_BATCH_BYTES - 1, 1, 1, 3 * MAX_BATCH_BYTES, 5, MAX_BATCH_BYTES]
+    batches = list(_batches(list(zip(aborts, sizes, strict=True))))
+    assert [[command.abort.sequence_id for command in batch] for batch in batches] == [[0, 1], [2], [3], [4], [5]]
+    assert MAX_BATCH_BYTES < MAX_COMMAND_BYTES < MAX_MESSAGE_BYTES
+
+
+def test_an_abort_is_as_long_as_is_counted():
+    assert ExecuteCommand(abort=AbortSequence(sequence_id=2**64 - 1)).ByteSize() <= ABORT_BYTES
