@@ -204,6 +204,11 @@ def test_quantised_checkpoints_are_refused_by_their_method(method: str) -> None:
         read(quantization_config={"quant_method": method, "bits": 4})
 
 
+def test_a_quantiser_that_names_no_method() -> None:
+    with pytest.raises(ModelConfigError, match=r"quantization: .* not supported yet: not named"):
+        read(quantization={"group_size": 64, "bits": 4})
+
+
 def test_a_quantisers_own_file_says_so_too(tmp_path: Path) -> None:
     (tmp_path / "hf_quant_config.json").write_text("{}")
     with pytest.raises(ModelConfigError, match=r"hf_quant_config\.json: quantised"):

@@ -32,8 +32,7 @@ NESTED: list[Any] = []
 for _ in range(100):
     NESTED = [NESTED]
 VALUES: list[Any] = [
-    None, True, -1, 0, 7, 2**31, 2**70, 0.5, float("nan"), float("inf"), "", "text", [], ["a"], [-1], [2**40], {},
-    {"a": {"b": 1}}, NESTED,
+    None, True, -1, 0, 7, 2**70, 0.5, float("nan"), "text", [], [-1, 2**40], {"a": {"b": 1}}, NESTED
 ]  # fmt: skip
 OPTIONAL = {
     "attention_bias": False, "mlp_bias": False, "rope_scaling": None, "rope_theta": 1e4, "sliding_window": None,
@@ -105,7 +104,7 @@ def test_every_field_of_the_configuration(folder: Path) -> None:
         ):  # fmt: skip
             with pytest.raises(ModelError):
                 load(folder)
-    assert num_refused > 400
+    assert num_refused > 300
 
 
 @pytest.mark.parametrize("name", ["generation_config.json", "tokenizer_config.json", "special_tokens_map.json"])
@@ -225,17 +224,17 @@ def test_every_field_of_gguf_metadata(tmp_path: Path, model: LlamaForCausalLM) -
     path, metadata, tensors = tmp_path / "a.gguf", gguf_metadata(model), tensors_of(model)
     write_metadata(path, metadata, tensors)
     load(path)
-    values = [value for value in VALUES if isinstance(value, bool | str | float) or value in (None, 0, 7, ["a"])]
+    values = [value for value in VALUES if isinstance(value, bool | str | float) or value in (None, 0, 7)]
     num_refused = 0
     for key in metadata:
-        for value in [*values, [1, 2]]:
+        for value in [*values, ["a"], [1, 2]]:
             write_metadata(path, metadata | {key: value}, tensors)
             try:
                 load_model_config(resolve_model(str(path)))
                 load_tokenizer(path)
             except ModelError:
                 num_refused += 1
-    assert num_refused > 200
+    assert num_refused > 150
 
 
 def test_gguf_files_that_are_cut_or_flipped(tmp_path: Path, model: LlamaForCausalLM) -> None:
@@ -244,11 +243,11 @@ def test_gguf_files_that_are_cut_or_flipped(tmp_path: Path, model: LlamaForCausa
     whole = path.read_bytes()
     header_size = whole.index(b"blk.0.ffn_down")
     rng = random.Random(0)
-    for _ in range(100):
+    for _ in range(40):
         path.write_bytes(whole[: rng.randrange(len(whole))])
         with pytest.raises(ModelError):
             load_model_config(resolve_model(str(path)))
-    for _ in range(400):
+    for _ in range(150):
         flipped = bytearray(whole)
         flipped[rng.randrange(header_size)] ^= 1 << rng.randrange(8)
         path.write_bytes(flipped)

@@ -21,7 +21,7 @@ FAMILIES: dict[str, Callable[[Fields], ModelConfig]] = {"LlamaForCausalLM": llam
 
 QUANTIZATION_FILES = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")
 """Where quantisers put what config.json should say."""
-QUANTIZATION_FIELDS = ("quantization_config", "compression_config")
+QUANTIZATION_FIELDS = ("quantization_config", "compression_config", "quantization")
 
 _BOOKKEEPING = {
     "auto_map", "finetuning_task", "id2label", "is_llama_config", "label2id", "license", "num_labels", "prefix",
@@ -41,9 +41,9 @@ _TOKENS = {"bos_token_id", "decoder_start_token_id", "pad_token_id", "sep_token_
 _OF_GENERATION = {
     "bad_words_ids", "begin_suppress_tokens", "diversity_penalty", "do_sample", "early_stopping",
     "encoder_no_repeat_ngram_size", "exponential_decay_length_penalty", "forced_bos_token_id", "forced_eos_token_id",
-    "length_penalty", "max_length", "min_length", "no_repeat_ngram_size", "num_beam_groups", "num_beams",
-    "num_return_sequences", "remove_invalid_values", "repetition_penalty", "suppress_tokens", "temperature", "top_k",
-    "top_p", "typical_p",
+    "length_penalty", "max_length", "max_sequence_length", "min_length", "no_repeat_ngram_size", "num_beam_groups",
+    "num_beams", "num_return_sequences", "remove_invalid_values", "repetition_penalty", "suppress_tokens",
+    "temperature", "top_k", "top_p", "typical_p",
 }  # fmt: skip
 HARMLESS = frozenset(_BOOKKEEPING | _OF_TRANSFORMERS | _OF_TRAINING | _TOKENS | _OF_GENERATION)
 """Fields of any config.json that change nothing in what a decoder computes."""
