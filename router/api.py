@@ -41,7 +41,7 @@ from router.metrics import RouterMetrics
 from router.open_requests import OpenRequests
 from router.pacing import Pacer
 from router.parts import parts
-from router.prompts import read_prompts
+from router.prompts import check_vocabulary, read_prompts
 from router.request import OpenRequest, Update
 from router.resolve import resolve
 from router.spec import Prompt
@@ -161,6 +161,7 @@ class GenerationApi:
         chat = await self._render(request, model.tokenizer)
         token_ids = await model.tokenizer.encode(chat.text, add_special_tokens=False)
         check_length("messages", len(token_ids), self._limits(model))
+        check_vocabulary(token_ids, model.tokenizer, self._limits(model))
         grammar = answer_grammar(request, chat.reading, model.tokenizer.added_token_id)
         return Prompt("messages", token_ids, chat.reading, grammar)
 

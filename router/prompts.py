@@ -1,7 +1,9 @@
 """The prompts of a GenerateRequest, as tokens."""
 
 import asyncio
+from collections.abc import Sequence
 
+from fissile.errors import FailedPreconditionError
 from fissile.v1 import GenerateRequest
 from fissile.v1 import Prompt as PromptMessage
 from router.spec import Prompt
@@ -25,7 +27,21 @@ async def _read(
 ) -> Prompt:
     if message.WhichOneof("prompt") == "text":
         field, token_ids = f"{at}text", await tokenizer.encode(message.text, add_special_tokens=special)
+        check_vocabulary(token_ids, tokenizer, limits)
     else:
         field, token_ids = f"{at}tokens.token_ids", list(message.tokens.token_ids)
     check_length(field, len(token_ids), limits)
     return Prompt(field, token_ids)
+
+
+def check_vocabulary(token_ids: Sequence[int], tokenizer: Tokenizer, limits: Limits) -> None:
+    """Of text that was tokenised. Raises FailedPreconditionError: that a tokenizer has more tokens than the model is no
+    fault of who wrote the text."""
+    largest = max(token_ids, default=0)
+    if largest >= limits.vocab_size:
+        token = tokenizer.decode([largest], skip_special_tokens=False)
+        raise FailedPreconditionError.of(
+            "model",
+            f"its tokenizer does not fit it: the text has the token {token!r} ({largest}), and the model's vocabulary "
+            f"has {limits.vocab_size}",
+        )

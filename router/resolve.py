@@ -75,7 +75,8 @@ def _sampling(
     sampling.MergeFrom(options.sampling)
     if prompt.grammar:
         sampling.structured_output.CopyFrom(prompt.grammar.constraint)
-    sampling.bad_token_sequences.extend(bad)
+    # What has a token that the model does not have never comes.
+    sampling.bad_token_sequences.extend(s for s in bad if max(s.token_ids) < model.info.vocab_size)
     sampling.top_k = max(0, sampling.top_k)
     for name in ("num_logprobs", "num_prompt_logprobs"):
         if sampling.HasField(name):

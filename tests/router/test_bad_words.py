@@ -77,3 +77,17 @@ def test_a_bad_one_ends_the_request_and_nothing_stays_open():
         return error
 
     assert [v.field for v in run_system(scenario, FakeWorker(says("x"))).violations] == ["options.bad_words[0]"]
+
+
+def test_a_word_with_a_token_that_the_model_does_not_have_never_comes():
+    """The tokenizer is larger than the vocabulary: " hello" is one of the tokens beyond it."""
+    (beyond,) = ids_of(" hello")
+    worker = FakeWorker(says("x"), vocab_size=beyond)
+
+    async def scenario(system):
+        await system.ask(GenerateRequest(text="a", options=GenerationOptions(bad_words=["hello"])))
+
+    run_system(scenario, worker)
+    sent = [list(sequence.token_ids) for sequence in worker.received[0].sampling.bad_token_sequences]
+    assert ids_of("hello") in sent
+    assert all(max(ids) < beyond for ids in sent)

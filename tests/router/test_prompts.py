@@ -8,6 +8,9 @@ import pytest
 from fissile.v1 import (
     BeamHypothesis,
     BeamSearch,
+    ChatMessage,
+    ChatRequest,
+    ChatRole,
     FinishReason,
     GenerateRequest,
     GenerationOptions,
@@ -19,8 +22,8 @@ from fissile.v1 import (
     TokenSequence,
 )
 from tests.fakes import tokenizer as toys
-from tests.fakes.system import error_of, run_system, until
-from tests.fakes.worker import FakeWorker, counts
+from tests.fakes.system import collect, error_of, run_system, until
+from tests.fakes.worker import FakeWorker, counts, says
 
 LENGTH = FinishReason.FINISH_REASON_LENGTH
 
@@ -258,3 +261,26 @@ def test_a_shutdown_ends_all_with_unavailable():
         return await task
 
     assert run_system(scenario, worker).code == grpc.StatusCode.UNAVAILABLE
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        GenerateRequest(text="a hello"),
+        GenerateRequest(prompts=[Prompt(text="a"), Prompt(text=" hello")]),
+        ChatRequest(messages=[ChatMessage(role=ChatRole.CHAT_ROLE_USER, content="a hello")]),
+    ],
+)
+def test_a_tokenizer_that_is_larger_than_the_vocabulary_is_no_fault_of_the_text(request_):
+    beyond = toys.byte_level().token_to_id("Ġhello")
+
+    async def scenario(system):
+        call = system.stub.Chat if isinstance(request_, ChatRequest) else system.stub.Generate
+        error = await error_of(collect(call(request_)))
+        await system.quiet()
+        return error
+
+    error = run_system(scenario, FakeWorker(says("x"), vocab_size=beyond))
+    assert error.code == grpc.StatusCode.FAILED_PRECONDITION
+    assert [violation.field for violation in error.violations] == ["model"]
+    assert f"the token ' hello' ({beyond})" in error.message and f"vocabulary has {beyond}" in error.message
