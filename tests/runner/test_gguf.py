@@ -87,7 +87,7 @@ def test_rope(fields: dict[str, Any], expected: RopeConfig) -> None:
         ("attention.head_count_kv", 3, "is 3; a divisor of the 4"),
         ("attention.value_length", 16, "is 16; nothing but 8"),
         ("attention.sliding_window", 1024, "is 1024; nothing but 0"),
-        ("logit_scale", 0.5, "is 0.5; this field is not known here"),
+        ("logit_scale", 0.5, "is 0.5; fields that are not known here"),
     ],
 )
 def test_what_is_not_supported_is_refused_by_name(key: str, value: object, message: str) -> None:

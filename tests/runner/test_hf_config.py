@@ -134,7 +134,7 @@ def test_advice_that_is_not_followed_is_named() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"hidden_activation": "gelu_pytorch_tanh"}, "hidden_activation is 'gelu_pytorch_tanh'; this field"),
+        ({"hidden_activation": "gelu_pytorch_tanh"}, "hidden_activation is 'gelu_pytorch_tanh'; fields that are"),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'; nothing but 'silu' or 'swish' is supported"),
         ({"model_type": "gemma3_text"}, "model_type is 'gemma3_text'"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types is "),
@@ -167,6 +167,13 @@ def test_what_is_not_supported_is_refused_by_name(changes: dict[str, Any], messa
     with pytest.raises(ModelConfigError) as caught:
         read(**changes)
     assert message in str(caught.value) and str(caught.value).startswith("config.json")
+
+
+def test_all_unknown_fields_are_named_at_once() -> None:
+    with pytest.raises(ModelConfigError, match=r"^config\.json: b is 1; z is \[2\]; fields that are not known here"):
+        read(z=[2], b=1)
+    with pytest.raises(ModelConfigError, match=r"k9 is 1 \(and 2 more\); fields"):
+        read(**{f"k{i:x}": 1 for i in range(12)})
 
 
 @pytest.mark.parametrize(
@@ -265,7 +272,7 @@ def test_rope_divisors_of_a_gguf_file_equal_the_llama3_formula() -> None:
         ({"rope_type": "linear", "factor": math.nan}, "rope_parameters.factor is nan"),
         ({"rope_theta": 1}, "rope_parameters.rope_theta is 1"),
         (LLAMA3_ROPE | {"high_freq_factor": 1.0}, "rope_parameters.high_freq_factor is 1.0; a number above 1"),
-        ({"rope_type": "default", "factor": 2.0}, "rope_parameters.factor is 2.0; this field is not known here"),
+        ({"rope_type": "default", "factor": 2.0}, "rope_parameters.factor is 2.0; fields that are not known here"),
     ],
 )
 def test_scalings_without_sense_are_refused(rope: dict[str, Any], message: str) -> None:

@@ -11,6 +11,8 @@ MAX_INTEGER = 2**31 - 1
 MAX_NUMBER = 1e30
 SHOWN_CHARACTERS = 80
 """Of a value in a message."""
+MAX_LISTED = 10
+"""Fields in a message."""
 
 
 def read_json(path: Path, *, optional: bool = False) -> dict[str, Any]:
@@ -114,13 +116,15 @@ class Fields:
         self._read.update(keys)
 
     def refuse_unread(self, harmless: Iterable[str], prefix: str = "") -> None:
-        """Raise for the first field whose name begins with `prefix` that was neither read nor is `harmless`."""
-        for key in sorted(self._values.keys() - self._read - set(harmless)):
-            if key.startswith(prefix):
-                raise ModelConfigError(
-                    f"{self.file}: {self._path}{key} is {self._shown(key)}; this field is not known here, and may "
-                    "change what the model computes. If it does not, remove it"
-                )
+        """Raise for fields whose names begin with `prefix`, unless they were read or are `harmless`."""
+        unread = sorted(self._values.keys() - self._read - set(harmless))
+        unknown = [f"{self._path}{key} is {self._shown(key)}" for key in unread if key.startswith(prefix)]
+        if unknown:
+            more = f" (and {len(unknown) - MAX_LISTED} more)" if len(unknown) > MAX_LISTED else ""
+            raise ModelConfigError(
+                f"{self.file}: {'; '.join(unknown[:MAX_LISTED])}{more}; fields that are not known here may change what "
+                "the model computes. Remove those that do not"
+            )
 
     def error(self, key: str, wanted: str) -> ModelConfigError:
         return ModelConfigError(f"{self.file}: {self._path}{key} is {self._shown(key)}; {wanted} is needed")
