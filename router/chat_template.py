@@ -121,7 +121,15 @@ def _special_tokens(files: Mapping[str, bytes], config: Mapping[str, Any]) -> di
     if "added_tokens_decoder" not in config:
         told |= json_object(files, TOKENS_MAP)
     told = _class_defaults(files, config) | told
-    return {name: _content(name, told[name]) for name in SPECIAL_TOKENS if told.get(name) is not None}
+    standard = {name: _content(name, told[name]) for name in SPECIAL_TOKENS if told.get(name) is not None}
+    return _own_tokens(told) | standard
+
+
+def _own_tokens(told: Mapping[str, Any]) -> dict[str, str]:
+    """Tokens that only this model has a name for, such as image_token."""
+    extra = told.get("extra_special_tokens")
+    named = (extra if isinstance(extra, dict) else {}) | {k: v for k, v in told.items() if k.endswith("_token")}
+    return {name: token for name, token in named.items() if isinstance(token, str) and name not in SPECIAL_TOKENS}
 
 
 def _class_defaults(files: Mapping[str, bytes], config: Mapping[str, Any]) -> dict[str, str]:

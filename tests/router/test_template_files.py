@@ -63,6 +63,13 @@ def test_special_tokens_are_those_of_transformers(contents, expected, tmp_path):
     assert rendered(contents) == rendered_by_transformers(contents, tmp_path) == expected
 
 
+def test_a_model_may_have_tokens_of_its_own(tmp_path):
+    config = {"image_token": "<s>", "extra_special_tokens": {"eot_token": "</s>"}, "add_bos_token": True}
+    template = {"chat_template": "{{ image_token }}{{ eot_token }}{{ add_bos_token }}{{ messages[0].content }}"}
+    contents = model_files({"tokenizer_class": "PreTrainedTokenizerFast"} | config | template)
+    assert rendered(contents) == rendered_by_transformers(contents, tmp_path) == "<s></s>hi"
+
+
 @pytest.mark.parametrize("name", CLASS_DEFAULTS)
 def test_defaults_of_a_class_are_those_of_transformers(name):
     parameters = inspect.signature(tokenizer_class_from_name(name).__init__).parameters
