@@ -23,7 +23,7 @@ from worker.core.outputs import LoadSnapshot, SequenceOutput
 from worker.core.scheduler import Scheduler
 from worker.core.sequence import FinishReason, Sequence
 from worker.garbage import FullCollections
-from worker.inbox import Inbox
+from worker.inbox import Command, Inbox
 
 logger = logging.getLogger(__name__)
 
@@ -243,13 +243,18 @@ class Engine:
                 raise RuntimeError("sequences wait, nothing runs, and the scheduler schedules nothing")
             commands = self._inbox.take(max(wakeup - time.monotonic(), 0.001))
         else:
-            commands = self._inbox.take(IDLE_CHECK_SECONDS)
-            if not commands:
-                self._scheduler.check_integrity()
-                self._collections.run()
-                commands = self._inbox.take(None)
+            commands = self._inbox.take(IDLE_CHECK_SECONDS) or self._check_at_idle()
         for command in commands:
             command()
+
+    def _check_at_idle(self) -> list[Command]:
+        """Looks for leaks, slice by slice, then waits. The first commands end it, wherever it is."""
+        for _ in self._scheduler.integrity_slices():
+            commands = self._inbox.take(0)
+            if commands:
+                return commands
+        self._collections.run()
+        return self._inbox.take(None)
 
     def _add(self, sequences: list[Sequence]) -> None:
         try:

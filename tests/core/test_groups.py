@@ -3,6 +3,7 @@
 import pytest
 
 from tests.core.builders import Engine, expected_output, make_group, make_sequence
+from worker.core.errors import AdmissionError
 from worker.core.sequence import FinishReason
 
 BOTH_DEPTHS = pytest.mark.parametrize("depth", [0, 1])
@@ -93,3 +94,27 @@ def test_members_run_on_their_own_when_the_first_fails() -> None:
     engine.run()
     assert engine.ended[1].finish_reason is FinishReason.ERROR
     assert (engine.tokens[2], engine.tokens[3]) == (wanted[2], wanted[3])
+
+
+@BOTH_DEPTHS
+def test_id_of_a_parent_is_taken_as_long_as_a_child_lives(depth: int) -> None:
+    engine = Engine(async_depth=depth, max_num_seqs=2)
+    parent, child = make_group(1, 20, 2, 8)
+    engine.scheduler.add_group([parent, child])
+    engine.scheduler.abort(1)
+    wanted = expected_output(child, 256)[0]
+    for again in ([make_sequence(1, 30)], make_group(1, 30, 2)):
+        with pytest.raises(AdmissionError) as refusal:
+            engine.scheduler.add_group(again) if len(again) > 1 else engine.scheduler.add(*again)
+        assert (refusal.value.field, refusal.value.value) == ("id", 1)
+    engine.run()
+    assert engine.tokens[2] == wanted
+    engine.scheduler.add(make_sequence(1, 30))
+
+
+def test_a_member_comes_with_its_group_only() -> None:
+    engine = Engine()
+    engine.add(make_sequence(1, 20))
+    with pytest.raises(AdmissionError) as refusal:
+        engine.scheduler.add(make_sequence(2, 20, parent_id=1, index=1))
+    assert refusal.value.field == "parent_id"

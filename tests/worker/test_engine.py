@@ -1,6 +1,7 @@
 """The engine alone, without sockets: races, order, idling."""
 
 import gc
+import itertools
 import subprocess
 import sys
 import threading
@@ -135,6 +136,16 @@ def test_a_leak_found_at_idle_is_a_failure(monkeypatch):
     engine.call(leak).result(20)
     listener.wait(lambda: listener.failures)
     assert isinstance(listener.failures[0], RuntimeError)
+
+
+def test_a_request_does_not_wait_for_the_check_at_idle(monkeypatch):
+    monkeypatch.setattr("worker.engine.IDLE_CHECK_SECONDS", 0.01)
+    monkeypatch.setattr(Scheduler, "integrity_slices", lambda _: itertools.repeat(None))
+    engine, _, listener = make_engine()
+    time.sleep(0.05)
+    engine.add([make_sequence(1, [1, 2, 3], max_tokens=1)])
+    listener.wait(lambda: listener.ends)
+    assert engine.stop(20)
 
 
 def test_a_call_that_raises_raises_at_the_caller_only():

@@ -1,5 +1,7 @@
 """Blocks and state groups of sequences: a façade over pool, host pool and prefix index."""
 
+from collections.abc import Iterator
+
 from common.block_hash import BlockHasher, default_hasher
 from worker.core.block_chain import BlockChain
 from worker.core.block_pool import BlockPool
@@ -9,6 +11,7 @@ from worker.core.kv_events import KvEvents
 from worker.core.prefix_index import Anchor, PrefixIndex
 from worker.core.radix_index import RadixPrefixIndex
 from worker.core.sequence import Sequence
+from worker.core.slices import exhaust
 
 NEVER = 1 << 62
 """A `publish_at` that no sequence reaches."""
@@ -61,11 +64,16 @@ class BlockManager:
     def match(self, seq: Sequence) -> tuple[list[int], Anchor | None]:
         """Cached blocks of its prefix, without claiming them; at least one token is left to compute.
 
-        Only what earlier steps computed can be found: two equal prompts in one step compute twice, and one is stored.
+        Only what is computed and published can be found; for what is being computed see `Leaders`.
         """
         if self.index is None or seq.needs_whole_prompt:
             return [], None
         return self.index.match(self._chain_of(seq), (seq.num_tokens - 1) // self.block_size)
+
+    def hashes(self, seq: Sequence, first: int, num_tokens: int) -> list[int]:
+        """Chain hashes of the full blocks of its first `num_tokens` tokens, which are committed, from block `first`."""
+        end = num_tokens // self.block_size
+        return self._chain_of(seq).hash_up_to(end)[first:end] if first < end else []
 
     def can_allocate(self, hits: list[int], num_blocks: int, num_spare: int) -> bool:
         """Whether a table of `num_blocks`, of which `hits` exist, leaves `num_spare` blocks free. Changes nothing.
@@ -86,8 +94,10 @@ class BlockManager:
         seq.num_computed_tokens = len(hits) * self.block_size
         seq.anchor = anchor
         seq.publish_at = (len(hits) + 1) * self.block_size if self.index is not None else NEVER
-        self.num_prefix_queries += seq.num_tokens
-        self.num_prefix_hits += seq.num_computed_tokens
+        # What was computed before a preemption and is found again says nothing about the cache.
+        if not seq.num_preemptions:
+            self.num_prefix_queries += seq.num_tokens
+            self.num_prefix_hits += seq.num_computed_tokens
 
     def fork(self, parent: Sequence, child: Sequence, num_tokens: int) -> None:
         """Gives `child` the parent's blocks of the first `num_tokens` tokens, all shared.
@@ -197,7 +207,11 @@ class BlockManager:
 
     def check_integrity(self, held: dict[int, int], host_held: dict[int, int], num_groups_held: int) -> None:
         """Raises `RuntimeError` unless what the pools count is what the caller says is held."""
-        self.pool.check_integrity(held)
-        self.host_pool.check_integrity(host_held)
+        exhaust(self.integrity_slices(held, host_held, num_groups_held))
+
+    def integrity_slices(self, held: dict[int, int], host_held: dict[int, int], num_groups_held: int) -> Iterator[None]:
+        """The same in slices. Between two of them nothing must change; stop at any."""
+        yield from self.pool.integrity_slices(held)
+        yield from self.host_pool.integrity_slices(host_held)
         if num_groups_held + len(set(self._free_groups)) != self._num_groups:
             raise RuntimeError(f"{num_groups_held} groups held and {len(self._free_groups)} free of {self._num_groups}")

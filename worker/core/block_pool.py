@@ -1,9 +1,10 @@
 """The pool of device blocks: who is free, who is shared by how many, whose content is still worth something."""
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from worker.core.prefix_index import PrefixIndex
+from worker.core.slices import exhaust, in_slices
 
 
 class BlockPool:
@@ -99,17 +100,27 @@ class BlockPool:
 
     def check_integrity(self, held: dict[int, int]) -> None:
         """`held`: block → how many tables and pins hold it. Raises `RuntimeError` on any contradiction."""
-        vacant = set(self._vacant)
-        if len(vacant) != len(self._vacant):
-            raise RuntimeError("block pool: a block is vacant twice")
-        for block, count in enumerate(self._ref_counts):
-            if count != held.get(block, 0):
-                raise RuntimeError(f"block {block}: {count} references counted, {held.get(block, 0)} held")
-            evictable = self._index is not None and self._index.is_evictable(block)
-            roles = (count > 0) + (block in vacant) + evictable
-            if roles != 1:
-                raise RuntimeError(f"block {block} has {roles} roles")
-            if block in vacant and self._index is not None and self._index.holds(block):
-                raise RuntimeError(f"block {block} is vacant and published")
+        exhaust(self.integrity_slices(held))
+
+    def integrity_slices(self, held: dict[int, int]) -> Iterator[None]:
+        """The same in slices. Between two of them nothing must change; stop at any."""
+        is_vacant = bytearray(self.num_blocks)
+        for blocks in in_slices(self._vacant):
+            for block in blocks:
+                if is_vacant[block]:
+                    raise RuntimeError(f"block pool: block {block} is vacant twice")
+                is_vacant[block] = True
+            yield
+        for counted in in_slices(enumerate(self._ref_counts)):
+            for block, count in counted:
+                if count != held.get(block, 0):
+                    raise RuntimeError(f"block {block}: {count} references counted, {held.get(block, 0)} held")
+                evictable = self._index is not None and self._index.is_evictable(block)
+                roles = (count > 0) + is_vacant[block] + evictable
+                if roles != 1:
+                    raise RuntimeError(f"block {block} has {roles} roles")
+                if is_vacant[block] and self._index is not None and self._index.holds(block):
+                    raise RuntimeError(f"block {block} is vacant and published")
+            yield
         if self._index is not None:
-            self._index.check_integrity()
+            yield from self._index.integrity_slices()

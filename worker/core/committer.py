@@ -73,6 +73,8 @@ class Committer:
                 self._beams.receive(step.rows[row], output.candidates[row])
         if state.parked:
             self._unpark(step.rows)
+        if state.leaders:
+            state.release(state.leaders.advance(step.rows))
         state.counters.sampled_tokens += num_sampled
         if step.has_prefill:
             state.last_prefill_seconds = output.run_seconds

@@ -11,6 +11,7 @@ from common.block_hash import ROOT_HASH
 from worker.core.block_chain import BlockChain
 from worker.core.kv_events import StoredBlock
 from worker.core.prefix_index import Anchor, PrefixIndex
+from worker.core.slices import in_slices
 
 NONE = -1
 """In place of a block."""
@@ -170,21 +171,25 @@ class HashPrefixIndex(PrefixIndex):
             yield StoredBlock(block, hash, self._parent_hash(block), self._content_of[block])
             pending.extend(self._children(block))
 
-    def check_integrity(self) -> None:
-        named = set(self._by_hash.values())
-        if named != {block for block, hash in enumerate(self._hash_of) if hash is not None}:
-            raise RuntimeError("hash index: a published block has no name")
-        if len(named) != len(self._by_hash):
-            raise RuntimeError("hash index: a block has two names")
-        if not self._evictable.keys() <= named:
-            raise RuntimeError("hash index: an evictable block is not published")
-        children = set()
-        for hash, block in self._by_hash.items():
-            if self._hash_of[block] != hash:
-                raise RuntimeError(f"hash index: block {block} goes by another name")
-            for child in self._children(block):
-                if child in children or child not in named or self._parent_of[child] != block:
-                    raise RuntimeError(f"hash index: block {child} hangs where it should not")
-                children.add(child)
-        if children != {block for block in named if self._parent_of[block] != NONE}:
-            raise RuntimeError("hash index: a block hangs on a withdrawn parent")
+    def integrity_slices(self) -> Iterator[None]:
+        is_child = bytearray(self._num_blocks)
+        for named in in_slices(self._by_hash.items()):
+            for hash, block in named:
+                if self._hash_of[block] != hash:
+                    raise RuntimeError(f"hash index: block {block} goes by another name")
+                for child in self._children(block):
+                    if is_child[child] or self._hash_of[child] is None or self._parent_of[child] != block:
+                        raise RuntimeError(f"hash index: block {child} hangs where it should not")
+                    is_child[child] = True
+            yield
+        for published in in_slices(zip(self._hash_of, self._parent_of, is_child, strict=True)):
+            for block_hash, parent, hangs in published:
+                if block_hash is not None and block_hash not in self._by_hash:
+                    raise RuntimeError("hash index: a published block has no name")
+                if block_hash is not None and parent != NONE and not hangs:
+                    raise RuntimeError("hash index: a block hangs on a withdrawn parent")
+            yield
+        for evictable in in_slices(self._evictable):
+            if any(self._hash_of[block] is None for block in evictable):
+                raise RuntimeError("hash index: an evictable block is not published")
+            yield

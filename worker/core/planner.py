@@ -2,7 +2,7 @@
 
 from worker.core.batch import DEFERRED_TOKEN
 from worker.core.batch_builder import BatchBuilder
-from worker.core.room import Admission, Room
+from worker.core.room import Admission, Entrance, Room
 from worker.core.sequence import Sequence
 from worker.core.state import SchedulerState
 
@@ -142,8 +142,8 @@ class StepPlanner:
         return head[1].time_queued + self._config.scheduler_delay_factor * state.last_prefill_seconds
 
     def _admit_next(self, builder: BatchBuilder) -> bool:
-        """Admits the head of the queue. False, changing nothing, if it has to wait: nobody overtakes it, nor does it
-        overtake one that is swapped."""
+        """Admits the head of the queue, or has it step aside for blocks that are being computed. False, changing
+        nothing, if it has to wait: nobody overtakes it, nor does it overtake one that is swapped."""
         state = self._state
         head = state.waiting.peek()
         if head is None:
@@ -152,9 +152,11 @@ class StepPlanner:
         swapped = state.swapped.peek()
         if swapped is not None and swapped[0] < order:
             return False
-        if seq.num_in_flight_tokens or not self._admission.try_admit(seq, builder):
+        if seq.num_in_flight_tokens:
             return False
-        state.start(seq)
-        builder.bind(seq)
-        self._add_row(seq, self._admission.chunk(seq.num_tokens - seq.num_computed_tokens, builder), builder)
-        return True
+        entrance = self._admission.admit(seq, builder)
+        if entrance is Entrance.ADMITTED:
+            state.start(seq)
+            builder.bind(seq)
+            self._add_row(seq, self._admission.chunk(seq.num_tokens - seq.num_computed_tokens, builder), builder)
+        return entrance is not Entrance.WAITS

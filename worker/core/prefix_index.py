@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from worker.core.block_chain import BlockChain
 from worker.core.kv_events import KvEvents, StoredBlock
+from worker.core.slices import exhaust
 
 
 class Anchor:
@@ -101,6 +102,10 @@ class PrefixIndex(ABC):
     def stored(self) -> Iterator[StoredBlock]:
         """All published blocks, parents before children."""
 
-    @abstractmethod
     def check_integrity(self) -> None:
         """Raises `RuntimeError` if the index contradicts itself."""
+        exhaust(self.integrity_slices())
+
+    @abstractmethod
+    def integrity_slices(self) -> Iterator[None]:
+        """The same in slices. Between two of them nothing must change; stop at any."""

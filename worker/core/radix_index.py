@@ -6,6 +6,7 @@ from common.block_hash import ROOT_HASH
 from worker.core.block_chain import BlockChain
 from worker.core.kv_events import StoredBlock
 from worker.core.prefix_index import Anchor, PrefixIndex
+from worker.core.slices import in_slices
 
 
 class _Node(Anchor):
@@ -186,24 +187,35 @@ class RadixPrefixIndex(PrefixIndex):
                 vacant.append(block_id)
         return vacant
 
-    def check_integrity(self) -> None:
-        seen = set()
-        for node in self._collect(self._root):
+    def integrity_slices(self) -> Iterator[None]:
+        is_seen = bytearray(self._num_blocks)
+        pending = [self._root]
+        while pending:
+            node = pending.pop()
             if node is not self._root and not node.blocks:
                 raise RuntimeError("radix index: an empty node")
-            for first, child in node.children.items():
-                if child.parent is not node or child.contents[0] != first:
-                    raise RuntimeError("radix index: a child does not hang where it should")
-            for at, block_id in enumerate(node.blocks):
-                if self._depth_of[block_id] != node.start + at:
-                    raise RuntimeError(f"radix index: block {block_id} is not where it should be")
-                if self._node_of[block_id] is not node or block_id in seen:
-                    raise RuntimeError(f"radix index: block {block_id} is in two nodes, or in none")
-                seen.add(block_id)
-        if seen != {block for block, node in enumerate(self._node_of) if node is not None}:
-            raise RuntimeError("radix index: a block names a node outside the tree")
-        if not self._evictable.keys() <= seen:
-            raise RuntimeError("radix index: an evictable block is not published")
+            for children in in_slices(node.children.items()):
+                for first, child in children:
+                    if child.parent is not node or child.contents[0] != first:
+                        raise RuntimeError("radix index: a child does not hang where it should")
+                    pending.append(child)
+                yield
+            for blocks in in_slices(enumerate(node.blocks)):
+                for at, block_id in blocks:
+                    if self._depth_of[block_id] != node.start + at:
+                        raise RuntimeError(f"radix index: block {block_id} is not where it should be")
+                    if self._node_of[block_id] is not node or is_seen[block_id]:
+                        raise RuntimeError(f"radix index: block {block_id} is in two nodes, or in none")
+                    is_seen[block_id] = True
+                yield
+        for named in in_slices(zip(self._node_of, is_seen, strict=True)):
+            if any(holder is not None and not seen for holder, seen in named):
+                raise RuntimeError("radix index: a block names a node outside the tree")
+            yield
+        for evictable in in_slices(self._evictable):
+            if not all(is_seen[block_id] for block_id in evictable):
+                raise RuntimeError("radix index: an evictable block is not published")
+            yield
 
 
 def _common_length(run: list[bytes], contents: list[bytes], at: int, limit: int) -> int:

@@ -1,7 +1,10 @@
 """Room in the cache: who may come in, and who has to go."""
 
+import enum
+
 from worker.core.batch_builder import BatchBuilder
 from worker.core.preemption import belongs_to_senior, choose_victim
+from worker.core.prefix_index import Anchor
 from worker.core.sequence import Sequence, SequenceStatus
 from worker.core.state import SchedulerState
 
@@ -81,6 +84,16 @@ class Room:
         return True
 
 
+class Entrance(enum.Enum):
+    """What became of the queue's head."""
+
+    ADMITTED = enum.auto()
+    FOLLOWS = enum.auto()
+    """It left the queue until another sequence has computed what they share."""
+    WAITS = enum.auto()
+    """Nothing has changed."""
+
+
 class Admission:
     """Blocks for sequences that come in: new ones, forks, and those that were preempted."""
 
@@ -98,12 +111,21 @@ class Admission:
             num_tokens = min(num_tokens, self._config.max_prefill_chunk)
         return num_tokens
 
-    def try_admit(self, seq: Sequence, builder: BatchBuilder) -> bool:
-        """Binds blocks to a waiting sequence, for what it will run in this step at least; False changes nothing."""
+    def admit(self, seq: Sequence, builder: BatchBuilder) -> Entrance:
+        """Binds blocks to a waiting sequence, for what it will run in this step at least, or has it step aside."""
         state = self._state
         if len(state.free_slots) < state.num_slots_needed(seq):
-            return False
-        return self._try_fork(seq, builder) or self._try_allocate(seq, builder)
+            return Entrance.WAITS
+        if self._try_fork(seq, builder):
+            return Entrance.ADMITTED
+        hits, anchor = self._blocks.match(seq)
+        # One token is left to compute: a block that ends with the last one is not taken over.
+        may_follow = bool(state.leaders) and not seq.needs_whole_prompt
+        shareable = self._blocks.hashes(seq, len(hits), seq.num_tokens - 1) if may_follow else []
+        if shareable and state.leaders.follow(seq, len(hits), shareable):
+            state.waiting.discard(seq.id)
+            return Entrance.FOLLOWS
+        return Entrance.ADMITTED if self._try_allocate(seq, hits, anchor, builder) else Entrance.WAITS
 
     def try_swap_in(self, seq: Sequence, builder: BatchBuilder) -> bool:
         """Binds blocks to a swapped sequence and has its content brought back; False changes nothing."""
@@ -138,8 +160,7 @@ class Admission:
         self._room.copy_on_write(seq, num_computed // self._blocks.block_size, builder)
         return True
 
-    def _try_allocate(self, seq: Sequence, builder: BatchBuilder) -> bool:
-        hits, anchor = self._blocks.match(seq)
+    def _try_allocate(self, seq: Sequence, hits: list[int], anchor: Anchor | None, builder: BatchBuilder) -> bool:
         num_cached = len(hits) * self._blocks.block_size
         num_remaining = seq.num_tokens - num_cached
         num_tokens = self.chunk(num_remaining, builder)
@@ -151,6 +172,8 @@ class Admission:
         if not self._blocks.can_allocate(hits, num_blocks, self._num_spare_blocks(seq)):
             return False
         self._blocks.allocate(seq, hits, anchor, num_blocks)
+        if self._blocks.index is not None:
+            self._state.leaders.lead(seq, len(hits), self._blocks.hashes(seq, len(hits), seq.num_tokens))
         return True
 
     def _num_spare_blocks(self, seq: Sequence) -> int:

@@ -1,7 +1,7 @@
 """The scheduler: queues of sequences in, steps out, tokens back in, outputs out. Plain Python, one thread."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from common.block_hash import BlockHasher, default_hasher
 from worker.core.admission import check_group, check_sequence, max_length_of
@@ -15,6 +15,7 @@ from worker.core.kv_events import KvEvents
 from worker.core.outputs import LoadSnapshot, SequenceOutput
 from worker.core.planner import StepPlanner
 from worker.core.sequence import FinishReason, Sequence
+from worker.core.slices import exhaust
 from worker.core.state import InFlightStep, SchedulerState
 from worker.core.stopping import find_stop
 
@@ -49,6 +50,8 @@ class Scheduler:
 
         Raises `AdmissionError` if it can never run, `QueueFullError` if the queue is full; then nothing is kept.
         """
+        if sequence.parent_id is not None:
+            raise AdmissionError("parent_id", sequence.parent_id, 0, "a member of a group comes with its group only")
         self._check([sequence])
         self._accept(sequence)
         if sequence.beam is not None:
@@ -69,7 +72,7 @@ class Scheduler:
         self._check(sequences)
         for seq in sequences:
             self._accept(seq)
-        self._state.parked[parent.id] = sequences[1:]
+        self._state.park(parent, sequences[1:])
         self._state.enqueue(parent)
         for seq in sequences:
             self._end_if_complete(seq)
@@ -152,7 +155,7 @@ class Scheduler:
         state, pool, counters = self._state, self._blocks.pool, self._state.counters
         return LoadSnapshot(
             num_running=state.num_running,
-            num_waiting=len(state.waiting) + state.num_parked,
+            num_waiting=state.num_waiting,
             num_swapped=len(state.swapped),
             num_blocks=pool.num_blocks,
             num_blocks_used=pool.num_blocks - pool.num_free,
@@ -173,19 +176,26 @@ class Scheduler:
         )
 
     def check_integrity(self) -> None:
-        """Raises `RuntimeError` on any contradiction between queues, tables, pools and index. Cheap enough at idle."""
-        self._state.check_integrity()
+        """Raises `RuntimeError` on any contradiction between queues, tables, pools and index."""
+        exhaust(self.integrity_slices())
+
+    def integrity_slices(self) -> Iterator[None]:
+        """The same in slices of well below a millisecond, for who must not keep a request waiting.
+
+        Give it up when anything changes, and start a new one.
+        """
+        return self._state.integrity_slices()
 
     def _check(self, sequences: list[Sequence]) -> None:
         state = self._state
         for seq in sequences:
             check_sequence(seq, self._config, self._cache)
-            if seq.id in state.sequences:
+            # A child finds its parent by id: that one must not be another's while it lives.
+            if seq.id in state.sequences or seq.id in state.num_members:
                 raise AdmissionError("id", seq.id, 0, f"a sequence with id {seq.id} is unfinished")
         limit = self._config.max_num_waiting
-        num_waiting = len(state.waiting) + state.num_parked
-        if limit and num_waiting + len(sequences) > limit:
-            raise QueueFullError(num_waiting, limit)
+        if limit and state.num_waiting + len(sequences) > limit:
+            raise QueueFullError(state.num_waiting, limit)
 
     def _accept(self, seq: Sequence) -> None:
         parent = self._state.sequences.get(seq.parent_id) if seq.parent_id is not None else None

@@ -1,6 +1,6 @@
 """Where every sequence is, and what it holds: the queues, the slots, the endings."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from worker.core.batch import ScheduledBatch
@@ -8,6 +8,7 @@ from worker.core.beam import BeamGroup
 from worker.core.block_manager import BlockManager
 from worker.core.config import SchedulerConfig
 from worker.core.lazy_heap import LazyHeap
+from worker.core.leaders import Leaders
 from worker.core.outputs import Hypothesis, SequenceOutput, SequenceTimings
 from worker.core.sequence import ABORT_REASONS, FinishReason, Sequence, SequenceStatus
 
@@ -50,8 +51,13 @@ class SchedulerState:
         self.sequences: dict[int, Sequence] = {}
         """Every unfinished sequence that was added."""
         self.waiting: LazyHeap[tuple[int, int, int]] = LazyHeap()
+        self.leaders = Leaders(blocks.block_size)
+        """Who computes what others wait for, and these others."""
+        self.num_members: dict[int, int] = {}
+        """Parent → its unfinished children, be it unfinished itself or not."""
         self.parked: dict[int, list[Sequence]] = {}
         """Parent → members of its group that wait for its prompt to be computed."""
+        self.num_parked = 0
         self.swapped: LazyHeap[tuple[int, int, int]] = LazyHeap()
         self.prefilling: dict[int, Sequence] = {}
         """Running, with committed tokens still to be scheduled. Insertion order is admission order."""
@@ -97,8 +103,9 @@ class SchedulerState:
         return 1 + len(self.parked.get(seq.id, ()))
 
     @property
-    def num_parked(self) -> int:
-        return sum(len(members) for members in self.parked.values())
+    def num_waiting(self) -> int:
+        """In the queue, or aside until another sequence has computed what they share."""
+        return len(self.waiting) + self.num_parked + self.leaders.num_followers
 
     @property
     def num_deferred_blocks(self) -> int:
@@ -191,6 +198,8 @@ class SchedulerState:
         del self.sequences[seq.id]
         self.deadlines.discard(seq.id)
         self.unpark(seq)
+        if seq.parent_id is not None:
+            self._leave_group(seq.parent_id)
         self.counters.finished += 1
         self.outputs.append(
             SequenceOutput(
@@ -228,9 +237,22 @@ class SchedulerState:
         group.slots = []
         del self.beam_groups[group.root.id]
 
+    def park(self, parent: Sequence, members: list[Sequence]) -> None:
+        """Keeps the other members of a group out of the queue until the parent has computed the prompt."""
+        if members:
+            self.parked[parent.id] = members
+            self.num_parked += len(members)
+            self.num_members[parent.id] = len(members)
+
+    def release(self, followers: list[Sequence]) -> None:
+        """Lets sequences that followed another one back into the queue, at their places."""
+        for seq in followers:
+            self.enqueue(seq)
+
     def unpark(self, parent: Sequence) -> None:
         """Lets the other members of a group into the queue: the prompt is computed, or will never be."""
         for member in self.parked.pop(parent.id, ()):
+            self.num_parked -= 1
             self.enqueue(member)
 
     def retire(self, step: int) -> None:
@@ -266,21 +288,32 @@ class SchedulerState:
             self.seniority.discard(seq.id)
             for queue in (self.decoding, self.prefilling, self.beams):
                 queue.pop(seq.id, None)
+            self.release(self.leaders.retire(seq))
         elif seq.status is SequenceStatus.SWAPPED:
             self.swapped.discard(seq.id)
         elif seq.status is SequenceStatus.WAITING:
             self.waiting.discard(seq.id)
+            self.leaders.discard(seq)
             if seq.parent_id in self.parked:
                 members = [member for member in self.parked[seq.parent_id] if member is not seq]
+                self.num_parked -= len(self.parked[seq.parent_id]) - len(members)
                 self.parked[seq.parent_id] = members
 
-    def check_integrity(self) -> None:
-        """Raises `RuntimeError` unless every sequence is in exactly one place and the pools agree with what is held."""
+    def _leave_group(self, parent_id: int) -> None:
+        self.num_members[parent_id] -= 1
+        if not self.num_members[parent_id]:
+            del self.num_members[parent_id]
+
+    def integrity_slices(self) -> Iterator[None]:
+        """Raises `RuntimeError` unless every sequence is in exactly one place and the pools agree with what is held.
+
+        In slices: between two of them nothing must change; stop at any.
+        """
         held: dict[int, int] = {}
         host_held: dict[int, int] = {}
         num_groups = 0
         places = [self.waiting.sequences(), self.swapped.sequences(), self.running()]
-        places += list(self.parked.values())
+        places += [*self.parked.values(), self.leaders.followers()]
         seen: set[int] = set()
         for place in places:
             for seq in place:
@@ -305,7 +338,7 @@ class SchedulerState:
             raise RuntimeError("slots: one is lost or belongs to two")
         if sorted(seq.id for seq in self.seniority.sequences()) != sorted(seq.id for seq in self.running()):
             raise RuntimeError("seniority: not of those that run")
-        self.blocks.check_integrity(held, host_held, num_groups)
+        yield from self.blocks.integrity_slices(held, host_held, num_groups)
 
 
 def _count(held: dict[int, int], blocks: list[int]) -> None:

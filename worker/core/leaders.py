@@ -1,0 +1,102 @@
+"""Prompts that are being computed, and who waits for their blocks: of equal beginnings one is computed, once."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import takewhile
+
+from worker.core.sequence import Sequence
+
+
+@dataclass(slots=True)
+class _Leader:
+    first: int
+    """Index of the first block that it computes itself."""
+    hashes: list[int]
+    """Of the blocks that it will publish, from that one on."""
+    followers: dict[int, tuple[int, Sequence]] = field(default_factory=dict)
+    """Follower's id → blocks that must be published before it is let go, and the follower."""
+
+
+class Leaders:
+    """A sequence leads from its admission until all its full blocks are published, or it runs no more.
+
+    Who would compute one of these blocks follows it: out of the queue, until the last block that they share is there.
+    Hashes only say who waits for whom; what is found in the cache then is compared as ever. All operations cost as much
+    as the blocks concerned, whatever waits.
+    """
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self._by_hash: dict[int, int] = {}
+        """Chain hash of a block that is being computed → leader's id."""
+        self._leaders: dict[int, _Leader] = {}
+        self._leader_of: dict[int, int] = {}
+        """Follower's id → leader's id."""
+
+    def __bool__(self) -> bool:
+        """Whether anybody leads."""
+        return bool(self._leaders)
+
+    @property
+    def num_followers(self) -> int:
+        return len(self._leader_of)
+
+    def followers(self) -> Iterable[Sequence]:
+        for leader in self._leaders.values():
+            for _, seq in leader.followers.values():
+                yield seq
+
+    def lead(self, seq: Sequence, first: int, hashes: list[int]) -> None:
+        """`seq` computes the full blocks from index `first` on, which have these `hashes`; there may be none."""
+        if hashes:
+            self._leaders[seq.id] = _Leader(first, hashes)
+            for hash in hashes:
+                self._by_hash.setdefault(hash, seq.id)
+
+    def follow(self, seq: Sequence, first: int, hashes: list[int]) -> bool:
+        """Has `seq` follow who computes its first block that is not cached; that one has index `first`.
+
+        `hashes` are those of the blocks from there on that it could take over. False if nobody computes that block.
+        """
+        leader_id = self._by_hash.get(hashes[0]) if hashes else None
+        if leader_id is None:
+            return False
+        num_shared = sum(1 for _ in takewhile(lambda hash: self._by_hash.get(hash) == leader_id, hashes))
+        self._leaders[leader_id].followers[seq.id] = (first + num_shared, seq)
+        self._leader_of[seq.id] = leader_id
+        return True
+
+    def discard(self, seq: Sequence) -> None:
+        """`seq` follows nobody any more."""
+        leader_id = self._leader_of.pop(seq.id, None)
+        if leader_id is not None:
+            del self._leaders[leader_id].followers[seq.id]
+
+    def advance(self, rows: Iterable[Sequence]) -> list[Sequence]:
+        """Looks at what `rows` have published; returns the followers that got what they waited for."""
+        released: list[Sequence] = []
+        for seq in rows:
+            leader = self._leaders.get(seq.id)
+            if leader is None:
+                continue
+            num_published = seq.publish_at // self._block_size - 1
+            if num_published >= leader.first + len(leader.hashes):
+                released += self.retire(seq)
+                continue
+            ready = [follower for needed, follower in leader.followers.values() if needed <= num_published]
+            for follower in ready:
+                self.discard(follower)
+            released += ready
+        return released
+
+    def retire(self, seq: Sequence) -> list[Sequence]:
+        """`seq` leads nobody any more; returns those that followed it."""
+        leader = self._leaders.pop(seq.id, None)
+        if leader is None:
+            return []
+        for hash in leader.hashes:
+            if self._by_hash.get(hash) == seq.id:
+                del self._by_hash[hash]
+        for follower_id in leader.followers:
+            del self._leader_of[follower_id]
+        return [follower for _, follower in leader.followers.values()]
