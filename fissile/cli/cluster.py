@@ -83,7 +83,7 @@ def _stop(children: Children, drain_timeout: float) -> None:
         children.stop(drain_timeout + EXIT_SECONDS, ROUTER)
         children.stop(EXIT_SECONDS)
     except KeyboardInterrupt:
-        children.stop(0)
+        children.kill()
         raise
 
 

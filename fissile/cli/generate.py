@@ -17,6 +17,7 @@ from fissile.cli.options import (
 )
 
 if TYPE_CHECKING:
+    from fissile.client import Stream
     from fissile.results import Generation
 
 
@@ -63,14 +64,7 @@ def generate(
         if logprobs is not None:
             options["logprobs"] = logprobs
         stream = client.generate(token_ids_or_text, model=model, timeout=timeout, **options)
-        try:
-            for delta in stream:
-                if not as_json:
-                    click.echo(delta.text, nl=False)
-        except KeyboardInterrupt:
-            stream.close()
-            click.echo()
-            sys.exit(EXIT_INTERRUPTED)
+        _print_text(stream, as_json)
         generation = stream.result()
     click.echo(to_json(generation) if as_json else "")
     if logprobs is not None and not as_json:
@@ -78,6 +72,25 @@ def generate(
             click.echo(line, err=True)
     if timings:
         click.echo(summary(generation), err=True)
+
+
+def _print_text(stream: "Stream", as_json: bool) -> None:
+    """As it comes. What ends it early comes on a line of its own."""
+    from fissile.errors import FissileError
+
+    has_begun = False
+    try:
+        for delta in stream:
+            if not as_json:
+                click.echo(delta.text, nl=False)
+                has_begun = True
+    except (FissileError, KeyboardInterrupt) as end:
+        stream.close()
+        if has_begun:
+            click.echo()
+        if isinstance(end, KeyboardInterrupt):
+            sys.exit(EXIT_INTERRUPTED)
+        raise
 
 
 def _read_stdin() -> str:

@@ -82,10 +82,15 @@ class Child:
         try:
             self._process.wait(timeout)
         except subprocess.TimeoutExpired:
+            self.kill()
+        self._read_to_the_end()
+
+    def kill(self) -> None:
+        """With what it started. Idempotent."""
+        if self.exit_code is None:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
-        self._read_to_the_end()
 
 
 class Children:
@@ -116,3 +121,8 @@ class Children:
         deadline = time.monotonic() + grace
         for child in chosen:
             child.finish(max(0.0, deadline - time.monotonic()))
+
+    def kill(self) -> None:
+        """All at once. Idempotent."""
+        for child in self._children:
+            child.kill()

@@ -1,6 +1,9 @@
 """Health, reflection and channelz answer; options act; a taken port is an error."""
 
 import asyncio
+import signal
+import subprocess
+import sys
 
 import grpc
 import pytest
@@ -158,3 +161,30 @@ def test_a_request_that_is_too_large_is_not_read():
         return raised.value.code()
 
     assert asyncio.run(scenario()) is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+SIGNALLED = """
+import asyncio
+import signal
+import subprocess
+import sys
+from common.server import stop_event_on_signals
+async def main():
+    stop = stop_event_on_signals()
+    print("ready", flush=True)
+    await stop.wait()
+    print("stopping", flush=True)
+    await asyncio.sleep(60)
+asyncio.run(main())
+"""
+
+
+def test_a_second_signal_ends_the_process_at_once_and_in_silence():
+    command = [sys.executable, "-c", SIGNALLED]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGINT)
+        assert process.stdout.readline() == "stopping\n"
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=20) == ("", "")
+    assert process.returncode == 130

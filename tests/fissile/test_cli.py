@@ -135,6 +135,12 @@ def test_a_servers_error_is_one_line_and_exit_1(run):
     assert result.output == "Error: invalid argument: options.sampling.top_p: must be in (0, 1], is 2\n"
 
 
+def test_an_error_in_mid_stream_begins_on_a_line_of_its_own(run):
+    result = run("generate", "cut")
+    assert (result.exit_code, result.stdout) == (1, "cut\n")
+    assert result.stderr.startswith("Error: ")
+
+
 @pytest.mark.parametrize("command", [["models"], ["stats"], ["generate", "x"], ["chat"], ["bench"]])
 def test_nobody_there_is_a_hint_and_exit_1(command):
     result = CliRunner().invoke(main, [*command, "--address", "localhost:1"])
