@@ -264,7 +264,7 @@ def test_many_refusals_share_a_message():
         await quiet(system)
         return router
 
-    router = run_worker(scenario, max_queued_messages=8)
+    router = run_worker(scenario, max_queued_messages=40)
     assert {router.ended[id].field for id in range(1, 3841)} == {"min_tokens"}
     assert router.tokens[9000] == expected(good, 20)
 

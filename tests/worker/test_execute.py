@@ -16,6 +16,8 @@ from fissile.v1 import (
 )
 from tests.worker.fake_executor import EOS
 from tests.worker.harness import connect, expected, group, quiet, run_all, run_worker, sequence
+from worker import convert
+from worker.convert_sampling import check_token_ids
 
 LENGTH = FinishReason.FINISH_REASON_LENGTH
 
@@ -242,3 +244,24 @@ def test_a_command_without_content_ends_the_stream(command):
         return end
 
     assert run_worker(scenario) == ("INVALID_ARGUMENT", "commands: neither a group of sequences nor an abort is set")
+
+
+def test_the_prompt_of_a_group_is_checked_once(monkeypatch):
+    """n = 128 of a long prompt costs the event loop about what one costs (A12)."""
+    checked = []
+
+    def check(field, token_ids, vocab_size):
+        checked.append((field, len(token_ids)))
+        check_token_ids(field, token_ids, vocab_size)
+
+    monkeypatch.setattr(convert, "check_token_ids", check)
+    message = group(8, 40, max_tokens=1)
+
+    async def scenario(system):
+        checked.clear()
+        return await run_all(system, message)
+
+    router = run_worker(scenario)
+    assert {router.tokens[id][0] for id in range(1, 9)} == {expected(message, 1, index)[0] for index in range(8)}
+    assert [field for field, size in checked if size] == ["prompt_token_ids"]
+    assert message.ByteSize() < group(1, 40).ByteSize() + 8 * 12
