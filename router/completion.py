@@ -4,7 +4,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fissile.errors import InternalError
-from fissile.v1 import BeamHypothesis, Finish, FinishReason, RequestOutput, TokenLogprobs, ToolCallDelta
+from fissile.v1 import (
+    BeamHypothesis,
+    Finish,
+    FinishReason,
+    PositionLogprobs,
+    RequestOutput,
+    TokenLogprobs,
+    ToolCallDelta,
+)
 from router.detokenizer import Detokenizer
 from router.formats.events import Content, Event, Reasoning
 from router.formats.registry import Reading
@@ -110,7 +118,7 @@ class Completion:
             return
         self._end(output)
 
-    def _logprobs_of(self, output: RequestOutput) -> Sequence[TokenLogprobs]:
+    def _logprobs_of(self, output: RequestOutput) -> Sequence[PositionLogprobs]:
         if not self._rules.send_logprobs:
             return ()
         if len(output.logprobs) != len(output.token_ids):
@@ -125,7 +133,7 @@ class Completion:
         self._flush()
         self._finish(Finish(reason=hypothesis.finish_reason, score=hypothesis.score))
 
-    def _add(self, token_ids: Sequence[int], num_text: int, logprobs: Sequence[TokenLogprobs]) -> bool:
+    def _add(self, token_ids: Sequence[int], num_text: int, logprobs: Sequence[PositionLogprobs]) -> bool:
         """Append tokens; the first `num_text` have text. True when a stop string ended the completion."""
         rules = self._rules
         if rules.stops or self._parser:
@@ -135,7 +143,7 @@ class Completion:
             self._show(self._detokenizer.feed(token_ids[:num_text]))
         return False
 
-    def _add_one_by_one(self, token_ids: Sequence[int], num_text: int, logprobs: Sequence[TokenLogprobs]) -> bool:
+    def _add_one_by_one(self, token_ids: Sequence[int], num_text: int, logprobs: Sequence[PositionLogprobs]) -> bool:
         for position, token_id in enumerate(token_ids):
             self._keep((token_id,), logprobs[position : position + 1])
             if position >= num_text:
@@ -205,7 +213,7 @@ class Completion:
         self.finish = finish
         self.has_news = True
 
-    def _keep(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> None:
+    def _keep(self, token_ids: Sequence[int], logprobs: Sequence[PositionLogprobs]) -> None:
         self.token_ids.extend(token_ids)
         if self._rules.send_token_ids and token_ids:
             self._pending_ids.extend(token_ids)

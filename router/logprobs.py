@@ -2,21 +2,20 @@
 
 from collections.abc import Callable, Iterable
 
-from fissile.v1 import TokenLogprobs
+from fissile.v1 import PositionLogprobs, TokenLogprob, TokenLogprobs
 
 TokenBytes = Callable[[Iterable[int]], list[bytes]]
 """Bytes of each token."""
 
 
-def with_text(positions: Iterable[TokenLogprobs], token_bytes: TokenBytes) -> list[TokenLogprobs]:
-    """Copies, so that what waits for a client keeps no message of a worker alive."""
+def with_text(positions: Iterable[PositionLogprobs], token_bytes: TokenBytes) -> list[TokenLogprobs]:
+    """In messages of their own, so that what waits for a client keeps none of a worker alive."""
     return [_with_text(position, token_bytes) for position in positions]
 
 
-def _with_text(position: TokenLogprobs, token_bytes: TokenBytes) -> TokenLogprobs:
-    result = TokenLogprobs()
-    result.CopyFrom(position)
-    texts = token_bytes(entry.token_id for entry in result.logprobs)
-    for entry, text in zip(result.logprobs, texts, strict=True):
-        entry.text = text
-    return result
+def _with_text(position: PositionLogprobs, token_bytes: TokenBytes) -> TokenLogprobs:
+    texts = token_bytes(position.token_ids)
+    columns = zip(position.token_ids, position.logprobs, position.ranks, texts, strict=True)
+    return TokenLogprobs(
+        logprobs=[TokenLogprob(token_id=id, logprob=value, rank=rank, text=text) for id, value, rank, text in columns]
+    )

@@ -1,7 +1,7 @@
 """Log probabilities of a prompt, on their way from a worker to a client.
 
 Those of a long prompt are larger than a message and come and go in parts. What waits for the client is kept as bytes, a
-fifth of what it takes as messages, and gets the text of its tokens when the client is ready for it.
+fraction of what it takes as messages, and gets the text of its tokens when the client is ready for it.
 """
 
 from collections import deque
@@ -51,7 +51,7 @@ class PromptLogprobs:
             return
         self._num_accepted += len(new)
         data = RequestOutput(prompt_logprobs=new).SerializeToString()
-        num_entries = len(new) * len(new[0].logprobs)
+        num_entries = len(new) * len(new[0].token_ids)
         last = self._parts[-1] if self._parts else None
         if last is not None and last.num_entries + num_entries <= MAX_PART_ENTRIES:
             last.data += data

@@ -33,8 +33,7 @@ _FINISH_REASONS: dict[FinishReason, v1.FinishReason] = {
 _STOPPED_BY_TOKEN = frozenset({FinishReason.EOS, FinishReason.STOP_TOKEN})
 
 MAX_PART_ENTRIES = 8192
-"""Log probabilities in one output; those of a long prompt come in several. About 100 kB, and a few milliseconds of the
-event loop at either end."""
+"""Log probabilities in one output; those of a long prompt come in several, of about 70 kB."""
 MAX_RESPONSE_BYTES = 4 * 1024 * 1024
 """What came of a step travels in several messages where one would be larger."""
 MAX_DETAIL_CHARACTERS = 1024
@@ -90,10 +89,9 @@ def _output_to_pb(output: SequenceOutput, sequence_id: int) -> v1.RequestOutput:
     return message
 
 
-def logprobs_to_pb(entries: TokenLogprobs) -> v1.TokenLogprobs:
-    return v1.TokenLogprobs(
-        logprobs=[v1.TokenLogprob(token_id=token, logprob=value, rank=rank) for token, value, rank in entries]
-    )
+def logprobs_to_pb(entries: TokenLogprobs) -> v1.PositionLogprobs:
+    token_ids, values, ranks = zip(*entries, strict=True)
+    return v1.PositionLogprobs(token_ids=token_ids, logprobs=values, ranks=ranks)
 
 
 def _add_ending(message: v1.RequestOutput, output: SequenceOutput, reason: FinishReason) -> None:

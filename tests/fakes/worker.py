@@ -18,11 +18,11 @@ from fissile.v1 import (
     GetLoadResponse,
     GetTokenizerResponse,
     GetWorkerResponse,
+    PositionLogprobs,
     RequestOutput,
     SamplingParams,
     Sequence,
     SequenceGroup,
-    TokenLogprobs,
     WorkerLoad,
     WorkerServiceServicer,
     add_WorkerServiceServicer_to_server,
@@ -336,7 +336,7 @@ def counts(length: int) -> Script:
     ]
 
 
-def logprobs_of(token_ids: list[int], num_likely: int) -> list[TokenLogprobs]:
+def logprobs_of(token_ids: list[int], num_likely: int) -> list[PositionLogprobs]:
     """What a fake worker says of tokens: each is the third in rank, behind tokens 100, 101 …"""
     return [logprobs_to_pb(entries_of(token_id, num_likely)) for token_id in token_ids]
 

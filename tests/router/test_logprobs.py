@@ -252,9 +252,10 @@ def test_a_worker_that_sends_too_few_is_an_error_and_nothing_stays_open():
     assert run_system(scenario, ForgetsLogprobs(counts(5))).reason == "INTERNAL"
 
 
-def test_what_waits_for_a_client_holds_copies():
-    """The worker's message also has the outputs of others."""
+def test_columns_of_a_worker_become_entries_with_text():
     (given,) = logprobs_of([7], 1)
-    (kept,) = with_text([given], lambda ids: [b"x" for _ in ids])
-    assert [e.text for e in kept.logprobs] == [b"x", b"x"]
-    assert [e.text for e in given.logprobs] == [b"", b""]
+    (kept,) = with_text([given], lambda ids: [b"%d" % i for i in ids])
+    assert [(e.token_id, e.logprob, e.rank, e.text) for e in kept.logprobs] == [
+        (7, -2.5, 3, b"7"),
+        (100, -0.5, 1, b"100"),
+    ]

@@ -78,7 +78,7 @@ def test_log_probabilities_of_a_long_prompt_come_in_parts():
     parts = list(outputs_to_pb(long, 9))
     per_part = MAX_PART_ENTRIES // 65
     assert [part.prompt_logprobs_offset for part in parts] == list(range(0, 1000, per_part))
-    assert [p.logprobs[0].token_id for part in parts for p in part.prompt_logprobs] == list(range(1000))
+    assert [p.token_ids[0] for part in parts for p in part.prompt_logprobs] == list(range(1000))
     assert {(part.sequence_id, part.index) for part in parts} == {(9, 2)}
 
 
