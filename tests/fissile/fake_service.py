@@ -56,7 +56,8 @@ class FakeService(v1.GenerationServiceServicer):
             return
         n = request.options.n or 1
         if request.options.sampling.HasField("num_prompt_logprobs"):
-            yield v1.GenerateResponse(prompt_logprobs=[logprobs(9, 0)])
+            for token_id in (9, 8):  # in parts, as those of a long prompt
+                yield v1.GenerateResponse(prompt_logprobs=[logprobs(token_id, 0)])
         cumulative = request.options.output.cumulative
         num_logprobs = request.options.sampling.num_logprobs
         for position, word in enumerate(words):

@@ -67,7 +67,7 @@ def test_logprobs(client):
     generation = client.generate("one", logprobs=1, prompt_logprobs=0).result()
     chosen = Logprob(0, -2.0, 3, b"\xff")
     assert generation.completions[0].logprobs == ((chosen, Logprob(90, -1.0, 1, b"l")),)
-    assert generation.prompt_logprobs == ((Logprob(9, -2.0, 3, b"\xff"),),)
+    assert generation.prompt_logprobs == ((Logprob(9, -2.0, 3, b"\xff"),), (Logprob(8, -2.0, 3, b"\xff"),))
 
 
 def test_a_cumulative_stream_ends_with_the_whole_not_with_its_sum(client):
