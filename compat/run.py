@@ -14,14 +14,14 @@ from fissile.cli.cluster import ClusterConfig, running_cluster
 FOLDER = Path(__file__).resolve().parent
 WORKER_ARGUMENTS = (
     "--chat-template", str(FOLDER / "hermes.jinja"), "--served-model-name", "smollm2,gpt-4o",
-    "--max-model-len", "4096", "--kv-cache-gib", "0.5",
+    "--max-model-len", "4096", "--kv-cache-gib", "0.5", "--num-threads", "1",
 )  # fmt: skip
 API_KEY = "compat"
 
 
 def main(python: str, *arguments: str) -> int:
     config = ClusterConfig(1, 0, "smollm2", WORKER_ARGUMENTS, http_port=0, api_key=API_KEY)
-    with running_cluster(config, lambda name, line: print(f"{name} | {line}", file=sys.stderr)) as cluster:
+    with running_cluster(config, lambda _name, _line: None) as cluster:
         # Nothing of this may ask a network: prices of models, telemetry.
         environment = os.environ | {
             "OPENAI_BASE_URL": f"{cluster.http_address}/v1",

@@ -200,7 +200,8 @@ def _tool_choice(body: ChatBody) -> ToolChoice | None:
     if wanted is None:
         return ToolChoice(single_call=True) if is_single else None
     if wanted.function is not None:
-        return ToolChoice(mode=_MODES["required"], names=[wanted.function.name], single_call=is_single)
+        # With OpenAI, a name means exactly one call, and clients count on that.
+        return ToolChoice(mode=_MODES["required"], names=[wanted.function.name], single_call=True)
     if wanted.allowed_tools is not None:
         names = [tool.function.name for tool in wanted.allowed_tools.tools]
         return ToolChoice(mode=_MODES[wanted.allowed_tools.mode], names=names, single_call=is_single)

@@ -212,15 +212,15 @@ NAMED = {"type": "function", "function": {"name": "f"}}
         ({"tool_choice": "auto"}, {"mode": "TOOL_CHOICE_MODE_AUTO"}),
         ({"tool_choice": "required"}, {"mode": "TOOL_CHOICE_MODE_REQUIRED"}),
         ({"tool_choice": {"type": "required"}}, {"mode": "TOOL_CHOICE_MODE_REQUIRED"}),
-        ({"tool_choice": NAMED}, {"mode": "TOOL_CHOICE_MODE_REQUIRED", "names": ["f"]}),
+        ({"tool_choice": NAMED}, {"mode": "TOOL_CHOICE_MODE_REQUIRED", "names": ["f"], "single_call": True}),
         (
             {"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [NAMED]}}},
             {"mode": "TOOL_CHOICE_MODE_AUTO", "names": ["f"]},
         ),
         ({"parallel_tool_calls": False}, {"single_call": True}),
         (
-            {"tool_choice": NAMED, "parallel_tool_calls": False},
-            {"mode": "TOOL_CHOICE_MODE_REQUIRED", "names": ["f"], "single_call": True},
+            {"tool_choice": "required", "parallel_tool_calls": False},
+            {"mode": "TOOL_CHOICE_MODE_REQUIRED", "single_call": True},
         ),
     ],
 )
