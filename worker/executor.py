@@ -1,8 +1,8 @@
 """The executor: one process per tensor-parallel rank, each with a model runner on its device.
 
-Batches are broadcast to all ranks; rank 0 answers, and compiles grammars. Every wait has a timeout, and the end of any
-rank is noticed at once, because its reply pipe breaks. This process imports no torch. Nothing has a fixed name or port:
-two executors on one host do not see each other.
+Batches are broadcast to all ranks. Rank 0 answers, and compiles grammars, once a process that may die of them has done
+it. Every wait has a timeout, and the end of any rank is noticed at once, because its reply pipe breaks. This process
+imports no torch. Nothing has a fixed name or port: two executors on one host do not see each other.
 """
 
 import logging
