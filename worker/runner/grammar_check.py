@@ -66,6 +66,8 @@ def _limit_memory(compiler: GrammarCompiler) -> None:
     with suppress(GrammarError):  # each grammar will say so
         compiler.tokenizer()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if sys.platform != "linux":
+        return  # no other system counts address space
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     limit = used + STACK_BYTES // STACK_SHARE + EXTRA_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
