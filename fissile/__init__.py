@@ -32,7 +32,7 @@ if TYPE_CHECKING:
         UnimplementedError,
         UnreachableError,
     )
-    from fissile.requests import Message, Tool
+    from fissile.requests import Message, Tool, ToolChoice
     from fissile.results import Completion, Delta, Generation, Model, Stats, ToolCall
 
 _HOMES = {
@@ -57,6 +57,7 @@ _HOMES = {
     "Stats": "fissile.results",
     "Stream": "fissile.client",
     "Tool": "fissile.requests",
+    "ToolChoice": "fissile.requests",
     "ToolCall": "fissile.results",
     "UnauthenticatedError": "fissile.errors",
     "UnavailableError": "fissile.errors",
@@ -87,6 +88,7 @@ __all__ = [
     "Stream",
     "Tool",
     "ToolCall",
+    "ToolChoice",
     "UnauthenticatedError",
     "UnavailableError",
     "UnimplementedError",

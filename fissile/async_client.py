@@ -12,7 +12,7 @@ from fissile.address import router_target
 from fissile.channel import ClientTls, aio_channel, call_metadata
 from fissile.errors import from_rpc_error
 from fissile.options import Options
-from fissile.requests import Message, Prompt, Tool
+from fissile.requests import Message, Prompt, Tool, ToolChoice
 from fissile.results import Delta, Generation, Model, Stats, Token
 from fissile.v1 import generation_pb2, generation_pb2_grpc
 
@@ -109,19 +109,22 @@ class AsyncClient:
         request_id: str = "",
         continue_final_message: bool = False,
         tools: Sequence[Tool] = (),
+        tool_choice: ToolChoice | None = None,
         template_arguments: Mapping[str, Any] | None = None,
         chat_template: str = "",
         timeout: float | None = None,
         **options: Unpack[Options],
     ) -> AsyncStream:
-        """Answer a conversation through the model's chat template. `template_arguments` are its variables;
-        `chat_template` replaces it, where the router allows that. Returns and raises as `generate` does."""
+        """Answer a conversation through the model's chat template. `tool_choice` says what it must
+        do with `tools`. `template_arguments` are the template's variables; `chat_template` replaces it, where the
+        router allows that. Returns and raises as `generate` does."""
         request = requests.chat_request(
             messages,
             model=model,
             request_id=request_id,
             continue_final_message=continue_final_message,
             tools=tools,
+            tool_choice=tool_choice,
             template_arguments=template_arguments or {},
             chat_template=chat_template,
             options=options,

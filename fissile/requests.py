@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from numbers import Integral
-from typing import Any, NotRequired, TypedDict
+from typing import Any, Literal, NotRequired, TypedDict
 
 from fissile.options import Options, generation_options
 from fissile.v1 import generation_pb2, sampling_pb2
@@ -38,6 +38,20 @@ class Message(TypedDict):
     """Of role assistant."""
     reasoning: NotRequired[str]
     """Of role assistant."""
+
+
+TOOL_CHOICES = ("auto", "none", "required")
+
+
+class ToolChoice(TypedDict, total=False):
+    """What an answer must do with tools."""
+
+    mode: Literal["auto", "none", "required"]
+    """Default auto: the model decides."""
+    names: Sequence[str]
+    """The only tools that may be called; all of them are shown to the model."""
+    single_call: bool
+    """At most one call."""
 
 
 class Tool(TypedDict):
@@ -86,6 +100,7 @@ def chat_request(
     request_id: str,
     continue_final_message: bool,
     tools: Sequence[Tool],
+    tool_choice: ToolChoice | None,
     template_arguments: Mapping[str, Any],
     chat_template: str,
     options: Options,
@@ -97,6 +112,7 @@ def chat_request(
         messages=[_message(message) for message in messages],
         continue_final_message=continue_final_message,
         tools=[_tool(tool) for tool in tools],
+        tool_choice=_tool_choice(tool_choice) if tool_choice is not None else None,
         chat_template=chat_template,
         options=generation_options(options),
     )
@@ -122,6 +138,17 @@ def _message(message: Message) -> generation_pb2.ChatMessage:
 def _tool(tool: Tool) -> generation_pb2.Tool:
     return generation_pb2.Tool(
         name=tool["name"], description=tool.get("description", ""), parameters=_json(tool.get("parameters", ""))
+    )
+
+
+def _tool_choice(choice: ToolChoice) -> generation_pb2.ToolChoice:
+    mode = choice.get("mode", "auto")
+    if mode not in TOOL_CHOICES:
+        raise ValueError(f"tool_choice {mode!r}: not one of {', '.join(TOOL_CHOICES)}")
+    return generation_pb2.ToolChoice(
+        mode=f"TOOL_CHOICE_MODE_{mode.upper()}",
+        names=choice.get("names", ()),
+        single_call=choice.get("single_call", False),
     )
 
 

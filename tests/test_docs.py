@@ -4,6 +4,9 @@ import re
 from pathlib import Path
 
 import pytest
+from google.protobuf.json_format import Parse
+
+from fissile import v1
 
 ROOT = Path(__file__).parents[1]
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "bench/README.md"]
@@ -23,3 +26,13 @@ def test_files_and_folders_exist(page):
     """A path is in backquotes and begins with a folder of ours."""
     paths = re.findall(rf"`({FOLDERS}/[\w./-]*)`", page.read_text())
     assert [path for path in paths if path not in NO_FILES and not (ROOT / path).exists()] == []
+
+
+def test_examples_of_grpcurl_are_requests():
+    """Names of enums and fields are those of the contract."""
+    calls = re.findall(r"grpcurl [^']*-d '([^']+)'.*\n.*GenerationService/(\w+)", (ROOT / "README.md").read_text())
+    assert {method for _, method in calls} == {"Generate", "Chat"}
+    kinds = {"Generate": v1.GenerateRequest, "Chat": v1.ChatRequest}
+    for text, method in calls:
+        request = Parse(text, kinds[method]())
+        assert method == "Generate" or request.messages[0].role == v1.CHAT_ROLE_USER

@@ -18,13 +18,14 @@ def generate(prompt):
     return generate_request(prompt, model="", request_id="", add_special_tokens=True, options={})
 
 
-def chat(*messages, tools=(), template_arguments=None):
+def chat(*messages, tools=(), tool_choice=None, template_arguments=None):
     return chat_request(
         messages,
         model="",
         request_id="",
         continue_final_message=False,
         tools=tools,
+        tool_choice=tool_choice,
         template_arguments=template_arguments or {},
         chat_template="",
         options={},
@@ -207,6 +208,27 @@ def test_tools_and_template_arguments():
     ]
     assert request.template_arguments["enable_thinking"] is False
     assert request.template_arguments["depth"]["a"][0] == 1
+
+
+@pytest.mark.parametrize(
+    ("choice", "expected"),
+    [
+        (None, None),
+        ({"mode": "required"}, v1.ToolChoice(mode=v1.TOOL_CHOICE_MODE_REQUIRED)),
+        (
+            {"names": ["f"], "single_call": True},
+            v1.ToolChoice(mode=v1.TOOL_CHOICE_MODE_AUTO, names=["f"], single_call=True),
+        ),
+    ],
+)
+def test_tool_choice(choice, expected):
+    request = chat({"role": "user", "content": "?"}, tools=[{"name": "f"}], tool_choice=choice)
+    assert (request.tool_choice if request.HasField("tool_choice") else None) == expected
+
+
+def test_an_unknown_tool_choice_is_a_value_error():
+    with pytest.raises(ValueError, match="tool_choice 'must': not one of auto, none, required"):
+        chat(tool_choice={"mode": "must"})
 
 
 def test_an_unknown_role_is_a_value_error():
