@@ -17,6 +17,8 @@ from worker.core.sequence import Sequence
 from worker.core.tokens import token_array
 
 MAX_BEAM_WIDTH = 16
+MAX_SEQUENCES = 1024
+"""Of a group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,7 @@ def group_from_pb(message: v1.SequenceGroup, engine_ids: List[int], limits: Mode
 
 def _check_members(message: v1.SequenceGroup, stop: StopConditions, limits: ModelLimits) -> None:
     members = message.sequences
-    require(len(members) > 0, "sequences", "[]", "at least 1")
+    require(1 <= len(members) <= MAX_SEQUENCES, "sequences", f"{len(members)} long", f"1 to {MAX_SEQUENCES}")
     for name in ("id", "index"):
         values = [getattr(member, name) for member in members]
         require(len(set(values)) == len(values), "sequences", f"one with an {name} twice", f"each {name} once")

@@ -236,6 +236,11 @@ def test_a_group_is_admitted_as_a_whole_or_not_at_all(last, text):
     assert [router.ended[id].index for id in (1, 2, 3)] == [member.index for member in members]
 
 
+def test_a_group_has_at_most_1024_sequences():
+    router = run_with_a_good_one(group([Sequence(id=2000 + i, index=i) for i in range(1025)]))
+    assert fault(router.ended[2000]) == "sequences: is 1025 long; 1 to 1024 is needed"
+
+
 def test_an_id_twice_in_a_group_has_one_end():
     """Two could not be told apart."""
     router = run_with_a_good_one(group([Sequence(id=5, index=index) for index in range(2)]))
