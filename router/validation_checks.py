@@ -11,7 +11,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 from google.protobuf.struct_pb2 import ListValue, Struct, Value
 
-from fissile.v1 import ChatRole, StructuredOutput, ToolChoiceMode
+from fissile.v1 import ChatMessage, ChatRole, StructuredOutput, ToolChoiceMode
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +185,16 @@ def too_long(num_tokens: int, limits: Limits) -> str:
 def at_most_prompt_bytes(values: Sequence[int], limits: Limits) -> Fault | str | None:
     """Of tokens: as many as a text may have bytes."""
     return entries(0, limits.max_prompt_bytes)(values, limits)
+
+
+def calls_together(high: int) -> Check:
+    """Of messages: how many tool calls all of them have."""
+
+    def check(messages: Iterable[ChatMessage], limits: Limits) -> str | None:
+        num = sum(len(message.tool_calls) for message in messages)
+        return f"must have at most {high} tool calls together, has {num}" if num > high else None
+
+    return check
 
 
 def role(value: int, limits: Limits) -> str | None:

@@ -16,6 +16,7 @@ from router.validation_checks import (
     at_most_prompt_bytes,
     at_most_vocabulary,
     between,
+    calls_together,
     characters,
     constraint,
     distinct,
@@ -60,7 +61,7 @@ MAX_CHOICES = 1024
 MAX_TEMPLATE_BYTES = 1024 * 1024
 MAX_TOOLS = 1024
 MAX_MESSAGES = 16_384
-MAX_TOOL_CALLS = 256
+MAX_TOOL_CALLS = 16_384
 MAX_KEY_BYTES = 256
 MAX_REQUEST_ID_CHARACTERS = 128
 MIN_HEARTBEAT_SECONDS = 0.01
@@ -128,9 +129,8 @@ RULES: dict[type[Message], dict[str, Check]] = {
     },
     ChatRequest: {
         **_COMMON,
-        "messages": all_of(not_empty, entries(1, MAX_MESSAGES), encoded_bytes),
+        "messages": all_of(not_empty, entries(1, MAX_MESSAGES), calls_together(MAX_TOOL_CALLS), encoded_bytes),
         "messages[].role": role,
-        "messages[].tool_calls": entries(0, MAX_TOOL_CALLS),
         "messages[].tool_calls[].arguments": json_object,
         "tools": all_of(entries(0, MAX_TOOLS), encoded_bytes, distinct(lambda tool: tool.name, "name")),
         "tools[].name": matches("[a-zA-Z0-9_.-]{1,64}", "1 to 64 of a-z A-Z 0-9 _ . -"),

@@ -477,7 +477,11 @@ MANY = 100_000
     ("request_", "field", "said"),
     [
         (ChatRequest(messages=[ChatMessage()] * MANY), "messages", "at most 16384 entries, has 100000"),
-        (ChatRequest(messages=[ChatMessage(role=2, tool_calls=[ToolCall()] * MANY)]), "messages[0].tool_calls", "256"),
+        (
+            ChatRequest(messages=[ChatMessage(role=2, tool_calls=[ToolCall()] * MANY)]),
+            "messages",
+            "at most 16384 tool calls together, has 100000",
+        ),
         (ChatRequest(messages=[ChatMessage(role=2)], tools=[Tool()] * MANY), "tools", "1024"),
         (GenerateRequest(prompts=[Prompt()] * MANY), "prompts", "256"),
         (GenerateRequest(tokens=TokenSequence(token_ids=[LIMITS.vocab_size] * MANY)), "tokens.token_ids", "leaves at"),
