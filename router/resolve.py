@@ -29,7 +29,6 @@ def resolve(
     n = options.n if options.HasField("n") else 1
     if n * len(prompt.token_ids) > MAX_FANOUT_TOKENS:
         raise InvalidArgumentError.of("options.n", f"n × prompt tokens must not exceed {MAX_FANOUT_TOKENS}")
-    room = model.info.max_model_len - len(prompt.token_ids)
     skip_special_tokens = options.skip_special_tokens if options.HasField("skip_special_tokens") else True
     special_stops = {i: stop for stop in options.stop if (i := model.tokenizer.special_token_id(stop)) is not None}
     return RequestSpec(
@@ -39,7 +38,7 @@ def resolve(
         prompt=prompt,
         n=n,
         sampling=_sampling(options, model, bad_token_sequences, prompt),
-        max_tokens=options.max_tokens if options.HasField("max_tokens") else room,
+        max_tokens=options.max_tokens if options.HasField("max_tokens") else None,
         text=TextRules(
             send_text=output.text if output.HasField("text") else True,
             send_token_ids=output.token_ids,

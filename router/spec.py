@@ -34,7 +34,8 @@ class RequestSpec:
     prompt: Prompt
     n: int
     sampling: SamplingParams
-    max_tokens: int
+    max_tokens: int | None
+    """None: what context and cache of the worker leave."""
     text: TextRules
     stop_token_ids: List[int] = ()
     stop_token_sequences: List[TokenSequence] = ()

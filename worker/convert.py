@@ -82,7 +82,7 @@ def _check_members(message: v1.SequenceGroup, stop: StopConditions, limits: Mode
         check_token_ids(f"sequences[{i}].token_ids", member.token_ids, limits.vocab_size)
         num_generated = len(member.token_ids)
         wanted = f"at least {num_generated + 1}" + (f": {num_generated} are generated already" if num_generated else "")
-        require(stop.max_tokens > num_generated, "max_tokens", stop.max_tokens, wanted)
+        require(stop.max_tokens is None or stop.max_tokens > num_generated, "max_tokens", stop.max_tokens, wanted)
 
 
 def _sampling_of(member: v1.Sequence, sampling: SamplingParams, *, is_first: bool) -> SamplingParams:
@@ -100,9 +100,16 @@ def _beam_from_pb(message: v1.BeamSearch) -> BeamParams:
 
 
 def _stop_from_pb(message: v1.SequenceGroup, beam_width: int, limits: ModelLimits) -> StopConditions:
-    num_left = limits.max_tokens_left(len(message.prompt_token_ids), beam_width)
-    max_tokens = message.max_tokens if message.HasField("max_tokens") else max(num_left, 1)
-    require(message.min_tokens <= max_tokens, "min_tokens", message.min_tokens, f"at most max_tokens ({max_tokens})")
+    max_tokens = message.max_tokens if message.HasField("max_tokens") else None
+    if max_tokens is not None:
+        most, meaning = max_tokens, "max_tokens"
+    else:
+        most, meaning = (
+            limits.max_tokens_left(len(message.prompt_token_ids), beam_width),
+            "what context and cache leave",
+        )
+    # A prompt that leaves nothing has a refusal of its own.
+    require(message.min_tokens <= max(most, 0), "min_tokens", message.min_tokens, f"at most {meaning} ({most})")
     check_token_ids("stop_token_ids", message.stop_token_ids, limits.vocab_size)
     for i, stop in enumerate(message.stop_token_sequences):
         require(len(stop.token_ids) > 0, f"stop_token_sequences[{i}]", "[]", "at least 1 token")

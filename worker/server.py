@@ -113,6 +113,13 @@ class WorkerServer:
             num_blocks=model.num_blocks,
             eos_token_ids=frozenset(model.config.eos_token_ids),
         )
+        num_cacheable = limits.num_blocks * limits.block_size
+        if num_cacheable < limits.max_model_len:
+            logger.warning(
+                "the cache holds %d tokens, less than one context of %d: longer requests end early or are refused",
+                num_cacheable,
+                limits.max_model_len,
+            )
         self._dispatcher = Dispatcher(
             self._engine,
             GrammarsInUse(self._executor.compile, self._executor.release),

@@ -28,7 +28,7 @@ class Clock:
 def make_sequence(
     id: int,
     prompt: list[int] | int,
-    max_tokens: int = 4,
+    max_tokens: int | None = 4,
     *,
     output: list[int] | None = None,
     eos: tuple[int, ...] = (),

@@ -2,8 +2,10 @@
 
 import pytest
 
-from tests.core.builders import Engine, make_sequence
+from tests.core.builders import Engine, expected_hypotheses, expected_output, make_sequence
 from worker.core.batch import BatchOutput
+from worker.core.errors import AdmissionError
+from worker.core.params import BeamParams
 from worker.core.sequence import FinishReason
 
 BOTH_DEPTHS = pytest.mark.parametrize("depth", [0, 1])
@@ -112,3 +114,37 @@ def test_drained_scheduler_has_empty_queues() -> None:
     assert not any(queues) and not state.beams and not state.beam_groups and not state.outputs and not state.swap_out
     assert len(state.waiting) == len(state.deadlines) == 0
     engine.assert_drained()
+
+
+@BOTH_DEPTHS
+@pytest.mark.parametrize("policy", ["prefill_first", "chunked"])
+def test_without_a_limit_the_pool_ends_what_the_context_would_not(depth: int, policy: str) -> None:
+    engine = Engine(num_blocks=3, async_depth=depth, scheduling_policy=policy, prefix="off")
+    sequences = [make_sequence(id, 10, None) for id in (1, 2)]
+    wanted = {seq.id: expected_output(seq, 3 * 16 + 1)[0] for seq in sequences}
+    engine.add(*sequences)
+    engine.run()
+    assert engine.tokens == wanted
+    assert [engine.ended[id].finish_reason for id in (1, 2)] == [FinishReason.MODEL_LENGTH] * 2
+    engine.assert_drained()
+
+
+def test_without_a_limit_beams_end_at_their_share_of_the_pool() -> None:
+    engine = Engine(num_blocks=7, prefix="off")
+    seq = make_sequence(1, 10, None, beam=BeamParams(width=3))
+    engine.add(seq)
+    engine.run()
+    ended = engine.ended[1]
+    assert ended.hypotheses == expected_hypotheses(make_sequence(1, 10, None, beam=seq.beam), 2 * 16 + 1)
+    assert ended.finish_reason is FinishReason.MODEL_LENGTH
+    assert len(ended.token_ids) == 2 * 16 + 1 - 10
+
+
+def test_a_limit_that_was_asked_for_and_cannot_fit_is_refused() -> None:
+    engine = Engine(num_blocks=3)
+    with pytest.raises(AdmissionError) as refusal:
+        engine.scheduler.add(make_sequence(1, 10, 40))
+    assert (refusal.value.field, refusal.value.value, refusal.value.limit) == ("max_tokens", 40, 39)
+    with pytest.raises(AdmissionError) as refusal:
+        engine.scheduler.add(make_sequence(1, 49, None))
+    assert (refusal.value.field, refusal.value.value, refusal.value.limit) == ("token_ids", 49, 48)

@@ -81,7 +81,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(
         prompt=prompts,
-        max_tokens=st.integers(1, 30),
+        max_tokens=st.one_of(st.none(), st.integers(1, 30)),
         num_resumed=st.integers(0, 3),
         eos=st.sampled_from([(), (0,), (0, 1)]),
         stop_sequences=st.sampled_from([(), (), ((2, 3), (4,))]),

@@ -260,8 +260,10 @@ class FakeWorker(WorkerServiceServicer):
         """One a step, the last with the end; what was generated before is not sent again."""
         tokens = self.script(sequence)
         group = sequence.group
-        reason = FinishReason.FINISH_REASON_LENGTH
-        tokens = tokens[: group.max_tokens] if group.HasField("max_tokens") else tokens
+        num_left = self.max_model_len - len(group.prompt_token_ids)
+        is_limited = group.HasField("max_tokens") or len(tokens) < num_left
+        reason = FinishReason.FINISH_REASON_LENGTH if is_limited else FinishReason.FINISH_REASON_MODEL_LENGTH
+        tokens = tokens[: group.max_tokens if group.HasField("max_tokens") else num_left]
         stops = set(group.stop_token_ids) | (set() if group.ignore_eos else {EOS})
         ends = [i for i, token in enumerate(tokens) if token in stops]
         if ends:

@@ -52,7 +52,7 @@ def test_every_default_is_filled_in_for_the_worker():
     worker = FakeWorker(says("x"), files=toys.files(toys.byte_level(), temperature=0.6, top_k=20))
     generate(worker)
     (sequence,) = worker.received
-    assert sequence.group.max_tokens == worker.max_model_len - len(sequence.token_ids)
+    assert not sequence.group.HasField("max_tokens")
     assert sequence.num_prompt_tokens == len(sequence.token_ids)
     assert sequence.sampling.temperature == pytest.approx(0.6)
     assert (sequence.sampling.top_k, sequence.sampling.top_p, sequence.sampling.min_p) == (20, 1.0, 0.0)

@@ -97,9 +97,8 @@ def test_every_field_of_the_options_reaches_the_group(model, options):
     for name in ("stop_token_sequences", "min_tokens", "ignore_eos", "priority", "cache_salt"):
         assert getattr(group, name) == getattr(options, name), name
     assert set(options.stop_token_ids) <= set(group.stop_token_ids)
-    assert group.max_tokens == (
-        options.max_tokens if options.HasField("max_tokens") else MAX_MODEL_LEN - len(PROMPT.token_ids)
-    )
+    assert group.HasField("max_tokens") == options.HasField("max_tokens")
+    assert group.max_tokens == options.max_tokens
     assert list(group.prompt_token_ids) == PROMPT.token_ids
     assert (group.request_id, group.deadline_ms) == ("r", 1500)
 
@@ -115,7 +114,8 @@ def test_the_group_survives_the_wire_and_the_worker_reads_the_same_values(model,
     assert sampling_of(core.sampling) == sampling_of_message(message.sampling) | {"seed": member.seed}
     assert list(core.token_ids) == list(message.prompt_token_ids)
     assert (core.priority, core.cache_salt, core.index) == (message.priority, message.cache_salt, member.index)
-    assert (core.stop.max_tokens, core.stop.min_tokens) == (message.max_tokens, message.min_tokens)
+    assert core.stop.max_tokens == (message.max_tokens if message.HasField("max_tokens") else None)
+    assert core.stop.min_tokens == message.min_tokens
     assert core.stop.stop_token_ids == frozenset(message.stop_token_ids)
     assert core.stop.stop_token_sequences == tuple(tuple(s.token_ids) for s in message.stop_token_sequences)
     assert core.stop.eos_token_ids == (frozenset() if message.ignore_eos else WORKER_LIMITS.eos_token_ids)

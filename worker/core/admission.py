@@ -5,9 +5,24 @@ from worker.core.errors import AdmissionError
 from worker.core.sequence import Sequence
 
 
-def max_length_of(seq: Sequence, config: SchedulerConfig) -> int:
-    """Committed tokens at which the sequence ends."""
+def max_length_of(seq: Sequence, config: SchedulerConfig, cache: CacheConfig) -> int:
+    """Committed tokens at which the sequence ends at the latest.
+
+    A pool too small for the whole context shortens only what has no `max_tokens` of its own; a limit that was asked for
+    and does not fit is refused.
+    """
+    if seq.stop.max_tokens is None:
+        return min(config.max_model_len, _num_fitting(seq, cache))
     return min(seq.num_prompt_tokens + seq.stop.max_tokens, config.max_model_len)
+
+
+def _num_fitting(seq: Sequence, cache: CacheConfig) -> int:
+    """Tokens that the whole pool can hold of each of its beams. The last one's KV is never computed."""
+    return cache.num_blocks // _num_beams(seq) * cache.block_size + 1
+
+
+def _num_beams(seq: Sequence) -> int:
+    return max(seq.beam.width, 1) if seq.beam is not None else 1
 
 
 def check_sequence(seq: Sequence, config: SchedulerConfig, cache: CacheConfig) -> None:
@@ -31,7 +46,7 @@ def check_sequence(seq: Sequence, config: SchedulerConfig, cache: CacheConfig) -
 def _check_tokens(seq: Sequence, config: SchedulerConfig) -> None:
     if seq.num_prompt_tokens < 1 or seq.num_tokens < seq.num_prompt_tokens:
         raise AdmissionError("token_ids", seq.num_tokens, 1, "the prompt is empty; at least 1 token is needed")
-    if seq.stop.max_tokens < 1:
+    if seq.stop.max_tokens is not None and seq.stop.max_tokens < 1:
         raise AdmissionError("max_tokens", seq.stop.max_tokens, 1, "max_tokens must be at least 1")
     if seq.num_prompt_tokens >= config.max_model_len:
         raise AdmissionError(
@@ -44,19 +59,21 @@ def _check_tokens(seq: Sequence, config: SchedulerConfig) -> None:
 
 
 def _check_blocks(seq: Sequence, config: SchedulerConfig, cache: CacheConfig) -> None:
-    # The last token's KV is never computed.
-    width = seq.beam.width if seq.beam is not None else 1
-    num_cached = max_length_of(seq, config) - 1
-    num_needed = -(-num_cached // cache.block_size) * width
-    if num_needed > cache.num_blocks:
-        num_fitting = cache.num_blocks // width * cache.block_size + 1
-        raise AdmissionError(
-            "max_tokens",
-            seq.stop.max_tokens,
-            max(num_fitting - seq.num_prompt_tokens, 0),
-            f"a prompt of {seq.num_prompt_tokens} tokens with max_tokens {seq.stop.max_tokens} needs {num_needed} "
-            f"cache blocks of {cache.block_size} tokens; there are {cache.num_blocks}, enough for {num_fitting} tokens",
-        )
+    num_fitting, max_tokens = _num_fitting(seq, cache), seq.stop.max_tokens
+    # Without a limit of its own a single token is enough.
+    num_cached = seq.num_prompt_tokens if max_tokens is None else max_length_of(seq, config, cache) - 1
+    num_needed = -(-num_cached // cache.block_size) * _num_beams(seq)
+    if num_needed <= cache.num_blocks:
+        return
+    needs = (
+        f"needs {num_needed} cache blocks of {cache.block_size} tokens; there are {cache.num_blocks}, enough for "
+        f"{num_fitting} tokens"
+    )
+    if max_tokens is None:
+        message = f"a prompt of {seq.num_prompt_tokens} tokens {needs}, the first generated one among them"
+        raise AdmissionError("token_ids", seq.num_prompt_tokens, num_fitting - 1, message)
+    message = f"a prompt of {seq.num_prompt_tokens} tokens with max_tokens {max_tokens} {needs}"
+    raise AdmissionError("max_tokens", max_tokens, max(num_fitting - seq.num_prompt_tokens, 0), message)
 
 
 def _check_beam(seq: Sequence, config: SchedulerConfig, cache: CacheConfig) -> None:

@@ -33,7 +33,7 @@ class BeamSearch:
     params: BeamParams
     stop: StopConditions
     num_prompt_tokens: int
-    max_model_len: int
+    max_length: int
     scores: list[float] = field(default_factory=lambda: [0.0])
     hypotheses: list[Hypothesis] = field(default_factory=list)
     """Best first."""
@@ -53,9 +53,7 @@ class BeamSearch:
         ranked = self._rank(candidates, len(beams[0]) - self.num_prompt_tokens)
         next_beams: list[NextBeam] = []
         for rank, beam in enumerate(ranked):
-            _, reason = find_stop(
-                beams[beam.parent], [beam.token], self.num_prompt_tokens, self.stop, self.max_model_len
-            )
+            _, reason = find_stop(beams[beam.parent], [beam.token], self.num_prompt_tokens, self.stop, self.max_length)
             if reason is None:
                 if len(next_beams) < self.params.width:
                     next_beams.append(beam)

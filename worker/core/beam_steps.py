@@ -19,7 +19,7 @@ class BeamSteps:
     def start(self, root: Sequence) -> None:
         """Makes the search of a sequence that is being added."""
         assert root.beam is not None
-        search = BeamSearch(root.beam, root.stop, root.num_prompt_tokens, self._state.config.max_model_len)
+        search = BeamSearch(root.beam, root.stop, root.num_prompt_tokens, root.max_length)
         root.beam_group = BeamGroup(root, search, [root])
         self._state.beam_groups[root.id] = root.beam_group
 

@@ -92,7 +92,7 @@ class Committer:
 
     def _commit_with_stops(self, seq: Sequence, tokens: list[int], logprobs: list[TokenLogprobs] | None) -> int:
         """Returns how many are kept: what comes after a stop is neither emitted nor counted."""
-        kept, reason = find_stop(seq.token_ids, tokens, seq.num_prompt_tokens, seq.stop, self._config.max_model_len)
+        kept, reason = find_stop(seq.token_ids, tokens, seq.num_prompt_tokens, seq.stop, seq.max_length)
         tokens = tokens[:kept]
         seq.token_ids.extend(tokens)
         if reason is not None:

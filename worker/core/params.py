@@ -76,8 +76,8 @@ class SamplingParams:
 class StopConditions:
     """When a sequence ends. Token ids only: stop strings are the router's."""
 
-    max_tokens: int
-    """Most tokens to generate, at least 1. Tokens generated earlier by another worker count."""
+    max_tokens: int | None
+    """Most tokens to generate, at least 1; None: what context and cache leave. Those of an earlier worker count."""
     min_tokens: int = 0
     """EOS and stop tokens do not end the sequence before this many generated tokens."""
     eos_token_ids: frozenset[int] = frozenset()

@@ -204,7 +204,7 @@ class Scheduler:
         # Members of a group stand together in the queue, at the parent's place.
         arrival = parent.order[1] if parent is not None else self._num_added
         seq.order = (seq.priority if parent is None else parent.priority, arrival, seq.index)
-        seq.max_length = max_length_of(seq, self._config)
+        seq.max_length = max_length_of(seq, self._config, self._cache)
         seq.time_queued = self._state.clock()
         self._state.sequences[seq.id] = seq
         if seq.deadline is not None:
@@ -216,9 +216,10 @@ class Scheduler:
             return
         prompt = seq.token_ids[: seq.num_prompt_tokens]
         resumed = seq.token_ids[seq.num_prompt_tokens :]
-        kept, reason = find_stop(prompt, resumed, len(prompt), seq.stop, self._config.max_model_len)
+        kept, reason = find_stop(prompt, resumed, len(prompt), seq.stop, seq.max_length)
         if reason is not None:
-            del seq.token_ids[len(prompt) + kept :]
+            if reason is not FinishReason.MODEL_LENGTH:  # that worker may have had more room, and sent what came
+                del seq.token_ids[len(prompt) + kept :]
             self._state.end(seq, reason, "", [])
 
     def _expire(self) -> None:

@@ -146,7 +146,7 @@ class Sequence:
         self.order: tuple[int, int, int] = (priority, 0, index)
         """Place in every queue: priority, arrival, index. Unique among unfinished sequences; never changes."""
         self.max_length = 0
-        """Committed tokens at which it ends: by max_tokens or by max_model_len, whichever is less."""
+        """Committed tokens at which it ends at the latest: by max_tokens, or by what context and cache can hold."""
         self.ending_token_ids: frozenset[int] = stop.eos_token_ids | stop.stop_token_ids
         self.stopping_token_ids: frozenset[int] = self.ending_token_ids | stop.stop_sequences.last_token_ids
         """Tokens that may end it: those, and the last ones of stop sequences."""

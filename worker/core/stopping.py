@@ -13,13 +13,13 @@ def find_stop(
     new_token_ids: Seq[int],
     num_prompt_tokens: int,
     stop: StopConditions,
-    max_model_len: int,
+    max_length: int,
 ) -> tuple[int, FinishReason | None]:
     """How many of `new_token_ids` are kept, and why the sequence ends there (None: it goes on, all are kept).
 
     `token_ids` are the committed tokens, prompt first. The earliest position wins; at one position the order is stop
-    token sequence, EOS, stop token id, max_tokens, max_model_len. Before `min_tokens` generated tokens none of the
-    first three applies. A stop sequence matches generated tokens only. Changes nothing.
+    token sequence, EOS, stop token id, max_tokens, `max_length` of prompt and output. Before `min_tokens` generated
+    tokens none of the first three applies. A stop sequence matches generated tokens only. Changes nothing.
     """
     num_generated = len(token_ids) - num_prompt_tokens
     num_tokens = len(token_ids)
@@ -36,9 +36,9 @@ def find_stop(
                 return kept, FinishReason.EOS
             if token in stop.stop_token_ids:
                 return kept, FinishReason.STOP_TOKEN
-        if num_generated >= stop.max_tokens:
+        if stop.max_tokens is not None and num_generated >= stop.max_tokens:
             return kept, FinishReason.LENGTH
-        if num_tokens >= max_model_len:
+        if num_tokens >= max_length:
             return kept, FinishReason.MODEL_LENGTH
     return len(new_token_ids), None
 
