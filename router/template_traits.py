@@ -1,5 +1,6 @@
 """What a chat template does with what it is given, found out by rendering it."""
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -7,7 +8,9 @@ from typing import Any
 
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from router.chat_template import SPECIAL_TOKENS
+from router.chat_template import SPECIAL_TOKENS, ChatTemplate
+
+logger = logging.getLogger(__name__)
 
 _TEXT, _OTHER = "what the user says", "WHAT another says "
 """Of one length: a template that looks at characters only counts them."""
@@ -39,6 +42,13 @@ def traits_of(source: str) -> TemplateTraits:
     wants_parts = not shows_text and _shows(source, _as_parts)
     form = _as_parts if wants_parts else _as_text
     return TemplateTraits(wants_parts, shows_text or wants_parts, _shows_tools(source, form))
+
+
+def look_at(template: ChatTemplate) -> None:
+    """When a model is loaded, so that no request waits for it. The log says what conversations will meet."""
+    for source in filter(None, (template.default, template.with_tools)):
+        if not traits_of(source).shows_content:
+            logger.warning("a chat template does not show what the user says; such conversations are refused")
 
 
 def _as_text(text: str) -> Any:

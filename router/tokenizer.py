@@ -28,6 +28,7 @@ from router.detokenizer import (
     last_shown,
     token_bytes_table,
 )
+from router.template_traits import look_at
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -99,9 +100,12 @@ class Tokenizer:
         table = token_bytes_table(backend, byte_level)
         added = backend.get_added_tokens_decoder()
         special = {token.content: i for i, token in added.items() if token.special}
+        template = load_template(files.contents)
+        if template is not None:
+            look_at(template)
         return cls(
             fingerprint=files.fingerprint,
-            template=load_template(files.contents),
+            template=template,
             default_sampling=default_sampling(json_object(files.contents, "generation_config.json")),
             _backend=backend,
             _executor=executor,

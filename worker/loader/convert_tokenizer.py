@@ -6,6 +6,14 @@ from pathlib import Path
 from worker.loader.errors import ModelNotFoundError
 from worker.loader.tokenizer_files import read_tokenizer_files
 
+SOURCES = (
+    "tokenizer.json", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.json", "vocab.txt",
+    "tekken.json", "tiktoken.model",
+)  # fmt: skip
+"""Files that tokenizers are made from."""
+MAX_SUMMARY = 300
+"""Characters of the reader's own words."""
+
 
 def convert_tokenizer(path: Path) -> dict[str, bytes]:
     """The files of a directory's tokenizer, or of a GGUF file's. Takes seconds, and runs no code of the model's.
@@ -15,10 +23,12 @@ def convert_tokenizer(path: Path) -> dict[str, bytes]:
     from transformers import AutoTokenizer
 
     folder, options = (path, {}) if path.is_dir() else (path.parent, {"gguf_file": path.name})
+    if path.is_dir() and not any((path / name).is_file() for name in SOURCES):
+        raise ModelNotFoundError(f"{path} has no tokenizer: none of {', '.join(SOURCES)} is there")
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, **options)
     except Exception as error:  # whatever a reader of many formats raises is about these files
-        summary = (str(error) or type(error).__name__).splitlines()[0]
+        summary = " ".join(str(error).split())[:MAX_SUMMARY] or type(error).__name__
         raise ModelNotFoundError(f"{path} has no tokenizer that can be read: {summary}") from error
     with tempfile.TemporaryDirectory() as scratch:
         tokenizer.save_pretrained(scratch)
