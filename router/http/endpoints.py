@@ -16,8 +16,9 @@ from fissile.v1 import ChatResponse, DetokenizeRequest, GenerateResponse, GetMod
 from router.account import shown
 from router.api import GenerationApi
 from router.http.answers import Envelope, Writer, join
-from router.http.bodies import ChatBody, CompletionBody, GenerationBody, Prompt
+from router.http.bodies import CompletionBody, GenerationBody, Prompt
 from router.http.chat import ChatWriter
+from router.http.chat_body import ChatBody
 from router.http.completions import CompletionWriter, Echo
 from router.http.events import events, send_events
 from router.http.field_names import FieldNames

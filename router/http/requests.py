@@ -24,7 +24,8 @@ from fissile.v1 import (
     ToolChoice,
     ToolChoiceMode,
 )
-from router.http.bodies import ChatBody, CompletionBody, GenerationBody, Message
+from router.http.bodies import CompletionBody, GenerationBody
+from router.http.chat_body import ChatBody, Message
 from router.http.field_names import CHAT_NAMES, COMPLETION_NAMES, FieldNames
 
 DEFAULT_COMPLETION_TOKENS = 16

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fissile.errors import MAX_VIOLATIONS, InvalidArgumentError
-from router.http.bodies import ChatBody, CompletionBody
+from router.http.bodies import CompletionBody
+from router.http.chat_body import ChatBody
 from router.http.json_body import IGNORED, parse_body
 from router.http.requests import chat_request, completion_request
 

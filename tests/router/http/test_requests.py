@@ -6,7 +6,8 @@ import pytest
 from google.protobuf.json_format import MessageToDict, ParseDict
 
 from fissile.v1 import ChatRequest, GenerateRequest, ToolChoice
-from router.http.bodies import ChatBody, CompletionBody
+from router.http.bodies import CompletionBody
+from router.http.chat_body import ChatBody
 from router.http.json_body import parse_body
 from router.http.requests import chat_names, chat_request, completion_names, completion_request
 
