@@ -3,6 +3,7 @@
 import statistics
 import time
 
+from bench import core_cost
 from bench.common import finish, median, parse_arguments
 from common.block_hash import default_hasher
 from worker.core.batch import BatchOutput
@@ -120,6 +121,7 @@ def main() -> None:
         "prefix_lookup_ms_4096_hash": round(lookup_ms("hash", num_steps), 3),
         "prefix_lookup_ms_4096_radix": round(lookup_ms("radix", num_steps), 3),
     }
+    figures |= core_cost.figures(quick=arguments.quick)
     finish("scheduler", figures, quick=arguments.quick, dtype="-", threads=1)
 
 
