@@ -1,4 +1,4 @@
-"""What tokens, blocks and stop rules cost `worker/core` at sizes where it would hurt. Part of `make bench-scheduler`."""
+"""What tokens, blocks and stop rules cost `worker/core` at sizes that would hurt. Part of `make bench-scheduler`."""
 
 import statistics
 import time
