@@ -19,7 +19,7 @@ WHOLE_SYSTEM := tests/e2e tests/deploy
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test compat lint protos install dev clean
+.PHONY: help demo test compat lint mutants protos install dev clean
 
 help:  ## Show this.
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -44,6 +44,9 @@ lint: $(VENV)/.dev  ## ruff, mypy, import contracts, stubs up to date.
 	$(BIN)/mypy common router worker fissile
 	$(BIN)/lint-imports
 	$(BIN)/python protos/generate.py --check
+
+mutants: $(VENV)/.dev  ## Break the core in small ways; says which its tests do not notice.
+	$(BIN)/python -m tests.mutants
 
 protos: $(VENV)/.dev  ## Generate fissile/v1 from the .proto files.
 	$(BIN)/python protos/generate.py

@@ -1,6 +1,7 @@
 """What can be hit: by content and parent, never by hash alone. Both implementations."""
 
 import random
+import zlib
 
 import pytest
 
@@ -87,6 +88,25 @@ def test_colliding_hashes_never_hit(kind: type[PrefixIndex]) -> None:
         assert found in ([], [2, 3]), "only its own content"
         assert found == [] or (tokens, salt) == ([2] * 8, b"")
     assert hits(index, [1] * 4 + [2] * 4, hasher=constant) == [0]
+
+
+def test_second_block_whose_hash_collides_is_not_found_under_another_first() -> None:
+    index = HashPrefixIndex(64)
+    without_parent = lambda data: zlib.crc32(data[8:])  # noqa: E731
+    publish(index, [1] * 4 + [5] * 4, [0, 1], hasher=without_parent)
+    publish(index, [2] * 4, [2], hasher=without_parent)
+    assert hits(index, [2] * 4 + [5] * 4, hasher=without_parent) == [2]
+
+
+def test_block_published_anew_is_not_the_parent_that_it_was(index: PrefixIndex) -> None:
+    chain = chain_of([1] * 4 + [2] * 4)
+    anchor = index.publish(chain, [3, 6], 0, 1, None)
+    index.withdraw(3)
+    publish(index, [9] * 4, [3])
+    index.publish(chain, [5, 6], 1, 2, anchor)
+    assert hits(index, [1] * 4 + [2] * 4) == [5, 6]
+    assert hits(index, [9] * 4 + [2] * 4) == [3]
+    index.check_integrity()
 
 
 def test_second_block_is_not_found_under_another_first(index: PrefixIndex) -> None:

@@ -97,7 +97,9 @@ def test_trunk_released_first_is_still_evicted_last() -> None:
     publish(index, [1, 2, 3], [0, 1, 2])
     publish(index, [1, 2, 4], [0, 1, 3])
     pool.give([0, 1, 2, 3])
-    order = [pool.take(1)[0] for _ in range(4)]
+    order = pool.take(1)
+    assert len(list(index.stored())) == 3
+    order += [pool.take(1)[0] for _ in range(3)]
     assert sorted(order[:2]) == [2, 3]
     assert order[2:] == [1, 0]
 

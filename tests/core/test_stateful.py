@@ -8,6 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from tests.core.builders import Engine, expected_hypotheses, expected_output, make_group, make_sequence
 from worker.core.errors import AdmissionError, QueueFullError
 from worker.core.params import BeamParams
+from worker.core.preemption import belongs_to_senior
 from worker.core.sequence import ABORT_REASONS, FinishReason, Sequence
 
 MAX_MODEL_LEN = 48
@@ -43,10 +44,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.expected: dict[int, tuple[list[int], FinishReason]] = {}
         self.expected_beams: dict[int, list] = {}
         self.may_fail = False
+        self.may_preempt = False
+        """By the test: then the bound on preemptions does not hold."""
         self.next_id = 0
 
-    @initialize(config=configs, blocks=st.integers(4, 9), host_blocks=st.integers(1, 5))
-    def start(self, config: dict, blocks: int, host_blocks: int) -> None:
+    @initialize(config=configs, blocks=st.integers(4, 9), host_blocks=st.integers(1, 5), may_preempt=st.booleans())
+    def start(self, config: dict, blocks: int, host_blocks: int, may_preempt: bool) -> None:
+        self.may_preempt = may_preempt
         blocks_of_16 = 16 // config["block_size"]
         swaps = config["preemption_mode"] == "swap"
         self.engine = Engine(
@@ -143,6 +147,24 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert sequence_id not in self.engine.scheduler._state.sequences
             self.engine.check()
 
+    @precondition(lambda self: self.may_preempt and len(self.engine.pending) <= self.engine.config.async_depth)
+    @rule(data=st.data(), num=st.integers(1, 3), aborts_one=st.booleans())
+    def preempt(self, data: st.DataObject, num: int, aborts_one: bool) -> None:
+        """Any but the senior may have to go at any time, whoever it is for, and be aborted before the next step."""
+        for at in range(num):
+            victim = data.draw(st.sampled_from([None, *self.juniors()]))
+            if victim is not None:
+                self.engine.scheduler._state.preempt(victim)
+                if aborts_one and at == 0:
+                    self.engine.scheduler.abort(victim.id)
+                self.engine.check()
+        self.engine.submit()
+
+    def juniors(self) -> list[Sequence]:
+        """All that run but the senior, in their order."""
+        running = sorted(self.engine.scheduler._state.running(), key=lambda seq: seq.order)
+        return [seq for seq in running if not belongs_to_senior(seq, running[0])]
+
     @rule(seconds=st.sampled_from([0.01, 1.0, 3.0]))
     def wait(self, seconds: float) -> None:
         self.engine.clock.now += seconds
@@ -191,7 +213,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             if ended.finish_reason not in ABORT_REASONS:
                 assert ended.hypotheses == hypotheses
                 assert ended.token_ids == hypotheses[0].token_ids
-        assert all(seq.num_preemptions <= 3 for seq in self.added.values())
+        assert self.may_preempt or all(seq.num_preemptions <= 3 for seq in self.added.values())
 
     def check_stream(self, sequence_id: int, tokens: list[int], reason: FinishReason) -> None:
         ended = self.engine.ended[sequence_id]
@@ -208,7 +230,7 @@ def test_any_order_of_events(is_soak: bool) -> None:
     run_state_machine_as_test(
         SchedulerMachine,
         settings=settings(
-            max_examples=3000 if is_soak else 100,
+            max_examples=3000 if is_soak else 200,
             stateful_step_count=100 if is_soak else 60,
             deadline=None,
             derandomize=not is_soak,
