@@ -13,6 +13,7 @@ from worker.core.config import CacheConfig, SchedulerConfig
 from worker.core.params import SamplingParams, StopConditions
 from worker.core.scheduler import Scheduler
 from worker.core.sequence import Sequence
+from worker.garbage import freeze_loaded
 
 PROMPT = 128
 LOOKUP_TOKENS = 4096
@@ -20,6 +21,7 @@ NUM_SHARING = 256
 NUM_SHARED_TOKENS = 4000
 NUM_OWN_TOKENS = 20
 BLOCK_SIZE = 16
+NUM_BLOCKS = 131_072
 
 
 def make_sequence(id: int, max_tokens: int) -> Sequence:
@@ -31,7 +33,7 @@ def make_sequence(id: int, max_tokens: int) -> Sequence:
 def make_scheduler(num_seqs: int) -> Scheduler:
     return Scheduler(
         SchedulerConfig(max_model_len=8192, max_num_seqs=num_seqs, max_num_batched_tokens=num_seqs * PROMPT),
-        CacheConfig(num_blocks=num_seqs * 512, block_size=BLOCK_SIZE),
+        CacheConfig(num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE),
     )
 
 
@@ -110,6 +112,7 @@ def lookup_ms(kind: str, num_repeats: int) -> float:
 def main() -> None:
     arguments = parse_arguments(__doc__)
     num_steps = 50 if arguments.quick else 600
+    freeze_loaded()  # as a worker does
     steps_1024 = decode_step_ms(1024, 0, num_steps)
     figures = {
         "schedule_postprocess_ms_256": median(decode_step_ms(256, 0, num_steps), 3),

@@ -184,7 +184,7 @@ def test_no_limit_means_what_the_context_leaves():
     assert router.ended[1].finish_reason == FinishReason.FINISH_REASON_MODEL_LENGTH
 
 
-def test_no_limit_means_at_most_what_the_cache_holds():
+def test_no_limit_means_at_most_what_the_cache_holds(caplog):
     message = sequence(1, 5)
     message.ClearField("max_tokens")
 
@@ -193,6 +193,7 @@ def test_no_limit_means_at_most_what_the_cache_holds():
 
     router = run_worker(scenario, num_blocks=2)
     assert len(router.tokens[1]) == 2 * 16 + 1 - 5
+    assert "the cache holds 32 tokens, less than one context of 64" in caplog.text
     assert router.ended[1].finish_reason == FinishReason.FINISH_REASON_MODEL_LENGTH
 
 

@@ -80,7 +80,7 @@ class BlockManager:
 
         Hits that are free count against the free blocks: claiming takes them.
         """
-        num_free_hits = sum(1 for block in hits if self.pool.ref_count(block) == 0)
+        num_free_hits = sum(1 for block in hits if self.pool.ref_count(block) == 0) if hits else 0
         num_needed = num_blocks - len(hits) + num_free_hits
         return self.pool.num_free - num_needed >= num_spare and (not self._has_groups or bool(self._free_groups))
 

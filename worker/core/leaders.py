@@ -50,8 +50,8 @@ class Leaders:
         """`seq` computes the full blocks from index `first` on, which have these `hashes`; there may be none."""
         if hashes:
             self._leaders[seq.id] = _Leader(first, hashes)
-            for hash in hashes:
-                self._by_hash.setdefault(hash, seq.id)
+            # Where two lead with one block, the later one has it: either would do.
+            self._by_hash.update(dict.fromkeys(hashes, seq.id))
 
     def follow(self, seq: Sequence, first: int, hashes: list[int]) -> bool:
         """Has `seq` follow who computes its first block that is not cached; that one has index `first`.

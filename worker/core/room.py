@@ -35,7 +35,7 @@ class Room:
         first = seq.num_computed_tokens // blocks.block_size
         # Only forks share what they write into, and of these only beams can be without room in the step of the fork.
         is_shared = seq.beam_group is not None and blocks.is_shared(seq, first, builder.pinned_blocks)
-        if not self._find_blocks(seq, missing + is_shared, builder):
+        if blocks.pool.num_free < missing + is_shared and not self._find_blocks(seq, missing + is_shared, builder):
             return False
         if is_shared:
             self.copy_on_write(seq, first, builder)
@@ -116,7 +116,7 @@ class Admission:
         state = self._state
         if len(state.free_slots) < state.num_slots_needed(seq):
             return Entrance.WAITS
-        if self._try_fork(seq, builder):
+        if seq.parent_id is not None and self._try_fork(seq, builder):
             return Entrance.ADMITTED
         hits, anchor = self._blocks.match(seq)
         # One token is left to compute: a block that ends with the last one is not taken over.
