@@ -137,11 +137,6 @@ TOOL = {
 }
 
 
-def test_tools_are_taken_by_a_model_that_knows_none(api):
-    answer = api.chat.completions.create(messages=QUESTION, tools=[TOOL], max_tokens=8, **GREEDY)
-    assert answer.choices[0].message.content
-
-
 def test_a_call_and_its_result_may_stand_in_the_conversation(api):
     call = {"id": "c", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Paris"}'}}
     messages = [
@@ -149,7 +144,7 @@ def test_a_call_and_its_result_may_stand_in_the_conversation(api):
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "c", "content": "sunny"},
     ]
-    assert api.chat.completions.create(messages=messages, tools=[TOOL], max_tokens=4, **GREEDY).choices
+    assert api.chat.completions.create(messages=messages, max_tokens=4, **GREEDY).choices
 
 
 class City(BaseModel):
@@ -210,7 +205,8 @@ def test_sampling_parameters(api):
         ({"top_p": 2.0}, "top_p"),
         ({"max_completion_tokens": 0}, "max_completion_tokens"),
         ({"messages": []}, "messages"),
-        ({"tool_choice": "required", "tools": [TOOL]}, "tool_choice"),
+        # SmolLM2's template shows none; `compat/` has one that does.
+        ({"tools": [TOOL]}, "tools"),
         ({"extra_body": {"nonsense": 1}}, "nonsense"),
         ({"extra_body": {"structured_outputs": {"regex": "("}}}, "structured_outputs.regex"),
     ],
