@@ -15,7 +15,6 @@ from worker.core.scheduler import Scheduler
 from worker.core.sequence import Sequence
 from worker.core.stopping import find_stop
 from worker.core.tokens import token_array
-from worker.garbage import freeze_loaded
 
 BLOCK_SIZE = 16
 PROMPT = 4000
@@ -51,10 +50,9 @@ def bytes_per_token_waiting(num_waiting: int) -> float:
 def engine_pause_ms_max(num_running: int, num_waiting: int, num_steps: int) -> float:
     """Longest turn of the engine's thread in `num_steps` asynchronous decode steps, as its own CPU time.
 
-    A turn is all that the host does for a step, garbage collection included, under the worker's settings for that: they
-    stay on in this process.
+    A turn is all that the host does for a step, garbage collection included, under the worker's settings for that
+    (`freeze_loaded`).
     """
-    freeze_loaded()
     scheduler = make_scheduler(num_running, num_running * 512)
     for id in range(num_running):
         scheduler.add(make_sequence(id))
@@ -120,7 +118,7 @@ def stop_sequences_ms(num_repeats: int) -> float:
 
 
 def figures(*, quick: bool) -> dict[str, float]:
-    """The last one changes the process's garbage collection: nothing else is measured after these."""
+    """All of them; call `freeze_loaded` before."""
     return {
         "evict_100k_tokens_ms_hash": round(evict_ms("hash", 3 if quick else 20), 2),
         "evict_100k_tokens_ms_radix": round(evict_ms("radix", 3 if quick else 20), 2),
