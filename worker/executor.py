@@ -84,6 +84,7 @@ class Executor:
         self._ranks: list[_Rank] = []
         self._inbox: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
         self._in_flight: deque[int] = deque()
+        self._has_failed = False
         self._compiles = PendingCompiles()
         self._grammar_messages: queue.SimpleQueue[Compile | Keep | Release | None] = queue.SimpleQueue()
         self._checks: GrammarChecks | None = None
@@ -173,14 +174,17 @@ class Executor:
                 self._compiles.fail(error)
 
     def shutdown(self) -> None:
-        """End all ranks: politely, then by force. Idempotent; never raises because a rank is gone already."""
+        """End all ranks: politely, then by force. Idempotent; never raises because a rank is gone already.
+
+        After a failure by force alone: the others may hang in a collective with the one that is gone.
+        """
         self._compiles.fail(ExecutorError("the executor was shut down"))
         self._grammar_messages.put(None)
         if self._checks is not None:
             self._checks.shutdown()
-        for rank in self._ranks:
+        for rank in self._ranks if not self._has_failed else ():
             rank.request_stop()
-        deadline = time.monotonic() + STOP_SECONDS
+        deadline = time.monotonic() + (0 if self._has_failed else STOP_SECONDS)
         for rank in self._ranks:
             rank.end(deadline)
         self._ranks.clear()
@@ -190,11 +194,13 @@ class Executor:
             self._scratch = None
 
     def _next(self, deadline: float, what: str) -> tuple[int, Any]:
-        """The next `Ready` or `StepDone`; anything else is the end."""
+        """The next `Ready` or `StepDone`; anything else is the end, for the other ranks, too."""
         try:
             rank, message = self._inbox.get(timeout=max(0.0, deadline - time.monotonic()))
         except queue.Empty:
+            self._has_failed = True
             raise ExecutorTimeoutError(f"the ranks did not {what} in time") from None
+        self._has_failed = not isinstance(message, Ready | StepDone)
         if isinstance(message, Failed) and message.expected:
             raise ExecutorStartError(message.message)
         if isinstance(message, Failed):

@@ -113,6 +113,27 @@ def test_rank_that_does_not_answer_is_a_timeout(executor: Executor) -> None:
     assert executor.collect(WAIT).step == 0
 
 
+def test_ranks_that_hang_with_a_lost_one_are_killed_at_once(
+    tiny: tuple[Path, LlamaForCausalLM], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One stands still in the midst of a collective, and the other dies: nobody waits for the first to stop."""
+    monkeypatch.setattr("worker.executor.STOP_SECONDS", 10 * WAIT)
+    executor = Executor(tiny_config(tiny[0], tensor_parallel_size=2))
+    executor.start(WAIT)
+    pids = [rank_pid(executor, rank) for rank in range(2)]
+    try:
+        os.kill(pids[1], signal.SIGSTOP)
+        driver = driver_of(executor)
+        executor.submit(driver.batch([(driver.add([1, 2]), 2)]))
+        os.kill(pids[0], signal.SIGKILL)
+        with pytest.raises(ExecutorDiedError, match="rank 0 was killed by signal 9"):
+            executor.collect(WAIT)
+    finally:
+        executor.shutdown()
+    for pid in pids:
+        wait_until_gone(pid)
+
+
 def test_collect_without_a_step_is_refused(executor: Executor) -> None:
     with pytest.raises(RuntimeError, match="no step is in flight"):
         executor.collect(0.1)
