@@ -9,7 +9,7 @@ import torch
 from tests.engine.loop import Loop
 from tests.runner.conftest import greedy_reference, random_prompt, save_llama
 from worker.core.config import CacheConfig, SchedulerConfig
-from worker.layers.parallel import TensorParallel
+from worker.parallel.group import Group
 from worker.runner.build import build_runner
 from worker.runner.config import RunnerConfig
 from worker.runner.model_runner import ModelRunner
@@ -54,7 +54,7 @@ class TinyModel:
             max_model_len=MAX_MODEL_LEN,
             swap_space_gib=0.01,
         )
-        return build_runner(config, TensorParallel())[0]
+        return build_runner(config, Group())[0]
 
     def loop(self, block_size: int, num_tokens_in_cache: int = 1024, prefix: str = "off", **scheduler) -> Loop:
         """A fresh scheduler over the runner of this block size."""

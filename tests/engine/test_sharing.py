@@ -5,6 +5,7 @@ import torch
 
 from tests.engine.conftest import NUM_TOKENS, PROMPTS
 from tests.engine.loop import make_sequence
+from tests.runner.driver import cache_of
 from worker.core.params import SamplingParams
 from worker.core.sequence import FinishReason
 
@@ -54,13 +55,13 @@ def test_a_resumed_sequence_hits_its_own_blocks(tiny, prefix):
 def test_a_failed_sequence_fails_alone_and_nothing_of_it_is_hit(tiny, prefix, depth):
     """Case 42."""
     loop = tiny.loop(16, prefix=prefix, async_depth=depth)
-    values = loop.runner._parts.cache.v
+    _, values = cache_of(loop.runner)
 
     @torch.inference_mode()
     def poison() -> None:
         failing = loop.scheduler._state.sequences.get(1)
         if failing is not None and failing.num_output_tokens == 5:
-            values[0, failing.block_table[0]] = torch.nan
+            values[failing.block_table[0], 0] = torch.nan
 
     loop.run(*(make_sequence(i, PROMPTS[i + 2], NUM_TOKENS) for i in range(3)), before_step=poison)
     failed = loop.ended[1]

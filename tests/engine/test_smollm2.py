@@ -7,7 +7,7 @@ import pytest
 from tests.data.greedy_reference import FILE
 from tests.engine.loop import Loop, make_sequence
 from worker.core.config import CacheConfig, SchedulerConfig
-from worker.layers.parallel import TensorParallel
+from worker.parallel.group import Group
 from worker.runner.build import build_runner
 from worker.runner.config import RunnerConfig
 
@@ -37,7 +37,7 @@ def test_greedy_tokens(block_size, policy, depth, prefix, mode, chunk):
             max_model_len=192,
             swap_space_gib=0.1,
         ),
-        TensorParallel(),
+        Group(),
     )
     loop = Loop(
         runner,

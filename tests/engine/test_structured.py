@@ -15,7 +15,7 @@ from worker.core.config import CacheConfig, SchedulerConfig
 from worker.core.params import Grammar, GrammarKind, SamplingParams, StopConditions
 from worker.core.sequence import FinishReason, Sequence
 from worker.executor import Executor
-from worker.layers.parallel import TensorParallel
+from worker.parallel.group import Group
 from worker.runner.build import build_runner
 from worker.runner.config import RunnerConfig
 
@@ -70,7 +70,7 @@ def model_path(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def runner(model_path):
-    return build_runner(config(model_path), TensorParallel())[0]
+    return build_runner(config(model_path), Group())[0]
 
 
 def make_loop(runner, num_blocks=NUM_BLOCKS, **options) -> Loop:
@@ -215,7 +215,7 @@ def test_output_that_does_not_match_ends_its_sequence_only(runner, alone, depth)
 @pytest.mark.parametrize("depth", [0, 1])
 def test_on_a_gpu(model_path, depth):
     """Masks go through pinned memory, and the helper waits for the event of the step before."""
-    runner = build_runner(config(model_path, device="cuda"), TensorParallel())[0]
+    runner = build_runner(config(model_path, device="cuda"), Group())[0]
     loop = make_loop(runner, 10, async_depth=depth)
     tokens = loop.run(*mixed())
     constrained_ids = [i for i in range(14) if i % 3]

@@ -11,9 +11,9 @@ from tests.engine.loop import Loop, make_sequence
 from worker.core.config import CacheConfig, SchedulerConfig
 from worker.core.params import Grammar, GrammarKind, SamplingParams, StopConditions
 from worker.core.sequence import FinishReason
-from worker.layers.parallel import TensorParallel
 from worker.loader.source import resolve_model
 from worker.loader.tokenizer import load_tokenizer_files
+from worker.parallel.group import Group
 from worker.runner.build import build_runner
 from worker.runner.config import RunnerConfig
 
@@ -68,7 +68,7 @@ def runner():
     config = RunnerConfig(
         device="cpu", num_blocks=NUM_BLOCKS, max_num_seqs=64, max_num_batched_tokens=2048, max_model_len=MAX_MODEL_LEN
     )
-    return build_runner(config, TensorParallel())[0]
+    return build_runner(config, Group())[0]
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests.runner.driver import Driver
-from worker.layers.parallel import TensorParallel
+from worker.parallel.group import Group
 from worker.runner.build import build_runner
 from worker.runner.config import RunnerConfig
 
@@ -52,7 +52,7 @@ def make_driver(model: Path | str, **options: object) -> Driver:
     config = RunnerConfig(
         **({"model": str(model), "device": "cpu", "num_blocks": 64, "max_num_seqs": 16} | options)  # type: ignore[arg-type]
     )
-    runner, info = build_runner(config, TensorParallel())
+    runner, info = build_runner(config, Group())
     return Driver(runner, info.num_blocks, info.block_size)
 
 

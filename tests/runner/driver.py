@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from torch import Tensor
+
 from worker.core.batch import DEFERRED_TOKEN, BatchOutput, NewSequence, ScheduledBatch
 from worker.core.params import SamplingParams
 from worker.core.tokens import token_array
@@ -26,6 +28,17 @@ class Seq:
     @property
     def output(self) -> list[int]:
         return self.tokens[self.num_prompt :]
+
+    def feed(self, token: int) -> None:
+        """A known token in place of the last sampled one: the slot is bound anew, or it would go on with its own."""
+        self.tokens[-1] = token
+        self.bound = False
+
+
+def cache_of(runner: ModelRunner) -> tuple[Tensor, Tensor]:
+    """K and V of a model with one kind of attention, [blocks + spare, layers, block_size, K, D] each."""
+    k, v = (entry.tensor for entry in runner._parts.builders[0].entry_tensors())
+    return k, v
 
 
 class Driver:

@@ -8,15 +8,15 @@ from torch import Tensor
 from worker.core.batch import NewSequence, ScheduledBatch
 from worker.core.params import SamplingParams
 from worker.core.tokens import token_array
-from worker.kernels.torch.backend import TorchBackend
-from worker.runner.logit_edits import History
-from worker.runner.row_plan import make_plan
-from worker.runner.sampler import Sampled, Sampler, SamplingRows
-from worker.runner.slots import Binding, SlotState
+from worker.kernels.select import Kernels
+from worker.runner.slots import SlotState
 from worker.runner.staging import Staging
+from worker.sampling.edits import History
+from worker.sampling.plan import SlotRules
+from worker.sampling.sampler import Sampled, Sampler, SamplingRows
 
 CPU = torch.device("cpu")
-SAMPLER = Sampler(TorchBackend(CPU, torch.float32))
+SAMPLER = Sampler(Kernels(CPU))
 MAX_MODEL_LEN = 64
 
 
@@ -28,16 +28,18 @@ def sequence(
 
 def rows_of(sequences: list[NewSequence], vocab_size: int, positions: list[int] | None = None) -> SamplingRows:
     """Slots 0, 1, … in this order. Positions: by default those after the sequences' tokens."""
-    slots = SlotState(len(sequences), 1, MAX_MODEL_LEN, CPU)
+    slots = SlotState(len(sequences), 1, MAX_MODEL_LEN, vocab_size, CPU, spare_block=0)
     batch = ScheduledBatch(0, [], [], [], token_array(), [], new_sequences=sequences)
     slots.apply(Staging(CPU).to_device(slots.stage(batch)))
     positions = positions or [len(new.token_ids) for new in sequences]
     return SamplingRows(
-        plan=make_plan(slots.bindings, vocab_size, CPU),
-        integers=slots.integers,
-        floats=slots.floats,
+        plan=slots.rules.plan(list(range(len(sequences)))),
+        parameters=slots.parameters.select(torch.arange(len(sequences))),
         history=History(
-            slots.tokens, torch.arange(len(sequences)), torch.tensor(positions), slots.integers[:, 2], max(positions)
+            slots.tables.tokens,
+            torch.arange(len(sequences)),
+            torch.tensor(positions),
+            max(positions),
         ),
     )
 
@@ -56,21 +58,19 @@ def many_draws(logits: Tensor, new: NewSequence, num: int) -> Tensor:
     """`num` draws of one sequence's next token, int64 [num], as if at positions 0, 1, …"""
     one = rows_of([new], logits.shape[1])
     position = one.history.positions
+    rules = SlotRules(1, logits.shape[1], CPU)
+    rules.bind(new)
+    parameters = one.parameters.select(torch.zeros(num, dtype=torch.int64))
+    # The seed in place of the position: penalties read that.
+    parameters.seed[:, 0] = torch.arange(num)
     rows = SamplingRows(
-        plan=make_plan([_binding(new)] * num, logits.shape[1], CPU),
-        # The seed in place of the position: penalties read that.
-        integers=torch.stack([one.integers[0, :1].expand(num), torch.arange(num), one.integers[0, 2:].expand(num)], 1),
-        floats=one.floats.expand(num, -1),
+        plan=rules.plan([0] * num),
+        parameters=parameters,
         history=History(
-            one.history.tokens, torch.zeros(num, dtype=torch.int64), position.expand(num),
-            one.integers[:, 2].expand(num), one.history.longest,
+            one.history.tokens, torch.zeros(num, dtype=torch.int64), position.expand(num), one.history.longest
         ),
-    )  # fmt: skip
+    )
     return SAMPLER.sample(logits.expand(num, -1).clone(), rows).token_ids
-
-
-def _binding(new: NewSequence) -> Binding:
-    return Binding(new.sampling, new.num_prompt_tokens, new.min_length, new.ending_token_ids)
 
 
 def noise(rows: int, vocab_size: int, seed: int = 0) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from tests.runner.conftest import greedy_reference, make_driver, random_prompt
-from tests.runner.driver import Seq
+from tests.runner.driver import Seq, cache_of
 from worker.core.batch import NewSequence
 
 
@@ -38,10 +38,10 @@ def test_copied_block_replaces_a_shared_one(tiny: tuple[Path, LlamaForCausalLM])
 
 def test_copies_read_before_they_write(tiny: tuple[Path, LlamaForCausalLM]) -> None:
     driver = make_driver(tiny[0])
-    cache = driver.runner._parts.cache.k
-    cache.copy_(torch.arange(cache.shape[1]).view(1, -1, 1, 1, 1).expand_as(cache))
+    cache, _ = cache_of(driver.runner)
+    cache.copy_(torch.arange(len(cache)).view(-1, 1, 1, 1, 1).expand_as(cache))
     driver.run([(driver.add([1]), 1)], blocks_to_copy=[(2, 4), (4, 6), (6, 2)])
-    assert [int(cache[0, block, 0, 0, 0]) for block in (2, 4, 6)] == [6, 2, 4]
+    assert [int(cache[block, 0, 0, 0, 0]) for block in (2, 4, 6)] == [6, 2, 4]
 
 
 def test_swap_out_and_back_into_other_blocks(tiny: tuple[Path, LlamaForCausalLM]) -> None:
@@ -60,11 +60,11 @@ def test_swap_out_and_back_into_other_blocks(tiny: tuple[Path, LlamaForCausalLM]
 
 def test_swap_out_goes_before_copy_and_copy_before_swap_in(tiny: tuple[Path, LlamaForCausalLM]) -> None:
     driver = make_driver(tiny[0], swap_space_gib=0.001)
-    cache = driver.runner._parts.cache.v
-    cache.copy_(torch.arange(cache.shape[1]).view(1, -1, 1, 1, 1).expand_as(cache))
+    _, cache = cache_of(driver.runner)
+    cache.copy_(torch.arange(len(cache)).view(-1, 1, 1, 1, 1).expand_as(cache))
     moves = {"blocks_to_swap_out": [(2, 0)], "blocks_to_copy": [(4, 2)], "blocks_to_swap_in": [(0, 4)]}
     driver.run([(driver.add([1]), 1)], **moves)
-    assert [int(cache[0, block, 0, 0, 0]) for block in (2, 4)] == [4, 2]
+    assert [int(cache[block, 0, 0, 0, 0]) for block in (2, 4)] == [4, 2]
 
 
 def test_slot_bound_anew_forgets_its_former_owner(tiny: tuple[Path, LlamaForCausalLM]) -> None:
@@ -88,7 +88,7 @@ def test_table_longer_than_the_model_allows_is_refused(tiny: tuple[Path, LlamaFo
 def test_garbage_in_unused_cache_entries_does_no_harm(tiny: tuple[Path, LlamaForCausalLM]) -> None:
     """A freed block may hold the NaN of a request that failed."""
     driver = make_driver(tiny[0])
-    for cache in (driver.runner._parts.cache.k, driver.runner._parts.cache.v):
+    for cache in cache_of(driver.runner):
         cache.fill_(torch.nan)
     seqs = [driver.add(random_prompt(n, n)) for n in (3, 20)]
     driver.prefill(*seqs)
@@ -101,7 +101,7 @@ def test_row_with_nan_fails_alone(tiny: tuple[Path, LlamaForCausalLM]) -> None:
     driver = make_driver(tiny[0])
     seqs = [driver.add(random_prompt(n, n)) for n in (3, 20, 9)]
     driver.prefill(*seqs)
-    driver.runner._parts.cache.v[0, seqs[1].blocks[0]] = torch.nan
+    cache_of(driver.runner)[1][seqs[1].blocks[0], 0] = torch.nan
     driver.decode(*seqs)
     assert seqs[1].error is not None and "not finite" in seqs[1].error
     assert len(seqs[1].output) == 1
@@ -114,7 +114,7 @@ def test_chunk_with_nan_says_so_although_nothing_is_sampled(tiny: tuple[Path, Ll
     driver = make_driver(tiny[0])
     seqs = [driver.add(random_prompt(n, n)) for n in (30, 31, 5)]
     driver.run([(seqs[0], 8), (seqs[1], 8)])
-    driver.runner._parts.cache.k[0, seqs[1].blocks[0]] = torch.nan
+    cache_of(driver.runner)[0][seqs[1].blocks[0], 0] = torch.nan
     output = driver.run([(seqs[0], 8), (seqs[1], 8), (seqs[2], 5)])
     assert (list(output.errors), output.unsatisfiable_rows) == ([1], [])
     assert [len(tokens) for tokens in output.token_ids] == [0, 0, 1]

@@ -1,14 +1,12 @@
 """The forward context refuses nesting and is cleared on error."""
 
 import pytest
-import torch
 
-from worker.runner.forward_context import ForwardContext, current_context, forward_context
+from worker.attention.context import ForwardContext, current_context, forward_context
 
 
 def context() -> ForwardContext:
-    empty = torch.empty(0, dtype=torch.int64)
-    return ForwardContext(empty, empty, 0, None)
+    return ForwardContext(())
 
 
 def test_is_there_inside_only() -> None:

@@ -11,8 +11,8 @@ from worker.core.tokens import token_array
 from worker.runner.grammar import GrammarCompiler
 from worker.runner.grammar_masks import SlotGrammars
 from worker.runner.pending import PendingStep
-from worker.runner.sampler import apply_mask
 from worker.runner.timer import CpuTiming
+from worker.sampling.sampler import apply_mask
 
 PROMPT = (1, 2, 3)
 EVERYTHING = set(range(32 * -(-VOCAB_SIZE // 32)))

@@ -11,12 +11,15 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from tests.runner.conftest import TINY
-from worker.layers.rotary import rotary_table
+from worker.kernels.select import Kernels
+from worker.layers.rope import rope_table
+from worker.layers.setup import LayerSetup
 from worker.loader.config import ModelConfig
 from worker.loader.errors import ModelConfigError, UnknownArchitectureError
 from worker.loader.hf_config import FAMILIES, config_from_hf, load_hf_config
 from worker.loader.rope import Llama3Scaling, RopeConfig, rope_frequencies
 from worker.models.registry import MODELS
+from worker.parallel.group import Group
 
 LLAMA: Mapping[str, Any] = dict(TINY, architectures=["LlamaForCausalLM"], model_type="llama")
 LLAMA3_ROPE = {
@@ -252,7 +255,9 @@ def test_scalings_are_those_of_transformers(rope: dict[str, Any]) -> None:
     given = {key: value for key, value in rope.items() if value is not None}
     twin = LlamaRotaryEmbedding(LlamaConfig(**(TINY | {"head_dim": 64, "rope_parameters": dict(given)})))
     wanted_cos, wanted_sin = twin(torch.zeros(1), torch.arange(256)[None])
-    cos, sin = rotary_table(read(head_dim=64, rope_parameters=rope).rope, 64, 256)
+    setup = LayerSetup(Kernels(torch.device("cpu")), Group(), torch.float32)
+    table = rope_table(setup, read(head_dim=64, rope_parameters=rope).rope, 64, 256)
+    cos, sin = table.cos, table.sin
     assert (cos - wanted_cos[0]).abs().max() < 1e-4
     assert (sin[:, 32:] - wanted_sin[0, :, 32:]).abs().max() < 1e-4
 

@@ -12,22 +12,24 @@ from transformers import LlamaForCausalLM
 
 from tests.runner.byte_tokenizer import byte_tokenizer
 from tests.runner.conftest import make_driver, random_prompt, save_llama
+from tests.runner.driver import cache_of
 from tests.runner.test_logits import assert_logits, capture_logits
-from worker.kernels.registry import KernelBackendError, create_backend
-from worker.layers.parallel import TensorParallel
+from worker.core.pools import PoolKind, PoolSpec
+from worker.kernels.select import KernelBackendError, Kernels
 from worker.loader import source as source_module
 from worker.loader.checkpoint import EMBEDDING, HEAD
 from worker.loader.errors import ModelConfigError, ModelNotFoundError, UnknownArchitectureError, WeightsError
 from worker.loader.source import SourceFormat, resolve_model
 from worker.loader.tokenizer import TokenizerFiles, load_tokenizer_files
+from worker.parallel.group import Group
 from worker.runner.build import build_runner
 from worker.runner.config import RunnerConfig
-from worker.runner.memory import CacheMemoryError, blocks_on_gpu
+from worker.runner.memory import CacheMemoryError, plan_on_gpu
 from worker.runner.probe import dummy_batch
 
 
 def build(path: Path | str, **options: object) -> None:
-    build_runner(RunnerConfig(model=str(path), device="cpu", **options), TensorParallel())  # type: ignore[arg-type]
+    build_runner(RunnerConfig(model=str(path), device="cpu", **options), Group())  # type: ignore[arg-type]
 
 
 def change_config(path: Path, **changes: object) -> None:
@@ -167,7 +169,8 @@ def test_an_index_leads_to_no_other_directory(tmp_path: Path) -> None:
 
 
 def test_a_shorter_context_has_shorter_tables(tiny: tuple[Path, LlamaForCausalLM]) -> None:
-    assert make_driver(tiny[0], max_model_len=20).runner._model._rotary._cos.shape == (20, 8)
+    (layer, *_) = make_driver(tiny[0], max_model_len=20).runner._model.cache_layers()
+    assert layer._rope.cos.shape == (20, 8)
 
 
 def test_what_a_file_says_in_vain_is_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -246,31 +249,33 @@ def test_cache_without_room_for_one_block_names_the_size_that_has(tiny: tuple[Pa
     build(tiny[0], kv_cache_gib=needed)
 
 
+BLOCK = PoolSpec(PoolKind.PAGE, 1000)
+
+
 def test_gpu_without_room_names_the_least_utilization() -> None:
     config = RunnerConfig(gpu_memory_utilization=0.5)
     with pytest.raises(CacheMemoryError, match=r"smallest gpu_memory_utilization that does is 0\.701"):
-        blocks_on_gpu(config, bytes_per_block=1000, used=7_000_000, total=10_000_000)
+        plan_on_gpu(config, [BLOCK], used=7_000_000, total=10_000_000)
     fits = RunnerConfig(gpu_memory_utilization=0.701)
-    assert blocks_on_gpu(fits, bytes_per_block=1000, used=7_000_000, total=10_000_000) == 10
+    assert plan_on_gpu(fits, [BLOCK], used=7_000_000, total=10_000_000).num_blocks == 10
 
 
-@pytest.mark.parametrize(("max_num_seqs", "num_blocks"), [(512, 2), (1, 1024)])
-def test_the_probe_needs_blocks_for_its_tokens_alone(max_num_seqs: int, num_blocks: int) -> None:
-    """With 512 rows of 32 tokens, not for a context of 40 k."""
-    batch = dummy_batch(16_384, max_num_seqs, block_size=16, max_model_len=40_960)
-    assert batch.num_tokens == 16_384
-    assert {row.block_ids for row in batch.new_sequences} == {tuple(range(num_blocks))}
+def test_the_probe_fills_the_budget_on_the_spare_slot_alone() -> None:
+    """So its cache is the spare block, whatever the context (A14)."""
+    batch = dummy_batch(16_384, 512, max_model_len=40_960)
+    assert (batch.num_tokens, set(batch.slots), batch.new_sequences) == (16_384, {512}, [])
+    assert dummy_batch(16_384, 1, max_model_len=4096).num_scheduled_tokens == [4096]
 
 
 def test_cache_is_no_larger_than_the_sequences_can_use(tiny: tuple[Path, LlamaForCausalLM]) -> None:
     driver = make_driver(tiny[0], num_blocks=None, max_num_seqs=4)
-    assert driver.runner._parts.cache.k.shape[1] == 4 * 256 // 16
+    assert len(cache_of(driver.runner)[0]) == 4 * 256 // 16 + 1  # the spare block
 
 
 @pytest.mark.parametrize("name", ["triton", "aiter", "cuda"])
 def test_backend_that_is_not_there_says_what_is(name: str) -> None:
     with pytest.raises(KernelBackendError, match="torch"):
-        create_backend(name, torch.device("cpu"), torch.float32)
+        Kernels(torch.device("cpu"), name)
 
 
 def test_the_unrelated_package_called_aiter_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,9 +284,9 @@ def test_the_unrelated_package_called_aiter_is_found_out(monkeypatch: pytest.Mon
 
     monkeypatch.setattr("importlib.metadata.distributions", lambda: [Distribution()])
     with pytest.raises(KernelBackendError, match="pip install amd-aiter"):
-        create_backend("aiter", torch.device("cpu"), torch.float32)
+        Kernels(torch.device("cpu"), "aiter")
 
 
 def test_heads_that_do_not_divide_over_the_ranks(tiny: tuple[Path, LlamaForCausalLM]) -> None:
     with pytest.raises(ValueError, match="6 units of q_proj cannot be divided over 4"):
-        build_runner(RunnerConfig(model=str(tiny[0]), device="cpu"), TensorParallel(0, 4))
+        build_runner(RunnerConfig(model=str(tiny[0]), device="cpu"), Group(0, 4))

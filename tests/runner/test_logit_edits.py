@@ -14,9 +14,9 @@ from transformers import (
 from tests.runner.sampling_rig import noise, rows_of, sample_rows, sequence
 from worker.core.batch import NewSequence
 from worker.core.params import SamplingParams
-from worker.runner import logit_edits
-from worker.runner.logit_edits import edit_logits
-from worker.runner.sampler import FAILED, NOTHING_ALLOWED, apply_mask
+from worker.sampling import edits as logit_edits
+from worker.sampling.edits import edit_logits
+from worker.sampling.sampler import FAILED, NOTHING_ALLOWED, apply_mask
 
 INF = torch.inf
 GREEDY = {"temperature": 0.0}
@@ -26,7 +26,7 @@ def edited(logits: Tensor, sequences: list[NewSequence]) -> Tensor:
     rows = rows_of(sequences, logits.shape[1])
     assert rows.plan.edits is not None
     result = logits.clone()
-    edit_logits(result, rows.plan.edits, rows.history, rows.floats[:, 3:].float())
+    edit_logits(result, rows.plan.edits, rows.history, rows.parameters)
     return result
 
 

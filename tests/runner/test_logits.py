@@ -51,7 +51,7 @@ def test_prefill_then_decode_in_a_batch_of_different_lengths(
         assert_logits(row, model, seq.tokens[: seq.num_prompt])
     for step in range(12):
         for seq, text in zip(seqs, texts, strict=True):
-            seq.tokens[-1] = text[seq.num_prompt + step]
+            seq.feed(text[seq.num_prompt + step])
         driver.decode(*seqs)
         for row, text in zip(seen[-1], texts, strict=True):
             assert_logits(row, model, text[: len(text) - 12 + step + 1])

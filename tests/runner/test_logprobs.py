@@ -5,7 +5,7 @@ import torch
 
 from tests.runner.sampling_rig import noise, sample_rows, sequence
 from worker.core.params import SamplingParams
-from worker.runner.logprobs import token_logprobs
+from worker.sampling.logprobs import token_logprobs
 
 
 @pytest.mark.parametrize("most", [0, 1, 5, 40])

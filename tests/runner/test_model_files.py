@@ -18,13 +18,13 @@ from tests.runner.byte_tokenizer import byte_tokenizer
 from tests.runner.conftest import save_llama
 from tests.runner.gguf_files import metadata_of, tensors_of, write_gguf, write_metadata
 from tests.runner.test_gguf_tokenizer import BYTE_LEVEL
-from worker.layers.parallel import TensorParallel
 from worker.loader.errors import ModelConfigError, ModelError, WeightsError
 from worker.loader.load_config import load_model_config
 from worker.loader.safetensors_file import SafetensorsCheckpoint
 from worker.loader.source import resolve_model
 from worker.loader.tokenizer import load_tokenizer_files
 from worker.loader.tokenizer_files import check_tokenizer_files
+from worker.parallel.group import Group
 from worker.runner.build import build_runner
 from worker.runner.config import RunnerConfig
 
@@ -48,7 +48,7 @@ ROPE = {
 
 def load(path: Path) -> None:
     """All that a worker does with a model's files."""
-    build_runner(RunnerConfig(model=str(path), device="cpu", num_blocks=2, max_model_len=16), TensorParallel())
+    build_runner(RunnerConfig(model=str(path), device="cpu", num_blocks=2, max_model_len=16), Group())
     load_tokenizer(path)
 
 

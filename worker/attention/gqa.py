@@ -1,60 +1,53 @@
-"""Attention builder for MHA and GQA: the cache tensors, their binding, and the metadata of a step."""
+"""Attention over K and V of every head (MHA, GQA, MQA): the builder of its paged cache."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 
-from worker.core.pools import PoolKind, PoolSpec
-from worker.kernels.interface import AttentionPlan, AttentionShape, AttentionStep, KernelBackend
-from worker.layers.attention import PagedAttention
+from worker.attention.interface import CacheBuilder, EntryTensor
+from worker.core.pools import PoolKind, PoolPlan, PoolSpec
+from worker.kernels.interface import GQA, GqaCache, GqaSpec
+from worker.kernels.select import Kernels
+from worker.kernels.step import Step, StepBuffers
 
 
 @dataclass(frozen=True, slots=True)
-class KVCache:
-    """K and V of all layers, [layers, blocks, block_size, kv_heads, head_dim] each; in host memory, blocks first."""
+class GqaCacheSpec:
+    shape: GqaSpec
 
-    k: Tensor
-    v: Tensor
+    def make_builder(self, layers: Sequence[Any], number: int, kernels: Kernels, block_size: int) -> CacheBuilder:
+        return GqaBuilder(self.shape, layers, number, kernels, block_size)
 
 
-class GQABuilder:
-    """Full attention in every layer, one shape for all of them."""
+class GqaLayer(Protocol):
+    def bind(self, number: int, cache: GqaCache) -> None:
+        """`number`: of the builder, which owns the cache."""
 
-    def __init__(self, kernels: KernelBackend, layers: list[PagedAttention], block_size: int) -> None:
-        self._kernels, self._layers, self._block_size = kernels, layers, block_size
-        self._shape: AttentionShape = layers[0].shape
+
+class GqaBuilder:
+    def __init__(
+        self, shape: GqaSpec, layers: Sequence[GqaLayer], number: int, kernels: Kernels, block_size: int
+    ) -> None:
+        self._shape, self._layers, self._number, self._block_size = shape, layers, number, block_size
+        self._kernel = kernels.choose(GQA, shape, shape.dtype)
+        self._device = kernels.device
+        self._entries: list[Tensor] = []
 
     def pool_specs(self) -> list[PoolSpec]:
         """The one pool: blocks of this rank, all layers, K and V."""
-        element = torch.empty(0, dtype=self._kernels.dtype).element_size()
-        values = len(self._layers) * self._block_size * self._shape.num_kv_heads * self._shape.head_dim
-        return [PoolSpec(PoolKind.PAGE, 2 * values * element, extra={"tokens_per_entry": self._block_size})]
+        values = 2 * len(self._layers) * self._block_size * self._shape.num_kv_heads * self._shape.head_dim
+        return [PoolSpec(PoolKind.PAGE, values * self._shape.dtype.itemsize)]
 
-    def allocate(self, num_blocks: int) -> KVCache:
-        """A cache on the device. Its memory is not cleared, and on a CPU not even touched: no kernel reads an entry
-        that was not written."""
-        shape = (len(self._layers), num_blocks, *self._block_shape())
-        dtype, device = self._kernels.dtype, self._kernels.device
-        return KVCache(*(torch.empty(shape, dtype=dtype, device=device) for _ in range(2)))
+    def allocate(self, plan: PoolPlan) -> None:
+        pool = self._kernel.allocate(len(self._layers), plan.num_blocks + 1, self._block_size, self._device)
+        self._entries = pool.entries
+        for layer, cache in zip(self._layers, pool.layers, strict=True):
+            layer.bind(self._number, cache)
 
-    def allocate_host(self, num_blocks: int) -> KVCache:
-        """Room for swapped blocks, [blocks, layers, …]; pinned when the device is a GPU."""
-        shape = (num_blocks, len(self._layers), *self._block_shape())
-        dtype, pinned = self._kernels.dtype, self._kernels.device.type == "cuda"
-        return KVCache(*(torch.empty(shape, dtype=dtype, pin_memory=pinned) for _ in range(2)))
+    def entry_tensors(self) -> list[EntryTensor]:
+        return [EntryTensor(PoolKind.PAGE, tensor) for tensor in self._entries]
 
-    def _block_shape(self) -> tuple[int, int, int]:
-        return self._block_size, self._shape.num_kv_heads, self._shape.head_dim
-
-    def bind(self, cache: KVCache) -> None:
-        """Give each layer its part of `cache`; in place of what was bound before."""
-        for i, layer in enumerate(self._layers):
-            layer.bind(cache.k[i], cache.v[i])
-
-    def plan(
-        self, query_lens: list[int], context_lens: list[int], num_decode_rows: int, block_tables: Tensor
-    ) -> AttentionPlan:
-        """What the attention layers of one step share; arguments as in `AttentionStep`."""
-        step = AttentionStep(query_lens, context_lens, num_decode_rows, block_tables, self._block_size)
-        return self._kernels.plan_attention(step, self._shape)
+    def prepare(self, step: Step, buffers: StepBuffers) -> Any:
+        return self._kernel.prepare(step, buffers, self._block_size)

@@ -1,7 +1,7 @@
 """What a model keeps in the cache, declared as data: the planner and the block manager never know what is in it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 
 
@@ -20,8 +20,6 @@ class PoolSpec:
     bytes_per_entry: int
     entries_per_request: int = 0
     """STATE only: slots in a group."""
-    extra: dict[str, int] = field(default_factory=dict)
-    """Facts for logs and planners, such as `tokens_per_entry`."""
 
 
 class PoolBudgetError(ValueError):
@@ -44,19 +42,34 @@ class PoolPlan:
     num_state_bytes: int
 
 
-def plan_pools(specs: Sequence[PoolSpec], num_bytes: int, max_num_seqs: int) -> PoolPlan:
+def plan_pools(
+    specs: Sequence[PoolSpec], num_bytes: int, max_num_seqs: int, max_num_blocks: int | None = None
+) -> PoolPlan:
     """Turns what a model needs and a byte budget into counts. Pure.
 
-    State comes first, a group for each sequence that may run; blocks get the rest. Raises `PoolBudgetError` if not one
-    block fits. A model without PAGE specs gets no blocks.
+    State comes first, a group for each sequence that may run; blocks get the rest, up to `max_num_blocks`. Raises
+    `PoolBudgetError` if not one block fits. A model without PAGE specs gets no blocks.
     """
-    states = [spec for spec in specs if spec.kind is PoolKind.STATE]
-    bytes_per_block = sum(spec.bytes_per_entry for spec in specs if spec.kind is PoolKind.PAGE)
-    bytes_per_group = sum(spec.bytes_per_entry * spec.entries_per_request for spec in states)
-    num_groups = max_num_seqs if states else 0
-    num_state_bytes = num_groups * bytes_per_group
-    num_rest = num_bytes - num_state_bytes
-    if num_rest < bytes_per_block:
-        raise PoolBudgetError(num_bytes, num_state_bytes + bytes_per_block)
-    num_blocks = num_rest // bytes_per_block if bytes_per_block else 0
-    return PoolPlan(num_blocks, num_groups, num_blocks * bytes_per_block, num_state_bytes)
+    page, state = bytes_of(specs, PoolKind.PAGE), bytes_of(specs, PoolKind.STATE)
+    num_groups = max_num_seqs if state else 0
+    num_rest = num_bytes - num_groups * state
+    if num_rest < page:
+        raise PoolBudgetError(num_bytes, num_groups * state + page)
+    num_blocks = num_rest // page if page else 0
+    return pool_plan(specs, num_blocks if max_num_blocks is None else min(num_blocks, max_num_blocks), max_num_seqs)
+
+
+def pool_plan(specs: Sequence[PoolSpec], num_blocks: int, max_num_seqs: int) -> PoolPlan:
+    """The plan with so many blocks, whatever they take."""
+    state = bytes_of(specs, PoolKind.STATE)
+    num_groups = max_num_seqs if state else 0
+    return PoolPlan(num_blocks, num_groups, num_blocks * bytes_of(specs, PoolKind.PAGE), num_groups * state)
+
+
+def bytes_of(specs: Sequence[PoolSpec], kind: PoolKind) -> int:
+    """What one block, or the group of one request, takes in all pools of this kind together."""
+    return sum(
+        spec.bytes_per_entry * (spec.entries_per_request if kind is PoolKind.STATE else 1)
+        for spec in specs
+        if spec.kind is kind
+    )

@@ -1,136 +1,206 @@
-"""The operations that models and the runner are written in. One contract for every backend.
+"""The operations that models and the runner are written in. One contract each, for every implementation.
 
-Conventions: T tokens of a step, H query heads, K key/value heads (H a multiple of K), D head_dim, V vocabulary.
-Activations are contiguous in their last dimension and in the model's dtype (float32 or bfloat16) unless said.
-A cache tensor of one layer is [blocks, block_size, K, D]; a **token slot** is block × block_size + offset in the block.
-Unless an operation says that it works in place, it returns a new tensor that the caller owns.
+Conventions: T tokens of a step, R rows, H query heads, K key/value heads (H a multiple of K), D head_dim, V vocabulary.
+Activations are contiguous in their last dimension and of the dtype that the kernel was chosen for, unless said. Unless
+an operation says that it works in place, it returns a new tensor that the caller owns. No operation of a step reads a
+device value on the host.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
+from worker.kernels.step import SlotTables, StagedRows, Step, StepBuffers
+from worker.kernels.weights import Dense, Weight
+from worker.parallel.group import Group
+
+SpecT = TypeVar("SpecT")
+KernelT = TypeVar("KernelT")
+
+
+@dataclass(frozen=True, slots=True)
+class Operation(Generic[SpecT, KernelT]):
+    """A row of the kernel table. `SpecT`: the shape that a kernel is chosen for, hashable; `KernelT`: its contract."""
+
+    name: str
+
+
+# --- norms, activations, embedding
+
+
+@dataclass(frozen=True, slots=True)
+class NormSpec:
+    size: int
+
+
+class RmsNormKernel(Protocol):
+    def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """x / sqrt(mean(x², last) + eps) × weight; x [..., N], weight [N]. The mean is taken in float32."""
+
+    def add_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, group: Group) -> tuple[Tensor, Tensor]:
+        """residual += sum of x over the group's ranks, **in place**; returns (norm(residual), residual). May overwrite
+        x."""
+
+
+@dataclass(frozen=True, slots=True)
+class ActivationSpec:
+    size: int
+
+
+class SiluAndMulKernel(Protocol):
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [T, 2N] holds gate and up side by side: silu(gate) × up, [T, N]. May overwrite x."""
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingSpec:
+    hidden_size: int
+
+
+class EmbeddingKernel(Protocol):
+    def __call__(self, ids: Tensor, table: Tensor) -> Tensor:
+        """table[ids]; ids int64 [T], table [V, N]."""
+
+
+# --- linear
+
 PackedWeight = Any
-"""What `pack_linear` made of a weight. Only the backend that made it can read it."""
-
-AttentionPlan = Any
-"""What `plan_attention` made of a step. Valid for that step, on the backend that made it."""
+"""What `pack` made of a weight. Only the kernel that made it can read it."""
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionStep:
-    """The shape of one step, rows with one query token ("decode") first.
+class LinearSpec:
+    in_features: int
+    out_features: int
+    kind: type[Weight] = Dense
 
-    The host lists spare every backend a device read-back.
-    """
 
-    query_lens: list[int]
-    """Tokens of each row in this step; the first `num_decode_rows` are 1."""
-    context_lens: list[int]
-    """Tokens of each row that are in the cache once this step's K and V are written (`query_lens` included)."""
-    num_decode_rows: int
-    block_tables: Tensor
-    """int64 [rows, most blocks of a row] on the device. Entries past a row's context are undefined but valid blocks."""
-    block_size: int
+class LinearKernel(Protocol):
+    def pack(self, weight: Weight) -> PackedWeight:
+        """Bring a weight of the spec's kind into the layout that the product reads; the caller drops its copies."""
+
+    def __call__(self, x: Tensor, packed: PackedWeight, out: Tensor | None = None) -> Tensor:
+        """x @ weightᵀ + bias; x [T, in] → [T, out], into `out` where given."""
+
+
+# --- attention over a paged cache with K and V per head
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionShape:
-    """Sizes of this rank's attention, the same in all layers."""
+class GqaSpec:
+    """One kind of layer, on this rank. Layers of equal specs share a builder."""
 
     num_heads: int
     num_kv_heads: int
     head_dim: int
-
-
-class KernelBackend(Protocol):
-    """See the module's conventions. No operation reads a device value on the host."""
-
-    name: str
-    device: torch.device
+    scale: float
     dtype: torch.dtype
+    """Of the cache."""
 
-    def describe(self) -> dict[str, str]:
-        """Operation → what carries it out, for the start-up log."""
 
-    # --- norms, activations, embedding
+@dataclass(frozen=True, slots=True)
+class GqaCache:
+    """One layer's part of the cache; what is in it and in which layout is the kernel's own affair."""
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """x / sqrt(mean(x², last) + eps) × weight; x [..., N], weight [N]. The mean is taken in float32."""
+    k: Tensor
+    v: Tensor
 
-    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        """residual += x **in place**; returns (rms_norm(residual), residual)."""
 
-    def silu_and_mul(self, x: Tensor) -> Tensor:
-        """x [T, 2N] holds gate and up side by side: silu(gate) × up, [T, N]. May overwrite x."""
+@dataclass(frozen=True, slots=True)
+class GqaPool:
+    """The memory of all layers of one spec."""
 
-    def embedding(self, ids: Tensor, table: Tensor) -> Tensor:
-        """table[ids]; ids int64 [T], table [V, N]."""
+    layers: list[GqaCache]
+    entries: list[Tensor]
+    """The same memory, blocks first: what zero, copy and swap touch."""
 
-    def rotary(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Rotary embedding, neox pairing (i with i + D/2).
 
-        x [T, heads, D]; cos [T, 1, D] is (c, c) and sin [T, 1, D] is (−s, s), both in x's dtype, as `rotary_table` of
-        `worker.layers.rotary` lays them out.
-        """
+@dataclass(frozen=True, slots=True)
+class QkNorm:
+    """RMS norm of each query head and each key head."""
 
-    # --- linear
+    q_weight: Tensor
+    """[D]"""
+    k_weight: Tensor
+    eps: float
 
-    def pack_linear(self, weight: Tensor, bias: Tensor | None) -> PackedWeight:
-        """Bring weight [out, in] and bias [out] into the layout that `linear` reads; the caller drops its copies."""
 
-    def linear(self, x: Tensor, packed: PackedWeight) -> Tensor:
-        """x @ weightᵀ + bias; x [T, in] → [T, out]."""
+@dataclass(frozen=True, slots=True)
+class RopeTable:
+    """Rotary embedding, neox pairing (i with i + D/2)."""
 
-    # --- paged attention
+    cos: Tensor
+    """(c, c) of each position, [positions, D]."""
+    sin: Tensor
+    """(−s, s)"""
 
-    def plan_attention(self, step: AttentionStep, shape: AttentionShape) -> AttentionPlan:
+
+GqaMetadata = Any
+"""What `prepare` made of a step. Valid for that step, for the kernel that made it."""
+
+
+class GqaKernel(Protocol):
+    def allocate(self, num_layers: int, num_blocks: int, block_size: int, device: torch.device) -> GqaPool:
+        """A cache that is not cleared, and on a CPU not even touched: no kernel reads an entry that was not written.
+        The last block is the spare one: its content is nobody's."""
+
+    def prepare(self, step: Step, buffers: StepBuffers, block_size: int) -> GqaMetadata:
         """Work out, once a step, what all layers share (indices, masks)."""
 
-    def write_kv(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, token_slots: Tensor) -> None:
-        """cache[token_slots[t]] = k[t], v[t]; k, v [T, K, D], token_slots int64 [T], all different. In place."""
+    def write_qkv(
+        self, qkv: Tensor, norm: QkNorm | None, rope: RopeTable | None, cache: GqaCache, metadata: GqaMetadata
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Norm and rotate q and k, and write k and v where the step's token slots say.
 
-    def attention_decode(
-        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, plan: AttentionPlan, scale: float
-    ) -> Tensor:
-        """Attention of the plan's decode rows over all their context; q [decode rows, H, D] → the same shape.
-
-        Reads no cache entry outside a row's context: what is there may be NaN.
+        qkv [T, (H + 2K) × D] → q [T, H, D], k and v [T, K, D]; may overwrite qkv.
         """
 
-    def attention_prefill(
-        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, plan: AttentionPlan, scale: float
-    ) -> Tensor:
-        """Causal attention of the rows after the decode rows, each over its cached prefix and itself.
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, cache: GqaCache, metadata: GqaMetadata) -> Tensor:
+        """Causal attention of each token over its row's context: [T, H × D]. k and v are this step's, written already.
 
-        q [their tokens, H, D], rows one after another → the same shape. A row's query i (of n) sees the first
-        context − n + i + 1 tokens of its context, read from the cache (this step's are already written).
+        Reads no cache entry outside a row's context: what is there may be NaN. Rows of the spare slot are undefined.
         """
 
-    # --- block copies; caches are [layers, blocks, block_size, K, D], host tensors [blocks, layers, block_size, K, D]
-    #     so that a host block is one piece of (pinned) memory
 
-    def copy_blocks(self, cache: Tensor, source: Tensor, destination: Tensor) -> None:
-        """cache[:, destination] = cache[:, source], all reads before all writes. In place; int64 device indices."""
+# --- the runner's own
 
-    def zero_blocks(self, cache: Tensor, blocks: Tensor) -> None:
-        """cache[:, blocks] = 0. In place; int64 device indices."""
 
-    def swap_out(self, cache: Tensor, host: Tensor, blocks: Tensor, host_blocks: list[int]) -> None:
-        """host[host_blocks[i]] = cache[:, blocks[i]]; `blocks` int64 on the device.
+class PrepareKernel(Protocol):
+    def __call__(self, rows: StagedRows, slots: SlotTables, step: Step, block_size: int, out: StepBuffers) -> None:
+        """Fill the beginning of `out` from what the device knows of the rows' slots."""
 
-        Ordered after the device work submitted before; the host tensor is ready once the device got there.
-        """
 
-    def swap_in(self, cache: Tensor, host: Tensor, blocks: Tensor, host_blocks: list[int]) -> None:
-        """cache[:, blocks[i]] = host[host_blocks[i]], ordered after earlier `swap_out`s."""
+class MoveKernel(Protocol):
+    """Entries of a cache: `tensor` has them in its first dimension; indices are int64 on the device."""
 
-    # --- sampling
+    def zero(self, tensor: Tensor, entries: Tensor) -> None: ...
 
-    def random_uniform(self, seeds: Tensor, positions: Tensor, stream: int, num: int) -> Tensor:
+    def copy(self, tensor: Tensor, sources: Tensor, destinations: Tensor) -> None:
+        """All reads before all writes."""
+
+    def swap_out(self, tensor: Tensor, host: Tensor, entries: Tensor, host_entries: Sequence[int]) -> None:
+        """To the host's tensor, which is ready once the device got there. Ordered after the work submitted before."""
+
+    def swap_in(self, tensor: Tensor, host: Tensor, entries: Tensor, host_entries: Sequence[int]) -> None:
+        """From the host's tensor, ordered after earlier `swap_out`s."""
+
+
+class RandomKernel(Protocol):
+    def __call__(self, seeds: Tensor, positions: Tensor, stream: int, num: int) -> Tensor:
         """float64 [R, num] in (0, 1): element (r, i) is a function of (seeds[r], positions[r], stream, i) alone.
 
         seeds int64 [R] (the bits of an unsigned number), positions int64 [R].
         """
+
+
+RMS_NORM: Operation[NormSpec, RmsNormKernel] = Operation("rms_norm")
+SILU_AND_MUL: Operation[ActivationSpec, SiluAndMulKernel] = Operation("silu_and_mul")
+EMBEDDING: Operation[EmbeddingSpec, EmbeddingKernel] = Operation("embedding")
+LINEAR: Operation[LinearSpec, LinearKernel] = Operation("linear")
+GQA: Operation[GqaSpec, GqaKernel] = Operation("gqa")
+PREPARE_STEP: Operation[None, PrepareKernel] = Operation("prepare_step")
+MOVE_ENTRIES: Operation[None, MoveKernel] = Operation("move_entries")
+RANDOM_UNIFORM: Operation[None, RandomKernel] = Operation("random_uniform")

@@ -1,37 +1,31 @@
-"""The attention layer: writes K and V to the paged cache, then attends to what the forward context says."""
+"""Attention layers over a cache that a builder owns."""
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from worker.kernels.interface import AttentionShape, KernelBackend
-from worker.runner.forward_context import current_context
+from worker.attention.context import current_context
+from worker.attention.gqa import GqaCacheSpec
+from worker.attention.interface import CacheLayer
+from worker.kernels.interface import GQA, GqaCache, GqaSpec, QkNorm, RopeTable
+from worker.layers.setup import LayerSetup
 
 
-class PagedAttention(nn.Module):
-    """Causal attention over the paged cache. The attention builder binds the cache tensors of this layer."""
+class GqaAttention(CacheLayer):
+    """Causal attention over the paged cache, this rank's heads."""
 
-    def __init__(self, kernels: KernelBackend, shape: AttentionShape, scale: float) -> None:
-        super().__init__()
-        self.shape = shape
-        self._kernels, self._scale = kernels, scale
-        self._k_cache = self._v_cache = torch.empty(0)
+    def __init__(self, setup: LayerSetup, shape: GqaSpec, norm: QkNorm | None, rope: RopeTable | None) -> None:
+        super().__init__(GqaCacheSpec(shape))
+        self._kernel = setup.kernels.choose(GQA, shape, setup.dtype)
+        self._norm, self._rope = norm, rope
+        self._number = 0
+        self._cache = GqaCache(torch.empty(0), torch.empty(0))
 
-    def bind(self, k_cache: Tensor, v_cache: Tensor) -> None:
-        """[blocks, block_size, kv_heads, head_dim] each; owned by the builder."""
-        self._k_cache, self._v_cache = k_cache, v_cache
+    def bind(self, number: int, cache: GqaCache) -> None:
+        """`number`: of the builder, which owns the cache."""
+        self._number, self._cache = number, cache
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """q [T, H, D]; k, v [T, K, D], rotated already → [T, H × D]."""
-        context, kernels = current_context(), self._kernels
-        kernels.write_kv(k, v, self._k_cache, self._v_cache, context.token_slots)
-        split, parts = context.num_decode_tokens, []
-        if split:
-            parts.append(
-                kernels.attention_decode(q[:split], self._k_cache, self._v_cache, context.attention, self._scale)
-            )
-        if split < len(q):
-            parts.append(
-                kernels.attention_prefill(q[split:], self._k_cache, self._v_cache, context.attention, self._scale)
-            )
-        mixed = parts[0] if len(parts) == 1 else torch.cat(parts)
-        return mixed.flatten(1)
+    def forward(self, qkv: Tensor) -> Tensor:
+        """[T, (H + 2K) × D], which may be overwritten → [T, H × D]."""
+        metadata = current_context().metadata[self._number]
+        q, k, v = self._kernel.write_qkv(qkv, self._norm, self._rope, self._cache, metadata)
+        return self._kernel.attend(q, k, v, self._cache, metadata)

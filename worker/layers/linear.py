@@ -1,68 +1,65 @@
-"""Linear layers. Each allocates this rank's shard, knows how to load it and hands it to the kernels once loaded."""
+"""Linear layers. Each allocates this rank's shard, knows how to load it and hands it to its kernel once loaded."""
 
+from collections.abc import Iterable
 from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from worker.kernels.interface import KernelBackend, PackedWeight
-from worker.layers.parallel import TensorParallel
+from worker.kernels.interface import LINEAR, LinearSpec, PackedWeight
+from worker.kernels.weights import Dense
+from worker.layers.setup import LayerSetup
+from worker.layers.weighted import WeightedLayer, expect_shape, sibling
 from worker.loader.checkpoint import LazyTensor, WeightTarget
+from worker.parallel.group import Group
 
 
-class LinearBase(nn.Module):
-    """y = x Wᵀ + b over this rank's shard, [out, in] of the whole given in `shape` by the subclass."""
+class LinearBase(WeightedLayer):
+    """y = x Wᵀ + b over this rank's shard, [out, in]."""
 
-    def __init__(self, kernels: KernelBackend, out_features: int, in_features: int, bias: bool) -> None:
+    def __init__(self, setup: LayerSetup, out_features: int, in_features: int, bias: bool) -> None:
         super().__init__()
-        self.kernels = kernels
-        dtype, device = kernels.dtype, kernels.device
-        self.weight: Tensor = torch.empty(out_features, in_features, dtype=dtype, device=device)
-        self.bias: Tensor | None = torch.zeros(out_features, dtype=dtype, device=device) if bias else None
-        self.packed: PackedWeight = None
+        self._kernel = setup.kernels.choose(LINEAR, LinearSpec(in_features, out_features), setup.dtype)
+        self.weight: Tensor = torch.empty(out_features, in_features, dtype=setup.dtype, device=setup.device)
+        self.bias: Tensor | None = torch.zeros(out_features, dtype=setup.dtype, device=setup.device) if bias else None
+        self._packed: PackedWeight = None
+
+    def weights(self) -> Iterable[Tensor]:
+        return [self.weight] if self.bias is None else [self.weight, self.bias]
 
     def pack(self) -> None:
-        """Call once, when loaded: the plain weight is gone afterwards."""
-        self.packed = self.kernels.pack_linear(self.weight, self.bias)
+        self._packed = self._kernel.pack(Dense(self.weight, self.bias))
         del self.weight, self.bias
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.kernels.linear(x, self.packed)
+        return self._kernel(x, self._packed)
 
 
 class MergedColumnLinear(LinearBase):
     """Several projections of one input as one product; outputs are side by side, each sharded over the ranks.
 
-    `parts`: checkpoint name of each projection (its last component) → (number of units, output features a unit).
-    Units are what is dealt out to ranks: heads, or single features. Fewer units than ranks are replicated.
+    `parts`: checkpoint name of each projection (beside this layer in the tree) → (number of units, output features a
+    unit). Units are what is dealt out to ranks: heads, or single features. Fewer units than ranks are replicated.
     """
 
     def __init__(
-        self,
-        kernels: KernelBackend,
-        parallel: TensorParallel,
-        in_features: int,
-        parts: dict[str, tuple[int, int]],
-        bias: bool = False,
+        self, setup: LayerSetup, in_features: int, parts: dict[str, tuple[int, int]], bias: bool = False
     ) -> None:
         self._shards: dict[str, tuple[int, int, int, int]] = {}
+        """Name → (row of this rank's weight, first row of the whole, number of rows, rows of the whole)."""
         at = 0
         for name, (units, width) in parts.items():
-            start, count = shard_of(units, parallel, name)
-            self._shards_add(name, at, start * width, count * width, units * width)
+            start, count = shard_of(units, setup.tp, name)
+            self._shards[name] = (at, start * width, count * width, units * width)
             at += count * width
-        super().__init__(kernels, at, in_features, bias)
+        super().__init__(setup, at, in_features, bias)
 
-    def _shards_add(self, name: str, at: int, start: int, length: int, total: int) -> None:
-        self._shards[name] = (at, start, length, total)
-
-    def weight_targets(self, prefix: str) -> dict[str, WeightTarget]:
-        """Targets of all parts; `prefix` is the path of the module that holds them in the checkpoint, with dot."""
+    def weight_targets(self, path: str) -> dict[str, WeightTarget]:
         targets: dict[str, WeightTarget] = {}
         for name in self._shards:
-            targets[f"{prefix}{name}.weight"] = partial(self._load, self.weight, name)
+            targets[f"{sibling(path, name)}.weight"] = partial(self._load, self.weight, name)
             if self.bias is not None:
-                targets[f"{prefix}{name}.bias"] = partial(self._load, self.bias, name)
+                targets[f"{sibling(path, name)}.bias"] = partial(self._load, self.bias, name)
         return targets
 
     def _load(self, into: Tensor, name: str, tensor: LazyTensor) -> None:
@@ -72,21 +69,21 @@ class MergedColumnLinear(LinearBase):
 
 
 class RowLinear(LinearBase):
-    """A projection whose input is sharded over the ranks: each computes a part of the sum."""
+    """A projection whose input is sharded over the ranks: each computes a part of the sum.
 
-    def __init__(
-        self, kernels: KernelBackend, parallel: TensorParallel, units: int, unit_width: int, out_features: int,
-        bias: bool = False,
-    ) -> None:  # fmt: skip
-        start, count = shard_of(units, parallel, "input")
-        super().__init__(kernels, out_features, count * unit_width, bias)
-        self._parallel = parallel
+    Whoever takes the result adds the parts up: the norm that follows can do that in its own operation.
+    """
+
+    def __init__(self, setup: LayerSetup, units: int, unit_width: int, out_features: int, bias: bool = False) -> None:
+        start, count = shard_of(units, setup.tp, "input")
+        super().__init__(setup, out_features, count * unit_width, bias)
+        self._rank = setup.tp.rank
         self._start, self._total = start * unit_width, units * unit_width
 
-    def weight_targets(self, prefix: str) -> dict[str, WeightTarget]:
-        targets: dict[str, WeightTarget] = {f"{prefix}weight": self._load_weight}
+    def weight_targets(self, path: str) -> dict[str, WeightTarget]:
+        targets: dict[str, WeightTarget] = {f"{path}.weight": self._load_weight}
         if self.bias is not None:
-            targets[f"{prefix}bias"] = self._load_bias
+            targets[f"{path}.bias"] = self._load_bias
         return targets
 
     def _load_weight(self, tensor: LazyTensor) -> None:
@@ -97,23 +94,15 @@ class RowLinear(LinearBase):
         """On rank 0 alone, or the sum over ranks would hold it several times."""
         assert self.bias is not None
         expect_shape(tensor, tuple(self.bias.shape))
-        if self._parallel.rank == 0:
+        if self._rank == 0:
             self.bias.copy_(tensor.read())
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self._parallel.all_reduce(super().forward(x))
 
-
-def shard_of(units: int, parallel: TensorParallel, what: str) -> tuple[int, int]:
+def shard_of(units: int, tp: Group, what: str) -> tuple[int, int]:
     """(first unit, number of units) of this rank. Fewer units than ranks: each is held by several ranks."""
-    if units < parallel.size:
-        if parallel.size % units:
-            raise ValueError(f"{units} units of {what} cannot be shared by {parallel.size} tensor-parallel ranks")
-        return parallel.rank // (parallel.size // units), 1
-    count = parallel.share(units, f"units of {what}")
-    return parallel.rank * count, count
-
-
-def expect_shape(tensor: LazyTensor, shape: tuple[int, ...]) -> None:
-    if tuple(tensor.shape) != shape:
-        raise ValueError(f"its shape is {tuple(tensor.shape)}, the model expects {shape}")
+    if units < tp.size:
+        if tp.size % units:
+            raise ValueError(f"{units} units of {what} cannot be shared by {tp.size} tensor-parallel ranks")
+        return tp.rank // (tp.size // units), 1
+    count = tp.share(units, f"units of {what}")
+    return tp.rank * count, count

@@ -16,7 +16,9 @@ from worker.loader.fields import Fields, read_json
 from worker.loader.llama_config import llama_config
 
 CONFIG, GENERATION = "config.json", "generation_config.json"
-FAMILIES: dict[str, Callable[[Fields], ModelConfig]] = {"LlamaForCausalLM": llama_config}
+FAMILIES: dict[str, Callable[[Fields], ModelConfig]] = {
+    "LlamaForCausalLM": llama_config,
+}
 """Each reads all fields that its models need, apart from `architectures` and ending tokens."""
 
 QUANTIZATION_FILES = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")

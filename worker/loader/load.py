@@ -7,9 +7,8 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from worker.layers.embedding import OutputHead, VocabularyTable
-from worker.layers.linear import LinearBase
 from worker.layers.norm import RMSNorm
+from worker.layers.weighted import WeightedLayer
 from worker.loader.checkpoint import EMBEDDING, HEAD, Checkpoint, fill, is_stored_apart
 from worker.loader.config import ModelConfig
 from worker.loader.gguf_checkpoint import GGUFCheckpoint
@@ -45,26 +44,25 @@ def load_weights(model: CausalLM, checkpoint: Checkpoint, config: ModelConfig) -
 
 
 def fill_with_noise(model: nn.Module, seed: int) -> None:
-    """Random weights of the right shapes (`load_format` dummy); norms stay at one."""
-    generator: dict[torch.device, torch.Generator] = {}
+    """Random weights of the right shapes (`load_format` dummy); norms stay at one, biases at zero."""
+    generators: dict[torch.device, torch.Generator] = {}
     for module in model.modules():
-        if isinstance(module, LinearBase | VocabularyTable):
-            device = module.weight.device
-            if device not in generator:
-                generator[device] = torch.Generator(device).manual_seed(seed)
-            module.weight.normal_(0, DUMMY_STD, generator=generator[device])
+        if isinstance(module, WeightedLayer) and not isinstance(module, RMSNorm):
+            for weight in module.weights():
+                if weight.dim() > 1:
+                    if weight.device not in generators:
+                        generators[weight.device] = torch.Generator(weight.device).manual_seed(seed)
+                    weight.normal_(0, DUMMY_STD, generator=generators[weight.device])
 
 
 def pack_weights(model: nn.Module) -> int:
-    """Bring every linear layer into the kernels' layout, one at a time so that one plain copy at a time is doubled.
+    """Bring every layer's weights into the kernels' layout, one at a time so that one plain copy at a time is doubled.
 
     Returns the bytes of all weights as the device holds them.
     """
     num_bytes = 0
     for module in model.modules():
-        if isinstance(module, LinearBase | OutputHead):
-            num_bytes += module.weight.numel() * module.weight.element_size()
+        if isinstance(module, WeightedLayer):
+            num_bytes += sum(weight.numel() * weight.element_size() for weight in module.weights())
             module.pack()
-        elif isinstance(module, VocabularyTable | RMSNorm):
-            num_bytes += module.weight.numel() * module.weight.element_size()
     return num_bytes

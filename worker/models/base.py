@@ -4,25 +4,30 @@ from abc import ABC, abstractmethod
 
 from torch import Tensor, nn
 
-from worker.layers.attention import PagedAttention
+from worker.attention.interface import CacheLayer
+from worker.layers.weighted import weight_targets
 from worker.loader.checkpoint import WeightTarget
 
 
 class CausalLM(nn.Module, ABC):
-    """A decoder-only language model over the paged cache."""
+    """A decoder-only language model over caches that builders own."""
 
-    @abstractmethod
+    vocab_size: int
+    """Width of the logits."""
+
     def weight_targets(self) -> dict[str, WeightTarget]:
-        """Checkpoint name → how to load it, for every tensor the model needs."""
+        """Checkpoint name → how to load it, for every tensor the model needs. The names are those of the module tree;
+        a family whose checkpoints differ says so here."""
+        return weight_targets(self)
 
-    @abstractmethod
-    def attention_layers(self) -> list[PagedAttention]:
+    def cache_layers(self) -> list[CacheLayer]:
         """In the order of the layers."""
+        return [module for module in self.modules() if isinstance(module, CacheLayer)]
 
     @abstractmethod
-    def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:
-        """int64 [T] each → last hidden state [T, hidden]. Runs inside a forward context."""
+    def forward(self, input_ids: Tensor) -> Tensor:
+        """int64 [T] → last hidden state [T, hidden]. Runs inside a forward context."""
 
     @abstractmethod
-    def logits(self, hidden: Tensor) -> Tensor:
-        """[R, hidden] → [R, vocabulary]."""
+    def logits(self, hidden: Tensor) -> Tensor | None:
+        """[R, hidden] → [R, vocabulary] on rank 0; None on the others."""

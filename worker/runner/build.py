@@ -2,15 +2,16 @@
 
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
-import torch.distributed as dist
 
-from worker.attention.gqa import GQABuilder
-from worker.kernels.interface import KernelBackend
-from worker.kernels.registry import create_backend
-from worker.layers.parallel import TensorParallel
+from worker.attention.interface import CacheBuilder, make_builders
+from worker.core.pools import PoolKind, PoolPlan, bytes_of, pool_plan
+from worker.kernels.select import Kernels
+from worker.kernels.step import StepBuffers
+from worker.layers.setup import LayerSetup
 from worker.loader.checkpoint import Checkpoint
 from worker.loader.config import ModelConfig
 from worker.loader.errors import ModelConfigError, WeightsError
@@ -20,11 +21,14 @@ from worker.loader.source import ModelSource, resolve_model
 from worker.loader.tokenizer import load_tokenizer_files
 from worker.models.base import CausalLM
 from worker.models.registry import create_model
+from worker.parallel.group import Group
 from worker.runner.config import DTYPES, MemoryReport, ModelInfo, RunnerConfig
+from worker.runner.entries import EntryMover
 from worker.runner.grammar import GrammarCompiler
 from worker.runner.grammar_masks import SlotGrammars
-from worker.runner.memory import GIB, blocks_on_cpu, blocks_on_gpu, physical_cores
+from worker.runner.memory import GIB, physical_cores, plan_on_cpu, plan_on_gpu
 from worker.runner.model_runner import ModelRunner, RunnerParts
+from worker.runner.prepare import StepPreparer
 from worker.runner.probe import dummy_batch, measure_peak
 from worker.runner.slots import SlotState
 
@@ -55,74 +59,100 @@ def resolve_dtype(name: str, device: torch.device, checkpoint: str) -> torch.dty
 
 
 @torch.inference_mode()
-def build_runner(config: RunnerConfig, parallel: TensorParallel) -> tuple[ModelRunner, ModelInfo]:
+def build_runner(config: RunnerConfig, tp: Group) -> tuple[ModelRunner, ModelInfo]:
     """Raises ModelError, KernelBackendError, CacheMemoryError or ValueError, each with what to do about it."""
-    device = resolve_device(config.device, parallel.rank)
+    device = resolve_device(config.device, tp.rank)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     source = resolve_model(config.model)
     checkpoint, model_config = _read(source, config)
-    for remark in model_config.remarks if parallel.rank == 0 else ():
+    for remark in model_config.remarks if tp.rank == 0 else ():
         logger.warning("%s", remark)
     max_model_len = _max_model_len(config, model_config)
-    kernels = create_backend(config.kernel_backend, device, resolve_dtype(config.dtype, device, model_config.dtype))
-    model = _create(replace(model_config, max_model_len=max_model_len), kernels, parallel)
+    dtype = resolve_dtype(config.dtype, device, model_config.dtype)
+    kernels = Kernels(device, config.kernel_backend)
+    model = _create(replace(model_config, max_model_len=max_model_len), LayerSetup(kernels, tp, dtype))
     weights = _load(model, checkpoint, model_config, config)
 
-    builder = GQABuilder(kernels, model.attention_layers(), config.block_size)
-    bytes_per_block = builder.pool_specs()[0].bytes_per_entry
+    builders = make_builders(model.cache_layers(), kernels, config.block_size)
+    specs = [spec for builder in builders for spec in builder.pool_specs()]
     blocks_per_seq = -(-max_model_len // config.block_size)
-    slots = SlotState(config.max_num_seqs, blocks_per_seq, max_model_len, device)
-    grammars = _grammars(source, model_config, device) if parallel.rank == 0 else None
+    grammars = _grammars(source, model_config, device) if tp.rank == 0 else None
 
-    def assemble(num_blocks: int, num_host_blocks: int) -> ModelRunner:
-        cache, host_cache = builder.allocate(num_blocks), builder.allocate_host(num_host_blocks)
-        builder.bind(cache)
-        return ModelRunner(
-            RunnerParts(kernels, parallel, model, builder, cache, host_cache, slots, config.block_size, grammars)
-        )
+    def assembled(plan: PoolPlan, num_host_blocks: int) -> ModelRunner:
+        return assemble(config, kernels, tp, model, builders, plan, num_host_blocks, max_model_len, grammars)
 
     activations = 0
     if config.num_blocks is not None:
-        num_blocks = config.num_blocks
+        plan = pool_plan(specs, config.num_blocks, config.max_num_seqs)
     elif device.type == "cpu":
-        num_blocks = blocks_on_cpu(config, bytes_per_block, config.max_num_seqs * blocks_per_seq)
+        plan = plan_on_cpu(config, specs, config.max_num_seqs * blocks_per_seq)
     else:
-        largest = dummy_batch(config.max_num_batched_tokens, config.max_num_seqs, config.block_size, max_model_len)
-        num_probe_blocks = len(largest.new_sequences[-1].block_ids)
-        peak = measure_peak(assemble(num_probe_blocks, 0), largest, num_probe_blocks * bytes_per_block, device)
+        largest = dummy_batch(config.max_num_batched_tokens, config.max_num_seqs, max_model_len)
+        peak = measure_peak(assembled(pool_plan(specs, 0, config.max_num_seqs), 0), largest, device)
         activations = peak.activations
-        num_blocks = blocks_on_gpu(config, bytes_per_block, peak.used, peak.total)
-    num_blocks = _least(num_blocks, parallel, device)
+        plan = plan_on_gpu(config, specs, peak.used, peak.total)
+    plan = pool_plan(specs, tp.minimum(plan.num_blocks, device), config.max_num_seqs)
+    bytes_per_block = bytes_of(specs, PoolKind.PAGE)
     num_host_blocks = int(config.swap_space_gib * GIB) // bytes_per_block
-    runner = assemble(num_blocks, num_host_blocks)
-    # Libraries set themselves up at their first call; no request should wait for that. Nobody owns a block yet.
-    runner.execute(dummy_batch(1, 1, config.block_size, max_model_len))
+    runner = assembled(plan, num_host_blocks)
+    # Libraries set themselves up at their first call; no request should wait for that.
+    runner.execute(dummy_batch(1, config.max_num_seqs, max_model_len))
 
     memory = MemoryReport(
         weights=weights,
         activations=activations,
-        kv_cache=num_blocks * bytes_per_block,
+        kv_cache=plan.num_page_bytes,
+        state=plan.num_state_bytes,
         swap=num_host_blocks * bytes_per_block,
-        num_cache_tokens=num_blocks * config.block_size,
+        num_cache_tokens=plan.num_blocks * config.block_size,
     )
+    dtype_name = str(dtype).removeprefix("torch.")
     logger.info(
         "%s on %s in %s: weights %.2f GiB, activations %.2f GiB, KV cache %.2f GiB = %d blocks of %d = %d tokens, "
         "swap %.2f GiB",
-        model_config.architecture, device, str(kernels.dtype).removeprefix("torch."), weights / GIB, activations / GIB,
-        memory.kv_cache / GIB, num_blocks, config.block_size, memory.num_cache_tokens, memory.swap / GIB,
+        model_config.architecture, device, dtype_name, weights / GIB, activations / GIB,
+        memory.kv_cache / GIB, plan.num_blocks, config.block_size, memory.num_cache_tokens, memory.swap / GIB,
     )  # fmt: skip
     return runner, ModelInfo(
         config=model_config,
-        dtype=str(kernels.dtype).removeprefix("torch."),
+        dtype=dtype_name,
         device=str(device),
         kernels=kernels.describe(),
         block_size=config.block_size,
-        num_blocks=num_blocks,
+        num_blocks=plan.num_blocks,
+        num_groups=plan.num_groups,
         num_host_blocks=num_host_blocks,
         max_model_len=max_model_len,
         memory=memory,
     )
+
+
+def assemble(
+    config: RunnerConfig,
+    kernels: Kernels,
+    tp: Group,
+    model: CausalLM,
+    builders: Sequence[CacheBuilder],
+    plan: PoolPlan,
+    num_host_blocks: int,
+    max_model_len: int,
+    grammars: SlotGrammars | None = None,
+) -> ModelRunner:
+    """A runner of `model` over caches of this size, in place of those that the builders had before."""
+    for builder in builders:
+        builder.allocate(plan)
+    blocks_per_seq = -(-max_model_len // config.block_size)
+    slots = SlotState(
+        config.max_num_seqs, blocks_per_seq, max_model_len, model.vocab_size, kernels.device,
+        spare_block=plan.num_blocks, spare_group=plan.num_groups,
+    )  # fmt: skip
+    buffers = StepBuffers.allocate(
+        config.max_num_batched_tokens, config.max_num_seqs, blocks_per_seq, plan.num_blocks, kernels.device
+    )
+    preparer = StepPreparer(slots, buffers, kernels, config.block_size)
+    mover = EntryMover(builders, kernels, num_host_blocks)
+    return ModelRunner(RunnerParts(kernels, tp, model, builders, mover, slots, preparer, grammars))
 
 
 def _max_model_len(config: RunnerConfig, model: ModelConfig) -> int:
@@ -146,13 +176,13 @@ def _read(source: ModelSource, config: RunnerConfig) -> tuple[Checkpoint | None,
     return checkpoint, as_stored(model_config, checkpoint)
 
 
-def _create(config: ModelConfig, kernels: KernelBackend, parallel: TensorParallel) -> CausalLM:
+def _create(config: ModelConfig, setup: LayerSetup) -> CausalLM:
     try:
-        return create_model(config, kernels, parallel)
+        return create_model(config, setup)
     except RuntimeError as error:
         # Torch's words when there is no memory, on a GPU and on a CPU; the first line has the sizes.
         reason = str(error).splitlines()[0]
-        raise WeightsError(f"the model's weights do not fit into the memory of {kernels.device}: {reason}") from error
+        raise WeightsError(f"the model's weights do not fit into the memory of {setup.device}: {reason}") from error
 
 
 def _load(model: CausalLM, checkpoint: Checkpoint | None, model_config: ModelConfig, config: RunnerConfig) -> int:
@@ -172,12 +202,3 @@ def _grammars(source: ModelSource, model: ModelConfig, device: torch.device) -> 
         lambda: load_tokenizer_files(source).files["tokenizer.json"], model.vocab_size, model.eos_token_ids
     )
     return SlotGrammars(compiler, model.vocab_size, device, max(1, min(MAX_FILLERS, physical_cores() // 2)))
-
-
-def _least(num_blocks: int, parallel: TensorParallel, device: torch.device) -> int:
-    """All ranks take the smallest count: the scheduler knows only one."""
-    if parallel.size == 1:
-        return num_blocks
-    count = torch.tensor(num_blocks, device=device)
-    dist.all_reduce(count, dist.ReduceOp.MIN)
-    return int(count)

@@ -45,6 +45,8 @@ class MemoryReport:
     activations: int
     """Peak beyond weights in a dummy step at the largest batch; measured on a GPU, 0 on a CPU."""
     kv_cache: int
+    state: int
+    """Groups of per-request state."""
     swap: int
     num_cache_tokens: int
     """Tokens that the cache holds."""
@@ -61,6 +63,8 @@ class ModelInfo:
     """Operation → what carries it out."""
     block_size: int
     num_blocks: int
+    num_groups: int
+    """Of per-request state; 0 if the model has none."""
     num_host_blocks: int
     """For swapping."""
     max_model_len: int

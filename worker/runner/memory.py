@@ -2,8 +2,10 @@
 
 import logging
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
+from worker.core.pools import PoolBudgetError, PoolPlan, PoolSpec, plan_pools
 from worker.runner.config import RunnerConfig
 
 logger = logging.getLogger(__name__)
@@ -16,36 +18,36 @@ class CacheMemoryError(Exception):
     """The cache cannot hold one block; the message names the setting that would do."""
 
 
-def blocks_on_cpu(config: RunnerConfig, bytes_per_block: int, most_useful: int) -> int:
+def plan_on_cpu(config: RunnerConfig, specs: Sequence[PoolSpec], most_useful: int) -> PoolPlan:
     """`most_useful`: blocks of max_num_seqs sequences at the longest; more are never needed."""
     if config.kv_cache_gib is not None:
         budget = int(config.kv_cache_gib * GIB)
     else:
         budget = min(int(available_host_memory() * CPU_DEFAULT_SHARE), CPU_DEFAULT_MOST)
-    num_blocks = min(budget // bytes_per_block, most_useful)
-    if num_blocks < 1:
+    try:
+        return plan_pools(specs, budget, config.max_num_seqs, most_useful)
+    except PoolBudgetError as error:
         raise CacheMemoryError(
-            f"a KV cache of {budget / GIB:.3f} GiB does not hold one block of {bytes_per_block} bytes; "
-            f"the smallest --kv-cache-gib that does is {_ceil(bytes_per_block / GIB, 4)}"
-        )
-    return num_blocks
+            f"a KV cache of {budget / GIB:.3f} GiB does not hold one block, for which {error.num_bytes_needed} bytes "
+            f"are needed; the smallest --kv-cache-gib that does is {_ceil(error.num_bytes_needed / GIB, 4)}"
+        ) from None
 
 
-def blocks_on_gpu(config: RunnerConfig, bytes_per_block: int, used: int, total: int) -> int:
+def plan_on_gpu(config: RunnerConfig, specs: Sequence[PoolSpec], used: int, total: int) -> PoolPlan:
     """`used`: bytes taken by anyone at the peak of the largest step without a cache; `total`: the device's."""
     if config.kv_cache_gib is not None:
         budget = min(int(config.kv_cache_gib * GIB), total - used)
     else:
         budget = int(total * config.gpu_memory_utilization) - used
-    num_blocks = budget // bytes_per_block
-    if num_blocks < 1:
-        needed = _ceil((used + bytes_per_block) / total, 3)
+    try:
+        return plan_pools(specs, max(budget, 0), config.max_num_seqs)
+    except PoolBudgetError as error:
+        needed = _ceil((used + error.num_bytes_needed) / total, 3)
         raise CacheMemoryError(
-            f"weights and activations take {used / GIB:.2f} of {total / GIB:.2f} GiB, so no KV block of "
-            f"{bytes_per_block} bytes fits; "
+            f"weights and activations take {used / GIB:.2f} of {total / GIB:.2f} GiB, so no KV block fits, for which "
+            f"{error.num_bytes_needed} bytes are needed; "
             + (f"the smallest gpu_memory_utilization that does is {needed}" if needed <= 1 else "use a larger device")
-        )
-    return num_blocks
+        ) from None
 
 
 def available_host_memory() -> int:

@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from worker.core.batch import BatchOutput, ScheduledBatch, TokenLogprobs
-from worker.runner.logprobs import LogprobTensors
-from worker.runner.row_plan import LogprobRows
-from worker.runner.sampler import FAILED, NOTHING_ALLOWED
 from worker.runner.timer import Timing
+from worker.sampling.logprobs import LogprobTensors
+from worker.sampling.plan import LogprobRows
+from worker.sampling.sampler import FAILED, NOTHING_ALLOWED
 
 NOT_FINITE = "the model's output is not finite"
 NO_TOKEN_LEFT = "sampling: allowed and banned tokens, bad sequences, min_tokens and grammar leave no token"

@@ -4,8 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from worker.core.batch import NewSequence, ScheduledBatch
-from worker.core.params import SamplingParams
+from worker.core.batch import ScheduledBatch
 from worker.core.tokens import token_array
 from worker.runner.model_runner import ModelRunner
 
@@ -21,8 +20,8 @@ class PeakMemory:
     """Of `used`, what the step itself takes."""
 
 
-def measure_peak(runner: ModelRunner, largest: ScheduledBatch, cache_bytes: int, device: torch.device) -> PeakMemory:
-    """Runs `largest` on a CUDA device. `cache_bytes`: of the cache that `runner` has for it, which does not count."""
+def measure_peak(runner: ModelRunner, largest: ScheduledBatch, device: torch.device) -> PeakMemory:
+    """Runs `largest` on a CUDA device. `runner` has the spare block alone."""
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
@@ -31,23 +30,20 @@ def measure_peak(runner: ModelRunner, largest: ScheduledBatch, cache_bytes: int,
     activations = torch.cuda.max_memory_allocated(device) - before
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)
-    return PeakMemory(total - free - cache_bytes + activations, total, activations)
+    return PeakMemory(total - free + activations, total, activations)
 
 
-def dummy_batch(num_tokens: int, max_num_seqs: int, block_size: int, max_model_len: int) -> ScheduledBatch:
-    """A step of `num_tokens` tokens (as far as the sequences can be that long) in as many rows as there may be.
+def dummy_batch(num_tokens: int, num_slots: int, max_model_len: int) -> ScheduledBatch:
+    """A step of `num_tokens` tokens (as far as rows can be that long) in as many rows as there are slots.
 
-    All rows have one and the same block table, long enough for the longest: a cache of that many blocks will do.
+    All of it is on the spare slot and the spare block: sequences that live beside it are not touched.
     """
     lens: list[int] = []
-    for rows_left in range(max_num_seqs, 0, -1):
+    for rows_left in range(num_slots, 0, -1):
         if num_tokens:
             lens.append(min(max_model_len, max(1, num_tokens // rows_left)))
             num_tokens -= lens[-1]
-    blocks = tuple(range(-(-max(lens) // block_size)))
-    sampling = SamplingParams(temperature=1.0)
-    new = [NewSequence(slot, token_array([0] * n), n, sampling, blocks) for slot, n in enumerate(lens)]
     return ScheduledBatch(
-        step=0, slots=list(range(len(lens))), num_scheduled_tokens=lens, num_computed_tokens=[0] * len(lens),
-        input_ids=token_array([0] * sum(lens)), samples=[True] * len(lens), new_sequences=new, is_dummy=True,
+        step=0, slots=[num_slots] * len(lens), num_scheduled_tokens=lens, num_computed_tokens=[0] * len(lens),
+        input_ids=token_array([0] * sum(lens)), samples=[True] * len(lens), is_dummy=True,
     )  # fmt: skip

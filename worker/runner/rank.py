@@ -23,9 +23,9 @@ import torch.distributed as dist
 from common.logging import setup_logging
 from fissile.parent import EXIT_ORPHANED, die_with_parent
 from worker.core.batch import ScheduledBatch
-from worker.kernels.registry import KernelBackendError
-from worker.layers.parallel import TensorParallel
+from worker.kernels.select import KernelBackendError
 from worker.loader.errors import ModelError
+from worker.parallel.group import Group
 from worker.runner.build import build_runner, resolve_device
 from worker.runner.grammar import GrammarCompiler
 from worker.runner.memory import CacheMemoryError, physical_cores
@@ -146,11 +146,13 @@ def _start(setup: Setup, replies: Replies) -> ModelRunner:
     config = setup.config
     size = config.tensor_parallel_size
     torch.set_num_threads(config.num_threads or max(1, physical_cores() // size))
+    tp = Group()
     if size > 1:
         backend = "gloo" if resolve_device(config.device, setup.rank).type == "cpu" else "nccl"
         store = dist.FileStore(setup.rendezvous, size)  # type: ignore[attr-defined]
         dist.init_process_group(backend, store=store, rank=setup.rank, world_size=size)
-    runner, info = build_runner(config, TensorParallel(setup.rank, size))
+        tp = Group(setup.rank, size, dist.group.WORLD)
+    runner, info = build_runner(config, tp)
     # What is loaded stays: the collector need not walk through it again and again.
     gc.collect()
     gc.freeze()

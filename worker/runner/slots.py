@@ -1,4 +1,4 @@
-"""Per-slot state that stays from step to step: block tables, tokens, sampling parameters."""
+"""Per-slot state that stays from step to step: tokens, block tables, sampling parameters."""
 
 from dataclasses import dataclass
 
@@ -7,48 +7,53 @@ import torch
 from torch import Tensor
 
 from worker.core.batch import NewSequence, ScheduledBatch
-from worker.core.params import SamplingParams
+from worker.kernels.step import SlotTables
 from worker.runner.staging import as_bits
+from worker.sampling.parameters import NUM_FLOATS, NUM_INTEGERS, Parameters, pack
+from worker.sampling.plan import SlotRules
 
 
 @dataclass(frozen=True, slots=True)
-class Binding:
-    """What the host remembers of the sequence that a slot belongs to: it decides shapes and code paths."""
-
-    sampling: SamplingParams
-    num_prompt_tokens: int = 1
-    min_length: int = 0
-    ending_token_ids: tuple[int, ...] = ()
-
-    @property
-    def reads_tokens(self) -> bool:
-        """Whether something of it depends on the tokens so far."""
-        sampling = self.sampling
-        asks_prompt = sampling.num_prompt_logprobs is not None
-        return asks_prompt or sampling.has_penalties or bool(sampling.bad_token_sequences)
+class PromptLogprobs:
+    num_prompt_tokens: int
+    num_most_likely: int
 
 
 class SlotState:
-    """Rows of persistent device tensors, one a slot."""
+    """Rows of persistent device tensors, one a slot, and behind them the spare slot of padding and dummy steps.
 
-    def __init__(self, num_slots: int, max_blocks: int, max_model_len: int, device: torch.device) -> None:
-        self._max_blocks = max_blocks
+    The spare slot's sequence is one token long; its table names the spare block alone.
+    """
+
+    def __init__(
+        self,
+        num_slots: int,
+        max_blocks: int,
+        max_model_len: int,
+        vocab_size: int,
+        device: torch.device,
+        *,
+        spare_block: int,
+        spare_group: int = 0,
+    ) -> None:
+        self._max_blocks, self._spare_group = max_blocks, spare_group
         self._max_tokens = max_model_len + 1
-        self.block_tables = torch.zeros(num_slots, max_blocks, dtype=torch.int64, device=device)
-        self.last_tokens = torch.zeros(num_slots, dtype=torch.int64, device=device)
-        """Last sampled token of each slot, for `DEFERRED_TOKEN`."""
-        self.tokens = torch.zeros(num_slots, self._max_tokens, dtype=torch.int32, device=device)
-        """Tokens by position, of slots whose binding `reads_tokens`. Those of an earlier owner may stand behind."""
-        self.integers = torch.zeros(num_slots, 3, dtype=torch.int64, device=device)
-        """top_k (0 for all), seed, number of prompt tokens."""
-        self.floats = torch.zeros(num_slots, 6, dtype=torch.float64, device=device)
-        """temperature, top_p, min_p, presence, frequency and repetition penalty."""
-        self.bindings: list[Binding] = [Binding(SamplingParams())] * num_slots
-        self.version = 0
-        """Changes whenever a slot is bound anew."""
-        self.prompt_logprob_slots: set[int] = set()
-        """Slots whose prompt tokens' log probabilities are asked for."""
-        self._table_lens = [0] * num_slots
+        num_rows = num_slots + 1
+        self.tables = SlotTables(
+            tokens=torch.zeros(num_rows, self._max_tokens, dtype=torch.int32, device=device),
+            lengths=torch.ones(num_rows, dtype=torch.int64, device=device),
+            block_tables=torch.full((num_rows, max_blocks), spare_block, dtype=torch.int32, device=device),
+            groups=torch.full((num_rows,), spare_group, dtype=torch.int64, device=device),
+        )
+        self.parameters = Parameters.neutral(num_rows, device)
+        self.rules = SlotRules(num_rows, vocab_size, device)
+        self.prompt_logprobs: dict[int, PromptLogprobs] = {}
+        """Of the slots whose prompt tokens' log probabilities are asked for."""
+        self._table_lens = [0] * num_rows
+
+    @property
+    def spare_slot(self) -> int:
+        return self.tables.spare_slot
 
     def stage(self, batch: ScheduledBatch) -> dict[str, np.ndarray]:
         """Take over the batch's news about slots; returns what `apply` needs on the device (nothing: empty)."""
@@ -74,46 +79,42 @@ class SlotState:
 
     def apply(self, staged: dict[str, Tensor]) -> None:
         """Bring the device tensors up to date, ordered after all earlier steps."""
+        tables = self.tables
         if "table_places" in staged:
-            self.block_tables.view(-1).index_copy_(0, staged["table_places"], staged["table_blocks"])
+            tables.block_tables.view(-1).index_copy_(0, staged["table_places"], staged["table_blocks"].int())
         if "new_slots" in staged:
-            self.integers.index_copy_(0, staged["new_slots"], staged["new_integers"].view(-1, 3))
-            self.floats.index_copy_(0, staged["new_slots"], staged["new_floats"].view(torch.float64).view(-1, 6))
-        if "token_places" in staged:
-            self.tokens.view(-1).index_copy_(0, staged["token_places"], staged["tokens"].int())
+            slots = staged["new_slots"]
+            self.parameters.integers.index_copy_(0, slots, staged["new_integers"].view(-1, NUM_INTEGERS))
+            self.parameters.floats.index_copy_(0, slots, staged["new_floats"].view(torch.float64).view(-1, NUM_FLOATS))
+            tables.lengths.index_copy_(0, slots, staged["new_lengths"])
+            tables.groups.index_copy_(0, slots, staged["new_groups"])
+            tables.tokens.view(-1).index_copy_(0, staged["token_places"], staged["tokens"].int())
 
     def remember(self, slots: Tensor, positions: Tensor, token_ids: Tensor) -> None:
         """What was sampled: `token_ids` int64 [R], none negative, for these positions of these slots."""
-        self.last_tokens.index_copy_(0, slots, token_ids)
-        self.tokens.view(-1).index_copy_(0, slots * self._max_tokens + positions, token_ids.int())
+        self.tables.tokens.view(-1).index_copy_(0, slots * self._max_tokens + positions, token_ids.int())
+        self.tables.lengths.index_copy_(0, slots, positions + 1)
 
     def _bind(self, new: NewSequence) -> None:
-        self.bindings[new.slot] = Binding(new.sampling, new.num_prompt_tokens, new.min_length, new.ending_token_ids)
-        self.version += 1
-        if new.sampling.num_prompt_logprobs is None:
-            self.prompt_logprob_slots.discard(new.slot)
-        else:
-            self.prompt_logprob_slots.add(new.slot)
+        self.rules.bind(new)
+        self.prompt_logprobs.pop(new.slot, None)
+        if new.sampling.num_prompt_logprobs is not None:
+            self.prompt_logprobs[new.slot] = PromptLogprobs(new.num_prompt_tokens, new.sampling.num_prompt_logprobs)
         self._table_lens[new.slot] = 0
 
     def _stage_bindings(self, by_slot: dict[int, NewSequence]) -> dict[str, np.ndarray]:
-        params = [new.sampling for new in by_slot.values()]
-        integers = [(new.sampling.top_k, new.sampling.seed, new.num_prompt_tokens) for new in by_slot.values()]
-        floats = [
-            (p.temperature, p.top_p, p.min_p, p.presence_penalty, p.frequency_penalty, p.repetition_penalty)
-            for p in params
-        ]
-        staged = {
+        news = by_slot.values()
+        integers, floats = pack(news)
+        places = [np.arange(len(new.token_ids)) + new.slot * self._max_tokens for new in news]
+        return {
             "new_slots": np.fromiter(by_slot.keys(), np.int64, len(by_slot)),
             "new_integers": np.array(integers, np.uint64).view(np.int64).reshape(-1),
             "new_floats": as_bits([x for row in floats for x in row]),
+            "new_lengths": np.array([len(new.token_ids) for new in news], np.int64),
+            "new_groups": np.array([self._spare_group if new.group_id < 0 else new.group_id for new in news], np.int64),
+            "token_places": np.concatenate(places),
+            "tokens": np.concatenate([np.array(new.token_ids, np.int64) for new in news]),
         }
-        readers = [new for slot, new in by_slot.items() if self.bindings[slot].reads_tokens]
-        if readers:
-            starts = [np.arange(len(new.token_ids)) + new.slot * self._max_tokens for new in readers]
-            staged["token_places"] = np.concatenate(starts)
-            staged["tokens"] = np.concatenate([np.array(new.token_ids, np.int64) for new in readers])
-        return staged
 
     def _append(self, slot: int, ids: tuple[int, ...] | list[int], places: list[int], blocks: list[int]) -> None:
         at = slot * self._max_blocks + self._table_lens[slot]

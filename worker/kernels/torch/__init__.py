@@ -1,0 +1,38 @@
+"""Every operation in plain torch: the reference, right on every device, and the default on a CPU."""
+
+from typing import Any
+
+from worker.kernels.interface import (
+    EMBEDDING,
+    GQA,
+    LINEAR,
+    MOVE_ENTRIES,
+    PREPARE_STEP,
+    RANDOM_UNIFORM,
+    RMS_NORM,
+    SILU_AND_MUL,
+)
+from worker.kernels.select import Implementation
+from worker.kernels.torch.elementwise import RmsNorm, embedding, silu_and_mul
+from worker.kernels.torch.gqa import TorchGqa
+from worker.kernels.torch.linear import OneDnnLinear, PlainLinear, supports_dense, supports_onednn
+from worker.kernels.torch.move import Move
+from worker.kernels.torch.prepare import prepare_step
+from worker.kernels.torch.random import random_uniform
+
+
+def _always(*_: Any) -> bool:
+    return True
+
+
+IMPLEMENTATIONS: list[Implementation[Any, Any]] = [
+    Implementation(RMS_NORM, "torch", _always, lambda *_: RmsNorm()),
+    Implementation(SILU_AND_MUL, "torch", _always, lambda *_: silu_and_mul),
+    Implementation(EMBEDDING, "torch", _always, lambda *_: embedding),
+    Implementation(LINEAR, "packed oneDNN", supports_onednn, lambda *_: OneDnnLinear()),
+    Implementation(LINEAR, "F.linear", supports_dense, lambda *_: PlainLinear()),
+    Implementation(GQA, "torch", _always, lambda spec, device, _: TorchGqa(spec, device)),
+    Implementation(PREPARE_STEP, "torch", _always, lambda *_: prepare_step),
+    Implementation(MOVE_ENTRIES, "torch", _always, lambda *_: Move()),
+    Implementation(RANDOM_UNIFORM, "torch", _always, lambda *_: random_uniform),
+]

@@ -1,4 +1,4 @@
-"""Linear layers of the torch backend: oneDNN with weights packed once, where that works and pays.
+"""Linear layers in torch: oneDNN with weights packed once, where a CPU has it; F.linear elsewhere.
 
 On a CPU, `F.linear` in float32 goes to MKL, which repacks the weight at each call and is two to three times slower than
 a packed oneDNN product at the few rows of a decode step. The packed operators are those that Inductor emits; they are
@@ -6,13 +6,15 @@ not a public interface of torch, hence the self-check.
 """
 
 import logging
-import time
-from collections.abc import Callable
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+from worker.kernels.interface import LinearSpec
+from worker.kernels.weights import Dense, Weight
 
 logger = logging.getLogger(__name__)
 
@@ -29,83 +31,60 @@ class PackedLinear(NamedTuple):
 class PlainLinear:
     """`F.linear`, on every device."""
 
-    name = "F.linear"
+    def pack(self, weight: Weight) -> PackedLinear:
+        assert isinstance(weight, Dense)
+        return PackedLinear(weight.weight.contiguous(), weight.bias)
 
-    def pack(self, weight: Tensor, bias: Tensor | None) -> PackedLinear:
-        return PackedLinear(weight.contiguous(), bias)
-
-    def apply(self, x: Tensor, packed: PackedLinear) -> Tensor:
-        return functional.linear(x, packed.weight, packed.bias)
+    def __call__(self, x: Tensor, packed: PackedLinear, out: Tensor | None = None) -> Tensor:
+        if out is None:
+            return functional.linear(x, packed.weight, packed.bias)
+        if packed.bias is None:
+            return torch.mm(x, packed.weight.T, out=out)
+        return torch.addmm(packed.bias, x, packed.weight.T, out=out)
 
 
 class OneDnnLinear:
     """Packed oneDNN product, on a CPU."""
 
-    name = "packed oneDNN"
-
     def __init__(self) -> None:
         self._reorder = torch.ops.mkldnn._reorder_linear_weight
         self._product = torch.ops.mkldnn._linear_pointwise
 
-    def pack(self, weight: Tensor, bias: Tensor | None) -> PackedLinear:
-        return PackedLinear(self._reorder(weight.contiguous(), PACK_ROWS), bias)
+    def pack(self, weight: Weight) -> PackedLinear:
+        assert isinstance(weight, Dense)
+        return PackedLinear(self._reorder(weight.weight.contiguous(), PACK_ROWS), weight.bias)
 
-    def apply(self, x: Tensor, packed: PackedLinear) -> Tensor:
-        return self._product(x, packed.weight, packed.bias, "none", [], "")
+    def __call__(self, x: Tensor, packed: PackedLinear, out: Tensor | None = None) -> Tensor:
+        product: Tensor = self._product(x, packed.weight, packed.bias, "none", [], "")
+        return product if out is None else out.copy_(product)
 
 
-LinearMethod = PlainLinear | OneDnnLinear
+def supports_dense(spec: LinearSpec, device: torch.device, dtype: torch.dtype) -> bool:
+    return spec.kind is Dense
 
 
-def choose_linear(device: torch.device, dtype: torch.dtype) -> LinearMethod:
-    """The faster method of those that compute the right numbers here. Takes a few hundredths of a second."""
-    plain = PlainLinear()
-    if device.type != "cpu":
-        return plain
+def supports_onednn(spec: LinearSpec, device: torch.device, dtype: torch.dtype) -> bool:
+    return spec.kind is Dense and device.type == "cpu" and _onednn_works(dtype)
+
+
+@cache
+def _onednn_works(dtype: torch.dtype) -> bool:
+    """Whether the packed product is there and computes the right numbers. Takes a few hundredths of a second."""
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(384, 768, generator=generator).to(dtype)
+    x = torch.randn(40, 768, generator=generator).to(dtype)
+    bias = weight[:, 0].contiguous()
     try:
-        packed = OneDnnLinear()
-        weight, x = _probe(dtype)
-        if not _agree(packed, weight, x):
-            logger.warning("packed oneDNN linear computes wrong results on this CPU; using F.linear")
-            return plain
-        plain_seconds, packed_seconds = (_seconds(method, weight, x[:8]) for method in (plain, packed))
+        linear = OneDnnLinear()
+        packed = linear.pack(Dense(weight, bias))
+        results = [linear(x[:rows], packed) for rows in (1, 8, 40)]
     except (RuntimeError, AttributeError, NotImplementedError) as error:
         logger.info("no packed oneDNN linear here (%s); using F.linear", str(error).partition("\n")[0])
-        return plain
-    chosen: LinearMethod = packed if packed_seconds < plain_seconds else plain
-    logger.info(
-        "linear layers in %s: %s (8 rows of 768 x 3072: F.linear %.2f ms, packed oneDNN %.2f ms)",
-        str(dtype).removeprefix("torch."), chosen.name, plain_seconds * 1e3, packed_seconds * 1e3,
-    )  # fmt: skip
-    return chosen
-
-
-def _probe(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    weight = torch.randn(3072, 768, generator=generator).to(dtype)
-    return weight, torch.randn(40, 768, generator=generator).to(dtype)
-
-
-def _agree(method: LinearMethod, weight: Tensor, x: Tensor) -> bool:
-    bias = weight[:, 0].contiguous()
-    packed = method.pack(weight, bias)
-    tolerance = 1e-4 if weight.dtype == torch.float32 else 3e-2
-    for rows in (1, 8, 40):
-        expected = x[:rows].double() @ weight.double().T + bias.double()
-        error = (method.apply(x[:rows], packed).double() - expected).abs().max() / expected.abs().max()
-        if not error < tolerance:
-            return False
+        return False
+    tolerance = 1e-4 if dtype == torch.float32 else 3e-2
+    expected = x.double() @ weight.double().T + bias.double()
+    errors = [(got.double() - expected[: len(got)]).abs().max() for got in results]
+    if not max(errors) < tolerance * expected.abs().max():
+        logger.warning("packed oneDNN linear computes wrong results on this CPU; using F.linear")
+        return False
     return True
-
-
-def _seconds(method: LinearMethod, weight: Tensor, x: Tensor) -> float:
-    """Best of several calls: a stolen time slice must not decide."""
-    packed = method.pack(weight, None)
-    run: Callable[[], Tensor] = lambda: method.apply(x, packed)  # noqa: E731
-    run()
-    best = float("inf")
-    for _ in range(9):
-        start = time.perf_counter()
-        run()
-        best = min(best, time.perf_counter() - start)
-    return best

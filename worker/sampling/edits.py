@@ -9,7 +9,8 @@ tokens so far are read on the device, so a token that the host has not seen coun
 import torch
 from torch import Tensor
 
-from worker.runner.row_plan import NO_TOKEN, BadTokens, LogitEdits
+from worker.sampling.parameters import Parameters
+from worker.sampling.plan import NO_TOKEN, BadTokens, LogitEdits
 
 MAX_HISTORY_ELEMENTS = 1 << 21
 """Tokens so far that are looked at together; more rows than that take turns, which bounds memory."""
@@ -18,27 +19,23 @@ MAX_HISTORY_ELEMENTS = 1 << 21
 class History:
     """The tokens so far of the sampled rows."""
 
-    __slots__ = ("longest", "num_prompt_tokens", "positions", "slots", "tokens")
+    __slots__ = ("longest", "positions", "slots", "tokens")
 
-    def __init__(
-        self, tokens: Tensor, slots: Tensor, positions: Tensor, num_prompt_tokens: Tensor, longest: int
-    ) -> None:
+    def __init__(self, tokens: Tensor, slots: Tensor, positions: Tensor, longest: int) -> None:
         """`tokens` int32 [slots, most]; the others int64 [R]. `longest` is the largest of `positions`, on the host."""
         self.tokens, self.slots, self.positions = tokens, slots, positions
-        self.num_prompt_tokens = num_prompt_tokens
         self.longest = longest
 
 
-def edit_logits(logits: Tensor, edits: LogitEdits, history: History, penalties: Tensor) -> None:
-    """Changes `logits` float32 [R, V], contiguous, in place. `penalties` float32 [R, 3]: presence, frequency,
-    repetition."""
+def edit_logits(logits: Tensor, edits: LogitEdits, history: History, parameters: Parameters) -> None:
+    """Changes `logits` float32 [R, V], contiguous, in place."""
     flat = logits.view(-1)
     if edits.bias is not None:
         places, values = edits.bias
         flat.index_add_(0, places.flat, values)
     if edits.penalised is not None:
         for rows in edits.penalised.split(max(1, MAX_HISTORY_ELEMENTS // history.longest)):
-            _penalise(logits, rows, edits, history, penalties.index_select(0, rows))
+            _penalise(logits, rows, edits, history, parameters.select(rows))
     if edits.allowed is not None:
         restricted, places = edits.allowed
         kept = flat.index_select(0, places.flat)
@@ -58,23 +55,24 @@ def _forbid(flat: Tensor, places: Tensor, condition: Tensor) -> None:
     flat.index_add_(0, places, torch.where(condition, -torch.inf, 0.0).to(flat.dtype))
 
 
-def _penalise(logits: Tensor, rows: Tensor, edits: LogitEdits, history: History, penalties: Tensor) -> None:
+def _penalise(logits: Tensor, rows: Tensor, edits: LogitEdits, history: History, parameters: Parameters) -> None:
     """Works on the places of tokens that occurred. A place that is written twice gets the same value both times: where
     nothing is to be done, another occurrence in the same row is done again."""
     flat = logits.view(-1)
     slots, length = history.slots.index_select(0, rows), history.positions.index_select(0, rows)[:, None]
     tokens = history.tokens[:, : history.longest].index_select(0, slots).long()
-    presence, frequency, repetition = penalties.split(1, -1)
+    presence, frequency = parameters.presence_penalty.float(), parameters.frequency_penalty.float()
     position = torch.arange(history.longest, device=logits.device)
     start = rows[:, None] * logits.shape[1]
     is_known = position < length
     if edits.has_repetition:
+        repetition = parameters.repetition_penalty.float()
         places = (start + torch.where(is_known, tokens, tokens[:, :1])).view(-1)
         values = flat.index_select(0, places).view_as(tokens)
         values = torch.where(values > 0, values / repetition, values * repetition)
         flat.index_copy_(0, places, values.view(-1))
     if edits.has_output_penalties:
-        num_prompt = history.num_prompt_tokens.index_select(0, rows)[:, None]
+        num_prompt = parameters.num_prompt_tokens
         is_output = is_known & (position >= num_prompt)
         places = (start + torch.where(is_output, tokens, tokens.gather(1, length - 1))).view(-1)
         values = flat.index_select(0, places).view_as(tokens) - torch.where(length > num_prompt, presence, 0.0)

@@ -3,23 +3,15 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-
-from torch import Tensor
-
-from worker.kernels.interface import AttentionPlan
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
 class ForwardContext:
-    """Valid for one forward pass. Tokens are in the runner's order: rows with one token first."""
+    """Valid for one forward pass."""
 
-    positions: Tensor
-    """int64 [T]"""
-    token_slots: Tensor
-    """int64 [T]: where each token's K and V go in the cache."""
-    num_decode_tokens: int
-    """The first this many tokens are one row each; the others belong to longer rows."""
-    attention: AttentionPlan
+    metadata: tuple[Any, ...]
+    """Of the step, from each cache builder in turn."""
 
 
 _current: ForwardContext | None = None

@@ -16,10 +16,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from worker.kernels.interface import KernelBackend
-from worker.runner.logit_edits import History, edit_logits
-from worker.runner.logprobs import LogprobTensors, token_logprobs
-from worker.runner.row_plan import RowPlan
+from worker.kernels.interface import RANDOM_UNIFORM
+from worker.kernels.select import Kernels
+from worker.sampling.edits import History, edit_logits
+from worker.sampling.logprobs import LogprobTensors, token_logprobs
+from worker.sampling.parameters import Parameters
+from worker.sampling.plan import RowPlan
 
 CHUNK = 256
 CPU_CANDIDATES = (256, 4096)
@@ -35,23 +37,16 @@ class SamplingRows:
     """The rows to sample; tensors are on the device, aligned with the logits' rows."""
 
     plan: RowPlan
-    integers: Tensor
-    """int64 [R, 3]: top_k (0 for all), seed, number of prompt tokens."""
-    floats: Tensor
-    """float64 [R, 6]: temperature, top_p, min_p, presence, frequency and repetition penalty."""
+    parameters: Parameters
     history: History
     grammar_mask: Tensor | None = None
     """int32 [R, V / 32 rounded up]: a bit for each token that the row's grammar allows; None: no row has one."""
 
     def drawn(self) -> "DrawnRows":
-        positions = self.history.positions
-        if self.plan.drawn is None:
-            return DrawnRows(self.plan, self.integers, self.floats, positions)
         index = self.plan.drawn
-        return DrawnRows(
-            self.plan, self.integers.index_select(0, index), self.floats.index_select(0, index),
-            positions.index_select(0, index),
-        )  # fmt: skip
+        if index is None:
+            return DrawnRows(self.plan, self.parameters, self.history.positions)
+        return DrawnRows(self.plan, self.parameters.select(index), self.history.positions.index_select(0, index))
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +54,7 @@ class DrawnRows:
     """Of these rows, those that are drawn."""
 
     plan: RowPlan
-    integers: Tensor
-    floats: Tensor
+    parameters: Parameters
     positions: Tensor
 
 
@@ -73,8 +67,8 @@ class Sampled:
 
 
 class Sampler:
-    def __init__(self, kernels: KernelBackend) -> None:
-        self._kernels = kernels
+    def __init__(self, kernels: Kernels) -> None:
+        self._random_uniform = kernels.choose(RANDOM_UNIFORM, None, torch.float64)
 
     def sample(self, logits: Tensor, rows: SamplingRows) -> Sampled:
         """Chooses a token for each row. logits: float32 [R, V], contiguous; may be overwritten."""
@@ -101,7 +95,7 @@ class Sampler:
 
     def _edit(self, logits: Tensor, rows: SamplingRows) -> None:
         if rows.plan.edits is not None:
-            edit_logits(logits, rows.plan.edits, rows.history, rows.floats[:, 3:].float())
+            edit_logits(logits, rows.plan.edits, rows.history, rows.parameters)
         if rows.grammar_mask is not None:
             apply_mask(logits, rows.grammar_mask)
 
@@ -115,7 +109,7 @@ class Sampler:
         return logits.argmax(-1).index_copy_(0, plan.drawn, drawn)
 
     def _draw(self, logits: Tensor, best: Tensor, rows: DrawnRows) -> Tensor:
-        temperature = rows.floats[:, :1].float()
+        temperature = rows.parameters.temperature.float()
         scaled = (logits - best[:, None]).div_(temperature)
         # Not exp: that is slow for what is as good as zero.
         weights = scaled.softmax(-1)
@@ -140,7 +134,7 @@ class Sampler:
                 top_p = _top_p_threshold(scaled, kept, rows)
             found = top_p if found is None else torch.maximum(found, top_p)
         if plan.has_min_p:
-            min_p = rows.floats[:, 2:3].log().float()
+            min_p = rows.parameters.min_p.log().float()
             found = min_p if found is None else torch.maximum(found, min_p)
         return found
 
@@ -155,14 +149,14 @@ class Sampler:
         return chunk * CHUNK + self._winner(members, rows, stream=1)
 
     def _winner(self, weights: Tensor, rows: DrawnRows, stream: int) -> Tensor:
-        uniform = self._kernels.random_uniform(rows.integers[:, 1], rows.positions, stream, weights.shape[1])
+        uniform = self._random_uniform(rows.parameters.seed[:, 0], rows.positions, stream, weights.shape[1])
         return (weights.double() / -uniform.log()).argmax(-1)
 
 
 def _top_k_threshold(values: Tensor, rows: DrawnRows, vocab_size: int) -> Tensor:
     """The top_k-th of the largest logits in order, `values`. A top_k of the vocabulary's size or more restricts
     nothing, as 0 does."""
-    top_k = rows.integers[:, :1]
+    top_k = rows.parameters.top_k
     kth = values.gather(1, (top_k - 1).clamp_(0, values.shape[1] - 1))
     return kth.masked_fill_((top_k == 0) | (top_k >= vocab_size), -torch.inf)
 
@@ -177,13 +171,14 @@ def _top_p_of_best(values: Tensor, rows: DrawnRows) -> Tensor:
 def _top_p_threshold(scaled: Tensor, weights: Tensor, rows: DrawnRows) -> Tensor:
     """The least logit of the smallest set of most likely tokens that holds a share top_p of `weights`."""
     total = weights.sum(-1, keepdim=True, dtype=torch.float64)
-    values, before = _sorted_mass(scaled, weights, rows.floats[:, 1:2] * total, rows.floats[:, 1:2])
+    top_p = rows.parameters.top_p
+    values, before = _sorted_mass(scaled, weights, top_p * total, top_p)
     return _last_before_goal(values, before, total, rows)
 
 
 def _last_before_goal(values: Tensor, before: Tensor, total: Tensor, rows: DrawnRows) -> Tensor:
     """`before` [R, N] is the mass of what is more likely than each of `values`."""
-    top_p = rows.floats[:, 1:2]
+    top_p = rows.parameters.top_p
     # The most likely token always stays, whatever top_p.
     num_kept = (before < top_p * total).sum(-1, keepdim=True).clamp_(min=1)
     return values.gather(1, num_kept - 1).masked_fill_(top_p >= 1, -torch.inf)

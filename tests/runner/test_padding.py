@@ -1,0 +1,74 @@
+"""Padding and dummy steps live on the spare slot and the spare block: nobody's blocks, slots or tokens change."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import LlamaForCausalLM
+
+from tests.runner.conftest import greedy_reference, make_driver, random_prompt
+from tests.runner.driver import Driver, cache_of
+from worker.runner.prepare import StepPreparer
+from worker.runner.probe import dummy_batch
+
+
+@pytest.fixture(autouse=True)
+def inference_mode() -> Iterator[None]:
+    with torch.inference_mode():
+        yield
+
+
+def padded_driver(path: Path, *sizes: int) -> Driver:
+    """As a runner with captured graphs would run uniform steps."""
+    driver = make_driver(path)
+    parts = driver.runner._parts
+    padded = StepPreparer(parts.slots, parts.preparer.buffers, parts.kernels, 16, uniform_sizes=sizes)
+    object.__setattr__(parts, "preparer", padded)
+    for cache in cache_of(driver.runner):
+        cache.zero_()
+    return driver
+
+
+def sums(driver: Driver, blocks: list[int], slots: list[int]) -> list[Tensor]:
+    tables = driver.runner._parts.slots.tables
+    caches = [cache[blocks].double().sum((1, 2, 3, 4)) for cache in cache_of(driver.runner)]
+    return [*caches, tables.tokens[slots].clone(), tables.lengths[slots].clone(), tables.block_tables[slots].clone()]
+
+
+def test_a_padded_step_writes_its_rows_alone(tiny: tuple[Path, LlamaForCausalLM]) -> None:
+    path, model = tiny
+    driver = padded_driver(path, 2, 4, 8)
+    seqs = [driver.add(random_prompt(n, n)) for n in (3, 20, 9)]
+    driver.prefill(*seqs)
+    outside = [block for block in range(64) if all(block not in seq.blocks for seq in seqs)]
+    slots = list(range(3, 16))
+    before = sums(driver, outside, slots)
+    driver.decode(*seqs, steps=9)
+    grown = {block for seq in seqs for block in seq.blocks}
+    for old, new in zip(before, sums(driver, outside, slots), strict=True):
+        kept = [i for i, block in enumerate(outside) if block not in grown] if len(old) == len(outside) else slice(None)
+        assert torch.equal(old[kept], new[kept])
+    for seq in seqs:
+        assert seq.output == greedy_reference(model, seq.tokens[: seq.num_prompt], 10)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 16, 200])
+def test_a_dummy_step_between_a_sequences_steps_changes_nothing(
+    tiny: tuple[Path, LlamaForCausalLM], num_tokens: int
+) -> None:
+    path, model = tiny
+    driver = make_driver(path)
+    for cache in cache_of(driver.runner):
+        cache.zero_()
+    seqs = [driver.add(random_prompt(n, n)) for n in (3, 20)]
+    driver.prefill(*seqs)
+    for _ in range(6):
+        before = sums(driver, list(range(64)), list(range(16)))
+        driver.runner.execute(dummy_batch(num_tokens, 16, max_model_len=256))
+        for old, new in zip(before, sums(driver, list(range(64)), list(range(16))), strict=True):
+            assert torch.equal(old, new)
+        driver.decode(*seqs)
+    for seq in seqs:
+        assert seq.output == greedy_reference(model, seq.tokens[: seq.num_prompt], 7)

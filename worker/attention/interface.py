@@ -1,0 +1,61 @@
+"""Cache builders: whoever knows a kind of attention owns its memory. Runner and scheduler are blind to what is in it.
+
+A model lists its cache layers. Each has a spec; layers of equal specs share the builder that the spec makes. A new kind
+of attention is one file: a spec, a layer and a builder.
+"""
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+
+from worker.core.pools import PoolKind, PoolPlan, PoolSpec
+from worker.kernels.select import Kernels
+from worker.kernels.step import Step, StepBuffers
+
+
+@dataclass(frozen=True, slots=True)
+class EntryTensor:
+    """A part of the cache that zero, copy and swap must touch, entries first."""
+
+    kind: PoolKind
+    tensor: Tensor
+    entries_per_request: int = 1
+    """STATE: so many consecutive entries are a group."""
+
+
+class CacheBuilder(Protocol):
+    def pool_specs(self) -> list[PoolSpec]:
+        """What its layers need of this rank's memory."""
+
+    def allocate(self, plan: PoolPlan) -> None:
+        """Make its tensors, with one spare block or group beyond those of `plan`, and bind its layers to them, in place
+        of what was bound before."""
+
+    def entry_tensors(self) -> list[EntryTensor]:
+        """Of what was allocated last."""
+
+    def prepare(self, step: Step, buffers: StepBuffers) -> Any:
+        """What its layers share in this step; they find it in the forward context under the builder's number."""
+
+
+class CacheSpec(Hashable, Protocol):
+    def make_builder(self, layers: Sequence[Any], number: int, kernels: Kernels, block_size: int) -> CacheBuilder:
+        """For these layers, all of this spec. `number`: the builder's place in the forward context."""
+
+
+class CacheLayer(nn.Module):
+    """A layer that keeps something of each token or sequence in a cache."""
+
+    def __init__(self, spec: CacheSpec) -> None:
+        super().__init__()
+        self.spec = spec
+
+
+def make_builders(layers: Sequence[CacheLayer], kernels: Kernels, block_size: int) -> list[CacheBuilder]:
+    """One for each spec, in the order of the layers."""
+    by_spec: dict[CacheSpec, list[CacheLayer]] = {}
+    for layer in layers:
+        by_spec.setdefault(layer.spec, []).append(layer)
+    return [spec.make_builder(same, number, kernels, block_size) for number, (spec, same) in enumerate(by_spec.items())]

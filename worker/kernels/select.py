@@ -1,0 +1,79 @@
+"""The kernel table: for each operation the implementations, in order of preference; the first that supports wins."""
+
+import importlib.metadata
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic
+
+import torch
+
+from worker.kernels.interface import KernelT, Operation, SpecT
+
+BACKENDS = ("auto", "torch", "triton", "aiter")
+
+
+class KernelBackendError(Exception):
+    """The backend asked for cannot run here; the message says what can."""
+
+
+@dataclass(frozen=True, slots=True)
+class Implementation(Generic[SpecT, KernelT]):
+    """One way to carry out an operation. Capability decides, never a clock: two machines of one kind compute alike."""
+
+    operation: Operation[SpecT, KernelT]
+    name: str
+    supports: Callable[[SpecT, torch.device, torch.dtype], bool]
+    make: Callable[[SpecT, torch.device, torch.dtype], KernelT]
+
+
+class Kernels:
+    """One rank's kernels. Asked when a layer is built; equal questions get the same kernel."""
+
+    def __init__(self, device: torch.device, backend: str = "auto") -> None:
+        """`backend` goes before the others where it supports an operation. Raises KernelBackendError."""
+        self.device = device
+        self._table = _implementations(backend)
+        self._chosen: dict[tuple[Any, ...], tuple[str, Any]] = {}
+
+    def choose(self, operation: Operation[SpecT, KernelT], spec: SpecT, dtype: torch.dtype) -> KernelT:
+        """The kernel for this shape and dtype. Raises KernelBackendError if there is none."""
+        key = (operation.name, spec, dtype)
+        if key not in self._chosen:
+            self._chosen[key] = self._make(operation, spec, dtype)
+        kernel: KernelT = self._chosen[key][1]
+        return kernel
+
+    def _make(self, operation: Operation[SpecT, KernelT], spec: SpecT, dtype: torch.dtype) -> tuple[str, KernelT]:
+        for implementation in self._table:
+            if implementation.operation == operation and implementation.supports(spec, self.device, dtype):
+                return implementation.name, implementation.make(spec, self.device, dtype)
+        raise KernelBackendError(f"no kernel for {operation.name} {spec} in {dtype} on {self.device.type}")
+
+    def describe(self) -> dict[str, str]:
+        """Operation → what carries it out, of those chosen so far; for the start-up log."""
+        names: dict[str, dict[str, None]] = {}
+        for (operation, *_), (name, _) in self._chosen.items():
+            names.setdefault(operation, {})[name] = None
+        return {operation: ", ".join(found) for operation, found in names.items()}
+
+
+def _implementations(backend: str) -> list[Implementation[Any, Any]]:
+    if backend in ("auto", "torch"):
+        from worker.kernels.torch import IMPLEMENTATIONS
+
+        return IMPLEMENTATIONS
+    if backend == "triton":
+        raise KernelBackendError("kernel backend 'triton' is not available in this version; use 'torch' or 'auto'")
+    if backend == "aiter":
+        raise KernelBackendError(_why_no_aiter())
+    raise KernelBackendError(f"unknown kernel backend {backend!r}; known: {', '.join(BACKENDS)}")
+
+
+def _why_no_aiter() -> str:
+    installed = {distribution.metadata["Name"] for distribution in importlib.metadata.distributions()}
+    if "aiter" in installed and "amd-aiter" not in installed:
+        return (
+            "the installed package 'aiter' is an unrelated library of asynchronous iterators; "
+            "AMD's kernels are the package 'amd-aiter': pip uninstall aiter && pip install amd-aiter"
+        )
+    return "kernel backend 'aiter' is not available in this version; use 'torch' or 'auto'"

@@ -1,0 +1,31 @@
+"""Norms, activations, embedding in torch."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from worker.parallel.group import Group
+
+
+class RmsNorm:
+    def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return functional.rms_norm(x, weight.shape, weight, eps)
+
+    def add_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, group: Group) -> tuple[Tensor, Tensor]:
+        residual.add_(group.all_reduce(x))
+        return functional.rms_norm(residual, weight.shape, weight, eps), residual
+
+
+def silu_and_mul(x: Tensor) -> Tensor:
+    gate, up = x.chunk(2, -1)
+    return functional.silu(gate).mul_(up)
+
+
+def embedding(ids: Tensor, table: Tensor) -> Tensor:
+    return functional.embedding(ids, table)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary embedding, neox pairing: x [T, heads, D], cos and sin [T, 1, D] as in `RopeTable`."""
+    swapped = torch.roll(x, x.shape[-1] // 2, -1)
+    return (x * cos).addcmul_(swapped, sin)

@@ -1,0 +1,107 @@
+"""The blocks that decoder-only models are made of. Module names are those of Hugging Face's checkpoints."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from worker.kernels.interface import SILU_AND_MUL, ActivationSpec, GqaSpec, QkNorm, RopeTable
+from worker.layers.attention import GqaAttention
+from worker.layers.embedding import TokenEmbedding
+from worker.layers.linear import MergedColumnLinear, RowLinear, shard_of
+from worker.layers.norm import RMSNorm
+from worker.layers.setup import LayerSetup
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionShape:
+    """Of the whole model, before sharding."""
+
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    bias: bool = False
+    """Of the four projections."""
+    qk_norm_eps: float | None = None
+    """RMS norm of each query and key head; None: there is none."""
+
+
+class SelfAttention(nn.Module):
+    """Projections around causal attention with K and V per head. Returns this rank's part of the sum over ranks."""
+
+    def __init__(self, setup: LayerSetup, shape: AttentionShape, rope: RopeTable | None) -> None:
+        super().__init__()
+        dim, heads, kv_heads = shape.head_dim, shape.num_heads, shape.num_kv_heads
+        parts = {"q_proj": (heads, dim), "k_proj": (kv_heads, dim), "v_proj": (kv_heads, dim)}
+        self.qkv_proj = MergedColumnLinear(setup, shape.hidden_size, parts, shape.bias)
+        self.o_proj = RowLinear(setup, heads, dim, shape.hidden_size, shape.bias)
+        norm = None
+        if shape.qk_norm_eps is not None:
+            self.q_norm = RMSNorm(setup, dim, shape.qk_norm_eps)
+            self.k_norm = RMSNorm(setup, dim, shape.qk_norm_eps)
+            norm = QkNorm(self.q_norm.weight, self.k_norm.weight, shape.qk_norm_eps)
+        spec = GqaSpec(
+            num_heads=shard_of(heads, setup.tp, "q_proj")[1],
+            num_kv_heads=shard_of(kv_heads, setup.tp, "k_proj")[1],
+            head_dim=dim,
+            scale=dim**-0.5,
+            dtype=setup.dtype,
+        )
+        self.attention = GqaAttention(setup, spec, norm, rope)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.o_proj(self.attention(self.qkv_proj(x)))
+
+
+class GatedMLP(nn.Module):
+    """down(silu(gate(x)) × up(x)). Returns this rank's part of the sum over ranks."""
+
+    def __init__(self, setup: LayerSetup, hidden_size: int, intermediate_size: int, bias: bool = False) -> None:
+        super().__init__()
+        parts = {"gate_proj": (intermediate_size, 1), "up_proj": (intermediate_size, 1)}
+        self.gate_up_proj = MergedColumnLinear(setup, hidden_size, parts, bias)
+        self.down_proj = RowLinear(setup, intermediate_size, 1, hidden_size, bias)
+        local_size = setup.tp.share(intermediate_size, "features of the MLP")
+        self._silu_and_mul = setup.kernels.choose(SILU_AND_MUL, ActivationSpec(local_size), setup.dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(self._silu_and_mul(self.gate_up_proj(x)))
+
+
+class DecoderLayer(nn.Module):
+    """Attention and MLP, each with a norm before it and a residual around it."""
+
+    def __init__(self, setup: LayerSetup, attention: nn.Module, mlp: nn.Module, hidden_size: int, eps: float) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(setup, hidden_size, eps)
+        self.self_attn = attention
+        self.post_attention_layernorm = RMSNorm(setup, hidden_size, eps)
+        self.mlp = mlp
+
+    def forward(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """x is this rank's part of what the layer before adds to the residual stream."""
+        x, residual = self.input_layernorm.add_norm(x, residual)
+        x, residual = self.post_attention_layernorm.add_norm(self.self_attn(x), residual)
+        return self.mlp(x), residual
+
+
+class Decoder(nn.Module):
+    """Embedding, layers, norm."""
+
+    def __init__(
+        self, setup: LayerSetup, vocab_size: int, hidden_size: int, layers: Sequence[DecoderLayer], eps: float
+    ) -> None:
+        super().__init__()
+        self.embed_tokens = TokenEmbedding(setup, vocab_size, hidden_size)
+        self.layers = nn.ModuleList(layers)
+        self.norm = RMSNorm(setup, hidden_size, eps)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        """int64 [T] → the last hidden state, [T, hidden], complete on every rank."""
+        x = self.embed_tokens(input_ids)
+        residual = torch.zeros_like(x)
+        for layer in self.layers:
+            x, residual = layer(x, residual)
+        return self.norm.add_norm(x, residual)[0]

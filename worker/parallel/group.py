@@ -1,0 +1,50 @@
+"""Ranks that work on one thing together, as layers see them: sums and gathers, nothing at all when there is one."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """This rank's place among `size` ranks. With size > 1 its operations need the `handle` of a process group."""
+
+    rank: int = 0
+    size: int = 1
+    handle: dist.ProcessGroup | None = None
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """The sum over ranks, in place."""
+        if self.size > 1:
+            dist.all_reduce(x, group=self.handle)
+        return x
+
+    def gather_last(self, x: Tensor) -> Tensor | None:
+        """[..., n] of each rank → [..., size × n] in the order of ranks, on rank 0; None on the others."""
+        if self.size == 1:
+            return x
+        parts = [torch.empty_like(x) for _ in range(self.size)] if self.rank == 0 else None
+        dist.gather(x.contiguous(), parts, group=self.handle, group_dst=0)
+        return None if parts is None else torch.cat(parts, -1)
+
+    def broadcast(self, x: Tensor) -> Tensor:
+        """Rank 0's values everywhere, in place."""
+        if self.size > 1:
+            dist.broadcast(x, group=self.handle, group_src=0)
+        return x
+
+    def minimum(self, value: int, device: torch.device) -> int:
+        """The least of all ranks' values, on each. Waits for all of them."""
+        if self.size == 1:
+            return value
+        least = torch.tensor(value, device=device)
+        dist.all_reduce(least, dist.ReduceOp.MIN, group=self.handle)
+        return int(least)
+
+    def share(self, total: int, what: str) -> int:
+        """`total` over the ranks. Raises ValueError when it does not divide."""
+        if total % self.size:
+            raise ValueError(f"{total} {what} cannot be divided over {self.size} tensor-parallel ranks")
+        return total // self.size

@@ -1,0 +1,50 @@
+"""Moves of cache entries between steps' uses of them: clear, swap out, copy, swap in. Blind to what is in them."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from worker.attention.interface import CacheBuilder
+from worker.core.batch import ScheduledBatch
+from worker.core.pools import PoolKind
+from worker.kernels.interface import MOVE_ENTRIES
+from worker.kernels.select import Kernels
+from worker.kernels.transfer import to_device
+
+
+class EntryMover:
+    """Over the caches that the builders allocated last, and the host memory for swapped blocks, which it owns."""
+
+    def __init__(self, builders: Sequence[CacheBuilder], kernels: Kernels, num_host_blocks: int) -> None:
+        self._device = kernels.device
+        self._kernel = kernels.choose(MOVE_ENTRIES, None, torch.int64)
+        entries = [entry for builder in builders for entry in builder.entry_tensors()]
+        self._pages = [(e.tensor, self._host(e.tensor, num_host_blocks)) for e in entries if e.kind is PoolKind.PAGE]
+        self._states = [(e.tensor, e.entries_per_request) for e in entries if e.kind is PoolKind.STATE]
+
+    def _host(self, tensor: Tensor, num_blocks: int) -> Tensor:
+        """A host block is one piece of memory, pinned when the device is a GPU."""
+        return torch.empty(num_blocks, *tensor.shape[1:], dtype=tensor.dtype, pin_memory=self._device.type == "cuda")
+
+    def move(self, batch: ScheduledBatch) -> None:
+        """In this order, before anything of the step reads or writes the cache."""
+        for tensor, host in self._pages:
+            if batch.blocks_to_zero:
+                self._kernel.zero(tensor, self._indices(batch.blocks_to_zero))
+            if batch.blocks_to_swap_out:
+                blocks, host_blocks = zip(*batch.blocks_to_swap_out, strict=True)
+                self._kernel.swap_out(tensor, host, self._indices(blocks), host_blocks)
+            if batch.blocks_to_copy:
+                sources, destinations = zip(*batch.blocks_to_copy, strict=True)
+                self._kernel.copy(tensor, self._indices(sources), self._indices(destinations))
+            if batch.blocks_to_swap_in:
+                host_blocks, blocks = zip(*batch.blocks_to_swap_in, strict=True)
+                self._kernel.swap_in(tensor, host, self._indices(blocks), host_blocks)
+        groups = [new.group_id for new in batch.new_sequences if new.group_id >= 0]
+        for tensor, num in self._states if groups else ():
+            # A sequence is bound where its state begins: state groups are neither swapped nor reused.
+            self._kernel.zero(tensor, self._indices([group * num + i for group in groups for i in range(num)]))
+
+    def _indices(self, values: Sequence[int]) -> Tensor:
+        return to_device(torch.tensor(values, dtype=torch.int64), self._device)

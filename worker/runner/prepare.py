@@ -1,0 +1,189 @@
+"""Phase 1 of a step, prepare: from a `ScheduledBatch` to the step's buffers, by one copy and one operation."""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from worker.core.batch import ScheduledBatch
+from worker.kernels.interface import PREPARE_STEP
+from worker.kernels.select import Kernels
+from worker.kernels.step import Chunk, StagedRows, Step, StepBuffers
+from worker.runner.slots import SlotState
+from worker.runner.staging import Staging
+
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """What the runner needs of a step beside the buffers. Rows are in the step's order, not the batch's."""
+
+    step: Step
+    sampled_rows: list[int]
+    """Batch rows that get a token, in the order of the tensors below."""
+    logit_tokens: Tensor
+    """int64 [R]: which token of the step each sampled row's logits come from."""
+    other_rows: list[int]
+    """Batch rows that get none: all but the last chunk of a prompt."""
+    other_tokens: Tensor | None
+    """int64 [U]: the last token of each of these; None when there is none."""
+    sampled_slots: Tensor
+    """int64 [R]"""
+    sampled_positions: Tensor
+    """int64 [R]: position, in its sequence, of the token to be sampled."""
+    longest_sampled: int
+    """Upper bound of these; 0 if there is none."""
+    prompt: "PromptInputs | None"
+    """None: nobody asks for log probabilities of prompt tokens of this step."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptInputs:
+    """Tokens of this step that another prompt token follows, in rows that ask for log probabilities of those."""
+
+    rows: list[tuple[int, int, int]]
+    """(batch row, how many, most likely tokens that it asks for), in the order of the tensors below."""
+    step_tokens: Tensor
+    """int64 [P]: which token of the step."""
+    slots: Tensor
+    """int64 [P]"""
+    next_positions: Tensor
+    """int64 [P]: position, in its sequence, of the token that follows."""
+
+
+class StepPreparer:
+    """Owns the buffers."""
+
+    def __init__(
+        self,
+        slots: SlotState,
+        buffers: StepBuffers,
+        kernels: Kernels,
+        block_size: int,
+        uniform_sizes: Sequence[int] = (),
+    ) -> None:
+        """`uniform_sizes`: rising; a step of uniform rows alone is padded to the next of these numbers of rows."""
+        self.buffers = buffers
+        self._slots, self._block_size, self._uniform_sizes = slots, block_size, uniform_sizes
+        self._kernel = kernels.choose(PREPARE_STEP, None, torch.int64)
+        self._staging = Staging(kernels.device)
+        max_rows = len(buffers.context_lens)
+        self._places = torch.arange(max_rows, device=kernels.device)
+        self._ones = torch.ones(max_rows, dtype=torch.int64, device=kernels.device)
+
+    def prepare(self, batch: ScheduledBatch) -> StepInputs:
+        """Apply the batch's deltas to the slots and fill the buffers. Does not wait for the device."""
+        news = self._slots.stage(batch)
+        order, num_uniform = _uniform_first(batch)
+        if num_uniform == len(batch.slots):
+            return self._prepare_uniform(batch, news)
+        slots, computed, lens = (
+            np.array(values)[order] for values in (batch.slots, batch.num_computed_tokens, batch.num_scheduled_tokens)
+        )
+        ends, first_tokens = computed + lens, lens.cumsum() - lens
+        step = Step(
+            num_uniform_rows=num_uniform,
+            chunks=tuple(map(Chunk, lens[num_uniform:].tolist(), ends[num_uniform:].tolist())),
+            max_context_len=int(ends.max()),
+        )
+        sampled = [place for place, row in enumerate(order) if batch.samples[row]]
+        others = [place for place, row in enumerate(order) if not batch.samples[row]]
+        prompt_rows = self._prompt_rows(batch, order)
+        last_tokens = first_tokens + lens - 1
+        arrays = {
+            "slots": slots,
+            "starts": computed,
+            "lens": lens,
+            "sampled": np.array(sampled, np.int64),
+            "logit_tokens": last_tokens[sampled],
+            "other_tokens": last_tokens[others],
+        }
+        staged = self._to_device(arrays | news | _prompt_arrays(batch, prompt_rows, first_tokens))
+        self._fill(StagedRows(staged["slots"], staged["starts"], staged["lens"]), step)
+        return StepInputs(
+            step=step,
+            sampled_rows=[order[place] for place in sampled],
+            logit_tokens=staged["logit_tokens"],
+            other_rows=[order[place] for place in others],
+            other_tokens=staged["other_tokens"] if others else None,
+            sampled_slots=staged["slots"].index_select(0, staged["sampled"]),
+            sampled_positions=self.buffers.context_lens.index_select(0, staged["sampled"]).long(),
+            longest_sampled=int(ends[sampled].max(initial=0)),
+            prompt=PromptInputs(
+                [(row, num, most) for _, row, num, most in prompt_rows],
+                staged["prompt_tokens"], staged["prompt_slots"], staged["prompt_positions"],
+            ) if prompt_rows else None,
+        )  # fmt: skip
+
+    def _prepare_uniform(self, batch: ScheduledBatch, news: dict[str, np.ndarray]) -> StepInputs:
+        """A step of uniform rows alone: the host sends which slots they are, and the device knows the rest."""
+        num_rows = len(batch.slots)
+        padding = self._padding(num_rows)
+        longest = max(batch.num_computed_tokens) + 1
+        step = Step(num_uniform_rows=num_rows + padding, max_context_len=longest, num_padding_rows=padding)
+        slots = np.array(batch.slots + [self._slots.spare_slot] * padding)
+        staged = self._to_device({"slots": slots} | news)
+        places = self._places[: step.num_rows]
+        self._fill(StagedRows(staged["slots"], places, self._ones[: step.num_rows]), step)
+        return StepInputs(
+            step=step,
+            sampled_rows=list(range(num_rows)),
+            logit_tokens=places[:num_rows],
+            other_rows=[],
+            other_tokens=None,
+            sampled_slots=staged["slots"][:num_rows],
+            sampled_positions=self.buffers.context_lens[:num_rows].long(),
+            longest_sampled=longest,
+            prompt=None,
+        )
+
+    def _to_device(self, arrays: dict[str, np.ndarray]) -> dict[str, Tensor]:
+        """The arrays on the device, and the slots there brought up to date with what is new in them."""
+        staged = self._staging.to_device(arrays)
+        self._slots.apply(staged)
+        return staged
+
+    def _fill(self, rows: StagedRows, step: Step) -> None:
+        self._kernel(rows, self._slots.tables, step, self._block_size, self.buffers)
+
+    def _padding(self, num_rows: int) -> int:
+        at = bisect_left(self._uniform_sizes, num_rows)
+        return self._uniform_sizes[at] - num_rows if at < len(self._uniform_sizes) else 0
+
+    def _prompt_rows(self, batch: ScheduledBatch, order: list[int]) -> list[tuple[int, int, int, int]]:
+        """(place in the step's order, batch row, how many of its tokens another prompt token follows, most likely
+        tokens that it asks for)."""
+        found = []
+        asking = self._slots.prompt_logprobs
+        for place, row in enumerate(order if asking else ()):
+            asked = asking.get(batch.slots[row])
+            if asked is not None:
+                left = asked.num_prompt_tokens - 1 - batch.num_computed_tokens[row]
+                num = min(batch.num_scheduled_tokens[row], left)
+                if num > 0:
+                    found.append((place, row, num, asked.num_most_likely))
+        return found
+
+
+def _uniform_first(batch: ScheduledBatch) -> tuple[list[int], int]:
+    """(rows, those of one token that ends the known sequence first, else in the batch's order; how many those are)."""
+    is_uniform = [num == 1 and samples for num, samples in zip(batch.num_scheduled_tokens, batch.samples, strict=True)]
+    uniform = [row for row, yes in enumerate(is_uniform) if yes]
+    return uniform + [row for row, yes in enumerate(is_uniform) if not yes], len(uniform)
+
+
+def _prompt_arrays(
+    batch: ScheduledBatch, rows: list[tuple[int, int, int, int]], first_tokens: np.ndarray
+) -> dict[str, np.ndarray]:
+    """`first_tokens`: index of each row's first token in the step, in the step's order."""
+    if not rows:
+        return {}
+    return {
+        "prompt_tokens": np.concatenate([first_tokens[place] + np.arange(num) for place, _, num, _ in rows]),
+        "prompt_slots": np.concatenate([np.full(num, batch.slots[row]) for _, row, num, _ in rows]),
+        "prompt_positions": np.concatenate(
+            [batch.num_computed_tokens[row] + 1 + np.arange(num) for _, row, num, _ in rows]
+        ),
+    }

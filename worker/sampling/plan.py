@@ -1,0 +1,267 @@
+"""What the host knows of the rows that are sampled together: which operations a step needs, and with what lists.
+
+A sequence's part is worked out once, when its slot is bound (`SlotRules.bind`). A plan puts the parts of its rows
+together; it is made anew when the rows change, which they do when a sequence comes or goes, and a newcomer costs its
+own row only. The step's work is then a fixed number of tensor operations over all rows.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from worker.core.batch import NewSequence
+from worker.core.params import SamplingParams
+from worker.kernels.transfer import to_device
+
+GREEDY_TEMPERATURE = 1e-5
+"""Below this a draw would be the most likely token anyway, up to overflow of logits / temperature."""
+NO_TOKEN = -1
+"""In `BadTokens.beginnings`: a place that matches anything."""
+NO_LOGPROBS = -1
+
+Ids = np.ndarray
+"""int64 [N]: token ids, all in the vocabulary."""
+NO_IDS: Ids = np.empty(0, np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Elements of the rows' logits [R, V], as indices into the flat tensor: row × V + token. int64 [E]."""
+
+    flat: Tensor
+    rows: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class BadTokens:
+    """For each bad sequence of each row: the token that would complete it, and the tokens before that."""
+
+    places: Places
+    """[B]: the last token."""
+    beginnings: Tensor
+    """int32 [B, most]: the tokens before it, at the right end; NO_TOKEN in front."""
+    lengths: Tensor
+    """int64 [B]: tokens of the whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogitEdits:
+    """Changes of the logits before a token is chosen. None: no row asks for that."""
+
+    bias: tuple[Places, Tensor] | None
+    """Places and what is added there, float32 [E]."""
+    penalised: Tensor | None
+    """int64 [P]: rows with penalties."""
+    has_repetition: bool
+    has_output_penalties: bool
+    """Presence or frequency."""
+    allowed: tuple[Tensor, Places] | None
+    """Rows that are restricted, int64; the places that stay in them."""
+    banned: Places | None
+    early: tuple[Places, Tensor] | None
+    """Ending tokens, and the position from which each may come, int64 [E]."""
+    bad: BadTokens | None
+
+
+@dataclass(frozen=True, slots=True)
+class LogprobRows:
+    """Rows whose log probabilities are asked for."""
+
+    rows: Tensor | None
+    """int64; None for all rows."""
+    indices: list[int]
+    """The same on the host."""
+    numbers: list[int]
+    """Of each: how many most likely tokens."""
+
+    @property
+    def most(self) -> int:
+        return max(self.numbers)
+
+
+@dataclass(frozen=True, slots=True)
+class RowPlan:
+    num_rows: int
+    drawn: Tensor | None
+    """int64: rows whose token is drawn, the others being greedy; None for all rows."""
+    num_drawn: int
+    most_top_k: int
+    """Largest top_k of a drawn row that is below the vocabulary's size; 0: none restricts anything."""
+    has_top_p: bool
+    has_top_k_with_top_p: bool
+    """Every drawn row with a top_p has a top_k, too."""
+    has_min_p: bool
+    edits: LogitEdits | None
+    logprobs: LogprobRows | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Edits:
+    """One sequence's lists. A token beyond the vocabulary can never come, and its place would lie in the next row:
+    nobody should send one, and here it is left out."""
+
+    bias: Ids
+    bias_values: np.ndarray
+    """float32, of each."""
+    allowed: Ids | None
+    """None: all are."""
+    banned: Ids
+    endings: Ids
+    """Must not come before position `min_length`."""
+    min_length: int
+    bad: tuple[tuple[int, ...], ...]
+    """Sequences of two and more tokens."""
+
+
+class SlotRules:
+    """Each slot's part of a plan. Flags are arrays over all slots, so that a plan finds its rows' in one go."""
+
+    def __init__(self, num_slots: int, vocab_size: int, device: torch.device) -> None:
+        self._vocab_size, self._device = vocab_size, device
+
+        def flags() -> np.ndarray:
+            return np.zeros(num_slots, bool)
+
+        self._is_drawn, self._has_top_p, self._has_min_p, self._has_edits = flags(), flags(), flags(), flags()
+        self._is_penalised, self._has_repetition, self._has_output_penalties = flags(), flags(), flags()
+        self._top_k = np.zeros(num_slots, np.int64)
+        """0 where it restricts nothing."""
+        self._num_logprobs = np.full(num_slots, NO_LOGPROBS)
+        self._edits: dict[int, _Edits] = {}
+        self._version = 0
+        self._key: tuple[int, list[int]] | None = None
+        self._plan: RowPlan | None = None
+
+    def bind(self, new: NewSequence) -> None:
+        """The slot belongs to `new` from now on."""
+        slot, params = new.slot, new.sampling
+        self._version += 1
+        self._is_drawn[slot] = params.temperature >= GREEDY_TEMPERATURE
+        self._top_k[slot] = params.top_k if params.top_k < self._vocab_size else 0
+        self._has_top_p[slot] = params.top_p < 1
+        self._has_min_p[slot] = params.min_p > 0
+        self._is_penalised[slot] = params.has_penalties
+        self._has_repetition[slot] = params.repetition_penalty != 1
+        self._has_output_penalties[slot] = bool(params.presence_penalty or params.frequency_penalty)
+        self._num_logprobs[slot] = (
+            NO_LOGPROBS if params.num_logprobs is None else min(params.num_logprobs, self._vocab_size)
+        )
+        edits = self._edits_of(new)
+        self._has_edits[slot] = edits is not None
+        if edits is None:
+            self._edits.pop(slot, None)
+        else:
+            self._edits[slot] = edits
+
+    def _edits_of(self, new: NewSequence) -> _Edits | None:
+        params: SamplingParams = new.sampling
+        if not (
+            params.logit_bias
+            or params.allowed_token_ids
+            or params.banned_token_ids
+            or params.bad_token_sequences
+            or new.ending_token_ids
+        ):
+            return None
+        bias = np.array([token for token, _ in params.logit_bias], np.int64)
+        values = np.array([value for _, value in params.logit_bias], np.float32)
+        # A bad sequence of one token is a banned one.
+        single = [ids[0] for ids in params.bad_token_sequences if len(ids) == 1]
+        return _Edits(
+            bias=bias[bias < self._vocab_size],
+            bias_values=values[bias < self._vocab_size],
+            allowed=self._known(params.allowed_token_ids) if params.allowed_token_ids else None,
+            banned=self._known([*params.banned_token_ids, *single]),
+            endings=self._known(new.ending_token_ids),
+            min_length=new.min_length,
+            bad=tuple(ids for ids in params.bad_token_sequences if len(ids) > 1 and ids[-1] < self._vocab_size),
+        )
+
+    def _known(self, token_ids: Sequence[int]) -> Ids:
+        ids = np.array(token_ids, np.int64)
+        return ids[ids < self._vocab_size]
+
+    def plan(self, slots: list[int]) -> RowPlan:
+        """For the sampled rows, which belong to these slots. The same plan again while nothing changes."""
+        key = (self._version, slots)
+        if self._plan is None or key != self._key:
+            self._plan, self._key = self._make(np.array(slots, np.int64)), key
+        return self._plan
+
+    def _make(self, slots: np.ndarray) -> RowPlan:
+        num_rows = len(slots)
+        drawn = self._is_drawn[slots].nonzero()[0]
+        top_k, has_top_p = self._top_k[slots[drawn]], self._has_top_p[slots[drawn]]
+        num_logprobs = self._num_logprobs[slots]
+        asking = (num_logprobs != NO_LOGPROBS).nonzero()[0]
+        return RowPlan(
+            num_rows=num_rows,
+            drawn=None if len(drawn) == num_rows else self._to_device(drawn),
+            num_drawn=len(drawn),
+            most_top_k=int(top_k.max(initial=0)),
+            has_top_p=bool(has_top_p.any()),
+            has_top_k_with_top_p=bool((top_k[has_top_p] > 0).all()),
+            has_min_p=bool(self._has_min_p[slots[drawn]].any()),
+            edits=self._make_edits(slots),
+            logprobs=LogprobRows(
+                rows=None if len(asking) == num_rows else self._to_device(asking),
+                indices=asking.tolist(),
+                numbers=num_logprobs[asking].tolist(),
+            )
+            if len(asking)
+            else None,
+        )
+
+    def _make_edits(self, slots: np.ndarray) -> LogitEdits | None:
+        penalised = self._is_penalised[slots].nonzero()[0]
+        edited = [(int(row), self._edits[int(slots[row])]) for row in self._has_edits[slots].nonzero()[0]]
+        if not edited and not len(penalised):
+            return None
+        restricted = [row for row, edits in edited if edits.allowed is not None]
+        bias, early = self._places(edited, lambda e: e.bias), self._places(edited, lambda e: e.endings)
+        allowed = self._places(edited, lambda e: NO_IDS if e.allowed is None else e.allowed)
+        bad = [(row, ids) for row, edits in edited for ids in edits.bad]
+        return LogitEdits(
+            bias=None if bias is None else (bias, self._to_device(np.concatenate([e.bias_values for _, e in edited]))),
+            penalised=self._to_device(penalised) if len(penalised) else None,
+            has_repetition=bool(self._has_repetition[slots].any()),
+            has_output_penalties=bool(self._has_output_penalties[slots].any()),
+            allowed=(self._to_device(np.array(restricted)), allowed or self._empty()) if restricted else None,
+            banned=self._places(edited, lambda e: e.banned),
+            early=None if early is None else (early, self._to_device(_min_lengths(edited))),
+            bad=self._bad_tokens(bad) if bad else None,
+        )
+
+    def _places(self, edited: list[tuple[int, _Edits]], ids_of: Callable[[_Edits], Ids]) -> Places | None:
+        """Of each row, a list of tokens: it may be as long as the vocabulary. None where all are empty."""
+        lists = [ids_of(edits) for _, edits in edited]
+        rows = np.repeat(np.array([row for row, _ in edited], np.int64), [len(ids) for ids in lists])
+        if not len(rows):
+            return None
+        flat = rows * self._vocab_size + np.concatenate(lists)
+        return Places(self._to_device(flat), self._to_device(rows))
+
+    def _empty(self) -> Places:
+        return Places(self._to_device(NO_IDS), self._to_device(NO_IDS))
+
+    def _bad_tokens(self, bad: list[tuple[int, tuple[int, ...]]]) -> BadTokens:
+        rows = np.array([row for row, _ in bad], np.int64)
+        flat = rows * self._vocab_size + np.array([ids[-1] for _, ids in bad], np.int64)
+        most = max(len(ids) for _, ids in bad) - 1
+        beginnings = [[NO_TOKEN] * (most + 1 - len(ids)) + list(ids[:-1]) for _, ids in bad]
+        return BadTokens(
+            places=Places(self._to_device(flat), self._to_device(rows)),
+            beginnings=self._to_device(np.array(beginnings, np.int32)),
+            lengths=self._to_device(np.array([len(ids) for _, ids in bad], np.int64)),
+        )
+
+    def _to_device(self, values: np.ndarray) -> Tensor:
+        return to_device(torch.from_numpy(values), self._device)
+
+
+def _min_lengths(edited: list[tuple[int, _Edits]]) -> np.ndarray:
+    """int64, of each ending token of each row."""
+    return np.repeat([edits.min_length for _, edits in edited], [len(edits.endings) for _, edits in edited])
