@@ -284,3 +284,56 @@ def test_scalings_without_sense_are_refused(rope: dict[str, Any], message: str) 
     with pytest.raises(ModelConfigError) as caught:
         read(rope_parameters=rope)
     assert message in str(caught.value)
+
+
+# --- other dense families
+
+QWEN3_8B: Mapping[str, Any] = {
+    "architectures": ["Qwen3ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 151643,
+    "eos_token_id": 151645, "head_dim": 128, "hidden_act": "silu", "hidden_size": 4096, "initializer_range": 0.02,
+    "intermediate_size": 12288, "max_position_embeddings": 40960, "max_window_layers": 36, "model_type": "qwen3",
+    "num_attention_heads": 32, "num_hidden_layers": 36, "num_key_value_heads": 8, "rms_norm_eps": 1e-06,
+    "rope_scaling": None, "rope_theta": 1000000, "sliding_window": None, "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16", "transformers_version": "4.51.0", "use_cache": True, "use_sliding_window": False,
+    "vocab_size": 151936,
+}  # fmt: skip
+MISTRAL_7B_V03: Mapping[str, Any] = {
+    "architectures": ["MistralForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 1, "eos_token_id": 2,
+    "hidden_act": "silu", "hidden_size": 4096, "initializer_range": 0.02, "intermediate_size": 14336,
+    "max_position_embeddings": 32768, "model_type": "mistral", "num_attention_heads": 32, "num_hidden_layers": 32,
+    "num_key_value_heads": 8, "rms_norm_eps": 1e-05, "rope_theta": 1000000.0, "sliding_window": None,
+    "tie_word_embeddings": False, "torch_dtype": "bfloat16", "transformers_version": "4.42.0.dev0", "use_cache": True,
+    "vocab_size": 32768,
+}  # fmt: skip
+
+
+def test_published_qwen3_and_mistral() -> None:
+    qwen, mistral = config_from_hf(dict(QWEN3_8B), {}), config_from_hf(dict(MISTRAL_7B_V03), {})
+    assert (qwen.head_dim, qwen.num_kv_heads, qwen.max_model_len, qwen.rope.theta) == (128, 8, 40960, 1e6)
+    assert (mistral.head_dim, mistral.num_kv_heads, mistral.max_model_len) == (128, 8, 32768)
+
+
+@pytest.mark.parametrize(
+    ("config", "changes", "field"),
+    [
+        (QWEN3_8B, {"use_sliding_window": True, "sliding_window": 4096}, "sliding_window"),
+        (QWEN3_8B, {"layer_types": ["sliding_attention"] * 36}, "layer_types"),
+        (QWEN3_8B, {"mlp_bias": True}, "mlp_bias"),
+        (QWEN3_8B, {"num_experts": 8}, "num_experts"),
+        (MISTRAL_7B_V03, {"sliding_window": 4096}, "sliding_window"),
+        (MISTRAL_7B_V03, {"attention_bias": True}, "attention_bias"),
+    ],
+)
+def test_what_qwen3_and_mistral_do_not_have_is_refused(
+    config: Mapping[str, Any], changes: dict[str, Any], field: str
+) -> None:
+    with pytest.raises(ModelConfigError, match=field):
+        config_from_hf({**config, **changes}, {})
+
+
+def test_a_window_that_is_not_mentioned_is_the_familys_own() -> None:
+    """`transformers` takes 4,096 for a Mistral; beyond that the two would differ."""
+    config = {key: value for key, value in MISTRAL_7B_V03.items() if key != "sliding_window"}
+    with pytest.raises(ModelConfigError, match="sliding_window"):
+        config_from_hf(config, {})
+    assert config_from_hf({**config, "max_position_embeddings": 4096}, {}).max_model_len == 4096

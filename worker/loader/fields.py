@@ -39,11 +39,16 @@ class Fields:
         """`path` stands before the names in messages, where the object is inside another one."""
         self.file = file
         self._values = {key: value for key, value in values.items() if value is not None}
+        self._mentioned = frozenset(values)
         self._path = path
         self._read: set[str] = set()
 
     def __contains__(self, key: str) -> bool:
         return key in self._values
+
+    def mentions(self, key: str) -> bool:
+        """Whether the field is there, be it null."""
+        return key in self._mentioned
 
     def names(self) -> list[str]:
         return list(self._values)

@@ -14,10 +14,14 @@ from worker.loader.ending_tokens import ending_tokens
 from worker.loader.errors import ModelConfigError, UnknownArchitectureError
 from worker.loader.fields import Fields, read_json
 from worker.loader.llama_config import llama_config
+from worker.loader.mistral_config import mistral_config
+from worker.loader.qwen3_config import qwen3_config
 
 CONFIG, GENERATION = "config.json", "generation_config.json"
 FAMILIES: dict[str, Callable[[Fields], ModelConfig]] = {
     "LlamaForCausalLM": llama_config,
+    "MistralForCausalLM": mistral_config,
+    "Qwen3ForCausalLM": qwen3_config,
 }
 """Each reads all fields that its models need, apart from `architectures` and ending tokens."""
 

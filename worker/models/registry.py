@@ -6,9 +6,13 @@ from worker.layers.setup import LayerSetup
 from worker.loader.config import ModelConfig
 from worker.models.base import CausalLM
 from worker.models.llama import LlamaForCausalLM
+from worker.models.mistral import MistralForCausalLM
+from worker.models.qwen3 import Qwen3ForCausalLM
 
 MODELS: dict[str, Callable[[ModelConfig, LayerSetup], CausalLM]] = {
     "LlamaForCausalLM": LlamaForCausalLM,
+    "MistralForCausalLM": MistralForCausalLM,
+    "Qwen3ForCausalLM": Qwen3ForCausalLM,
 }
 """One for each architecture that the loader reads configurations of."""
 

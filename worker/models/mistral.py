@@ -1,0 +1,7 @@
+"""MistralForCausalLM: a Llama without biases."""
+
+from worker.models.dense import DenseForCausalLM
+
+
+class MistralForCausalLM(DenseForCausalLM):
+    """As it is; windows are refused with the configuration."""
