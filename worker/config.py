@@ -159,7 +159,7 @@ class WorkerSettings(Settings):
             async_depth=int(self.async_scheduling),
         )
 
-    def cache_config(self, num_blocks: int, num_host_blocks: int) -> CacheConfig:
+    def cache_config(self, num_blocks: int, num_host_blocks: int, num_groups: int = 0) -> CacheConfig:
         """Raises ConfigError."""
         return CacheConfig(
             num_blocks=num_blocks,
@@ -168,6 +168,7 @@ class WorkerSettings(Settings):
             enable_prefix_caching=self.enable_prefix_caching,
             prefix_index=self.prefix_index,
             secure=self.secure_kv,
+            num_groups=num_groups,
         )
 
     def runner_config(self) -> RunnerConfig:

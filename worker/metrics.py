@@ -53,6 +53,7 @@ class WorkerMetrics:
             ("weights", report.weights),
             ("activations", report.activations),
             ("kv_cache", report.kv_cache),
+            ("state", report.state),
             ("swap", report.swap),
         ):
             memory.labels(self._model, use).set(num_bytes)

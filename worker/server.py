@@ -138,7 +138,7 @@ class WorkerServer:
     def _make_engine(self, model: ModelInfo) -> Engine:
         scheduler = Scheduler(
             self._settings.scheduler_config(model.max_model_len),
-            self._settings.cache_config(model.num_blocks, model.num_host_blocks),
+            self._settings.cache_config(model.num_blocks, model.num_host_blocks, model.num_groups),
         )
         return Engine(
             scheduler,
