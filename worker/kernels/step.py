@@ -55,7 +55,7 @@ class StepBuffers:
     token_slots: Tensor
     """int64 [T]: block × block_size + offset in the block, where a token's cache entry goes; −1 writes nothing."""
     query_starts: Tensor
-    """int32 [R + 1]: first token of each row, then the number of tokens."""
+    """int32 [R + 1]: first token of each row, then the number of tokens. The first is 0 from the start."""
     context_lens: Tensor
     """int32 [R]: tokens of the row in the cache once this step's are written; 0 for padding."""
     block_tables: Tensor

@@ -16,7 +16,6 @@ def prepare_step(rows: StagedRows, slots: SlotTables, step: Step, block_size: in
         torch.arange(num_rows + 1, dtype=torch.int32, device=starts.device, out=out.query_starts[: num_rows + 1])
     else:
         ends = rows.lens.cumsum(0)
-        out.query_starts[0] = 0
         out.query_starts[1 : num_rows + 1].copy_(ends)
         slot_of_token = rows.slots.repeat_interleave(rows.lens, output_size=num_tokens)
         offsets = (starts - ends + rows.lens).repeat_interleave(rows.lens, output_size=num_tokens)
