@@ -35,9 +35,9 @@ def pack_tokens(token_ids: Sequence[int]) -> bytes:
     """
     if isinstance(token_ids, array) and token_ids.typecode == "i" and sys.byteorder == "little":
         # As memory, not number by number: every other half of zeros.
-        wide = bytearray(len(token_ids) * TOKEN_BYTES)
-        memoryview(wide).cast("i")[::2] = memoryview(token_ids)
-        return bytes(wide)
+        halves = array("i", bytes(len(token_ids) * TOKEN_BYTES))
+        halves[::2] = token_ids
+        return halves.tobytes()
     packed = array("q", token_ids)
     if sys.byteorder == "big":
         packed.byteswap()

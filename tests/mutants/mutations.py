@@ -102,7 +102,7 @@ MUTATIONS = [
     Mutation(
         "the salt is in no hash",
         "block_chain.py",
-        "self.contents[0] += self._extra",
+        "contents[0] += self._extra",
         "pass",
     ),
     Mutation(

@@ -9,6 +9,7 @@ it again. Steps run in the order they were submitted, so binding a slot anew is 
 
 from array import array
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from worker.core.params import SamplingParams
 
@@ -23,8 +24,7 @@ Log probabilities are the model's own, before any sampling parameter; rank 1 is 
 """
 
 
-@dataclass(frozen=True, slots=True)
-class NewSequence:
+class NewSequence(NamedTuple):
     """Everything the runner must know about a slot, sent when a sequence is bound to it.
 
     That is at first admission and again after each preemption by recompute (and for each child of a fork): the runner

@@ -67,7 +67,8 @@ class BatchBuilder:
         self.num_scheduled_tokens.append(num_tokens)
         self.num_computed_tokens.append(computed)
         self.input_ids += seq.token_ids[computed:end]
-        self.input_ids.extend([DEFERRED_TOKEN] * (end - max(committed, computed)))
+        if end > committed:
+            self.input_ids.extend([DEFERRED_TOKEN] * (end - max(committed, computed)))
         self.samples.append(samples)
         self.budget -= num_tokens
         seq.num_computed_tokens = end

@@ -22,15 +22,17 @@ class BlockChain:
     def extend(self, token_ids: Seq[int]) -> None:
         """Takes in the full blocks of all committed tokens that it does not have yet."""
         size = self._block_size
-        have = len(self.contents)
+        contents = self.contents
+        have = len(contents)
         full = len(token_ids) // size
         if have >= full:
             return
         packed = pack_tokens(token_ids[have * size : full * size])
         step = size * TOKEN_BYTES
-        self.contents += [packed[at : at + step] for at in range(0, len(packed), step)]
+        for at in range(0, len(packed), step):
+            contents.append(packed[at : at + step])
         if have == 0:
-            self.contents[0] += self._extra
+            contents[0] += self._extra
 
     def copy(self) -> "BlockChain":
         """A chain of its own for a sequence that shares the tokens so far."""

@@ -70,10 +70,13 @@ class BlockManager:
             return [], None
         return self.index.match(self._chain_of(seq), (seq.num_tokens - 1) // self.block_size)
 
-    def hashes(self, seq: Sequence, first: int, num_tokens: int) -> list[int]:
-        """Chain hashes of the full blocks of its first `num_tokens` tokens, which are committed, from block `first`."""
-        end = num_tokens // self.block_size
-        return self._chain_of(seq).hash_up_to(end)[first:end] if first < end else []
+    def hashes(self, seq: Sequence, first: int) -> list[int]:
+        """Chain hashes of all full blocks of its committed tokens, from block `first` on; none without a cache."""
+        if self.index is None:
+            return []
+        chain = self._chain_of(seq)
+        end = len(chain.contents)
+        return chain.hash_up_to(end)[first:] if first < end else []
 
     def can_allocate(self, hits: list[int], num_blocks: int, num_spare: int) -> bool:
         """Whether a table of `num_blocks`, of which `hits` exist, leaves `num_spare` blocks free. Changes nothing.
@@ -81,8 +84,8 @@ class BlockManager:
         Hits that are free count against the free blocks: claiming takes them.
         """
         num_free_hits = sum(1 for block in hits if self.pool.ref_count(block) == 0) if hits else 0
-        num_needed = num_blocks - len(hits) + num_free_hits
-        return self.pool.num_free - num_needed >= num_spare and (not self._has_groups or bool(self._free_groups))
+        num_needed = num_blocks - len(hits) + num_free_hits + num_spare
+        return self.pool.can_take(num_needed) and (not self._has_groups or bool(self._free_groups))
 
     def allocate(self, seq: Sequence, hits: list[int], anchor: Anchor | None, num_blocks: int) -> None:
         """Claims `hits` and takes the rest of `num_blocks`. The caller has asked `can_allocate`.
@@ -90,14 +93,14 @@ class BlockManager:
         Sets the computed tokens of `seq` to those of the hits.
         """
         self.pool.share(hits)
-        self._bind(seq, [*hits, *self.pool.take(num_blocks - len(hits))])
-        seq.num_computed_tokens = len(hits) * self.block_size
+        self._bind(seq, hits + self.pool.take(num_blocks - len(hits)))
+        seq.num_computed_tokens = num_cached = len(hits) * self.block_size
         seq.anchor = anchor
-        seq.publish_at = (len(hits) + 1) * self.block_size if self.index is not None else NEVER
+        seq.publish_at = num_cached + self.block_size if self.index is not None else NEVER
         # What was computed before a preemption and is found again says nothing about the cache.
         if not seq.num_preemptions:
             self.num_prefix_queries += seq.num_tokens
-            self.num_prefix_hits += seq.num_computed_tokens
+            self.num_prefix_hits += num_cached
 
     def fork(self, parent: Sequence, child: Sequence, num_tokens: int) -> None:
         """Gives `child` the parent's blocks of the first `num_tokens` tokens, all shared.
@@ -178,10 +181,10 @@ class BlockManager:
     def publish(self, seq: Sequence, num_computed_tokens: int) -> None:
         """Publishes its blocks that are full and computed. Tokens up to `num_computed_tokens` must be committed."""
         assert self.index is not None
-        start = seq.publish_at // self.block_size - 1
-        end = num_computed_tokens // self.block_size
-        seq.anchor = self.index.publish(self._chain_of(seq), seq.block_table, start, end, seq.anchor)
-        seq.publish_at = (end + 1) * self.block_size if seq.anchor is not None else NEVER
+        size = self.block_size
+        start, end = seq.publish_at // size - 1, num_computed_tokens // size
+        seq.anchor = anchor = self.index.publish(self._chain_of(seq), seq.block_table, start, end, seq.anchor)
+        seq.publish_at = (end + 1) * size if anchor is not None else NEVER
 
     def withdraw(self, seq: Sequence) -> None:
         """Nobody finds any cached block of its tokens again, nor what hangs on one. Who holds such blocks keeps them.
@@ -194,10 +197,11 @@ class BlockManager:
 
     def _chain_of(self, seq: Sequence) -> BlockChain:
         """With all full blocks of its committed tokens."""
-        if seq.chain is None:
-            seq.chain = BlockChain(self.block_size, seq.cache_salt, self._hasher)
-        seq.chain.extend(seq.token_ids)
-        return seq.chain
+        chain = seq.chain
+        if chain is None:
+            chain = seq.chain = BlockChain(self.block_size, seq.cache_salt, self._hasher)
+        chain.extend(seq.token_ids)
+        return chain
 
     def _bind(self, seq: Sequence, block_table: list[int]) -> None:
         seq.block_table = block_table

@@ -31,20 +31,26 @@ class BlockPool:
         """Free blocks whose content can still be hit."""
         return self._index.num_evictable if self._index is not None else 0
 
+    def can_take(self, num_blocks: int) -> bool:
+        """Whether so many are free."""
+        return num_blocks <= len(self._vacant) or num_blocks <= self.num_free
+
     def ref_count(self, block_id: int) -> int:
         return self._ref_counts[block_id]
 
     def take(self, num_blocks: int) -> list[int]:
         """Hands out blocks with one reference each, owned by the caller. Raises `RuntimeError`, changing nothing."""
-        if num_blocks > self.num_free:
+        if not self.can_take(num_blocks):
             raise RuntimeError(f"{num_blocks} blocks wanted, {self.num_free} free")
-        vacant = self._vacant
+        vacant, counts = self._vacant, self._ref_counts
         while len(vacant) < num_blocks:
             assert self._index is not None
             self._add_vacant(self._index.evict(num_blocks - len(vacant)))
-        blocks = [vacant.popleft() for _ in range(num_blocks)]
-        for block in blocks:
-            self._ref_counts[block] = 1
+        blocks = []
+        for _ in range(num_blocks):
+            block = vacant.popleft()
+            counts[block] = 1
+            blocks.append(block)
         return blocks
 
     def share(self, blocks: Iterable[int]) -> None:

@@ -27,6 +27,7 @@ class Committer:
         state.retire(number)
         now = state.clock()
         emit = state.outputs.append
+        publish = self._blocks.publish
         running = SequenceStatus.RUNNING
         over = (SequenceStatus.FINISHED, SequenceStatus.ABORTED)
         num_sampled = 0
@@ -47,7 +48,7 @@ class Committer:
                 continue
             # Only what this step wrote: a sequence that came back meanwhile has other blocks, which a later step fills.
             if computed + scheduled >= seq.publish_at and status is running and number >= seq.bound_step:
-                self._blocks.publish(seq, computed + scheduled)
+                publish(seq, computed + scheduled)
             if output.prompt_logprobs and row in output.prompt_logprobs:
                 self._report_prompt_logprobs(seq, computed, output.prompt_logprobs[row])
             if not tokens:

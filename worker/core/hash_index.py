@@ -73,13 +73,13 @@ class HashPrefixIndex(PrefixIndex):
             else:
                 # What we hung on was evicted (a duplicate of ours): name the chain anew from its start.
                 start = 0
-        hashes = chain.hash_up_to(end)
+        hashes, contents = chain.hash_up_to(end), chain.contents
         for index in range(start, end):
-            content = chain.contents[index]
-            block = self._by_hash.get(hashes[index])
+            hash, content = hashes[index], contents[index]
+            block = self._by_hash.get(hash)
             if block is None:
                 block = block_table[index]
-                self._store(block, hashes[index], content, parent)
+                self._store(block, hash, content, parent)
             elif self._parent_of[block] != parent or self._content_of[block] != content:
                 return None
             parent = block
@@ -95,13 +95,13 @@ class HashPrefixIndex(PrefixIndex):
         self._num_stored += 1
         self._serial_of[block_id] = self._num_stored
         self._parent_of[block_id] = parent
-        self._first_child_of[block_id] = self._next[block_id] = self._previous[block_id] = NONE
+        self._first_child_of[block_id] = self._previous[block_id] = sibling = NONE
         if parent != NONE:
             sibling = self._first_child_of[parent]
             self._first_child_of[parent] = block_id
-            self._next[block_id] = sibling
             if sibling != NONE:
                 self._previous[sibling] = block_id
+        self._next[block_id] = sibling
         if self.events is not None:
             self.events.stored(StoredBlock(block_id, hash, self._parent_hash(block_id), content))
 

@@ -34,8 +34,8 @@ class LazyHeap(Generic[Key]):
         if seq.id in self._live:
             raise RuntimeError(f"sequence {seq.id} is queued twice")
         self._live[seq.id] = (key, seq)
-        self._num_tokens[seq.id] = seq.num_tokens
-        self.num_tokens += seq.num_tokens
+        self._num_tokens[seq.id] = num_tokens = seq.num_tokens
+        self.num_tokens += num_tokens
         heapq.heappush(self._heap, (key, seq.id))
 
     def peek(self) -> tuple[Key, Sequence] | None:

@@ -1,20 +1,17 @@
 """Prompts that are being computed, and who waits for their blocks: of equal beginnings one is computed, once."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from itertools import takewhile
+from typing import NamedTuple
 
 from worker.core.sequence import Sequence
 
 
-@dataclass(slots=True)
-class _Leader:
+class _Leader(NamedTuple):
     first: int
     """Index of the first block that it computes itself."""
     hashes: list[int]
     """Of the blocks that it will publish, from that one on."""
-    followers: dict[int, tuple[int, Sequence]] = field(default_factory=dict)
-    """Follower's id → blocks that must be published before it is let go, and the follower."""
 
 
 class Leaders:
@@ -30,6 +27,8 @@ class Leaders:
         self._by_hash: dict[int, int] = {}
         """Chain hash of a block that is being computed → leader's id."""
         self._leaders: dict[int, _Leader] = {}
+        self._followers: dict[int, dict[int, tuple[int, Sequence]]] = {}
+        """Leader's id → its followers, if it ever had any: id → blocks that must be published first, and the follower."""
         self._leader_of: dict[int, int] = {}
         """Follower's id → leader's id."""
 
@@ -42,8 +41,8 @@ class Leaders:
         return len(self._leader_of)
 
     def followers(self) -> Iterable[Sequence]:
-        for leader in self._leaders.values():
-            for _, seq in leader.followers.values():
+        for followers in self._followers.values():
+            for _, seq in followers.values():
                 yield seq
 
     def lead(self, seq: Sequence, first: int, hashes: list[int]) -> None:
@@ -62,7 +61,7 @@ class Leaders:
         if leader_id is None:
             return False
         num_shared = sum(1 for _ in takewhile(lambda hash: self._by_hash.get(hash) == leader_id, hashes))
-        self._leaders[leader_id].followers[seq.id] = (first + num_shared, seq)
+        self._followers.setdefault(leader_id, {})[seq.id] = (first + num_shared, seq)
         self._leader_of[seq.id] = leader_id
         return True
 
@@ -70,7 +69,7 @@ class Leaders:
         """`seq` follows nobody any more."""
         leader_id = self._leader_of.pop(seq.id, None)
         if leader_id is not None:
-            del self._leaders[leader_id].followers[seq.id]
+            del self._followers[leader_id][seq.id]
 
     def advance(self, rows: Iterable[Sequence]) -> list[Sequence]:
         """Looks at what `rows` have published; returns the followers that got what they waited for."""
@@ -83,7 +82,8 @@ class Leaders:
             if num_published >= leader.first + len(leader.hashes):
                 released += self.retire(seq)
                 continue
-            ready = [follower for needed, follower in leader.followers.values() if needed <= num_published]
+            followers = self._followers.get(seq.id, {})
+            ready = [follower for needed, follower in followers.values() if needed <= num_published]
             for follower in ready:
                 self.discard(follower)
             released += ready
@@ -97,6 +97,7 @@ class Leaders:
         for hash in leader.hashes:
             if self._by_hash.get(hash) == seq.id:
                 del self._by_hash[hash]
-        for follower_id in leader.followers:
+        followers = self._followers.pop(seq.id, {})
+        for follower_id in followers:
             del self._leader_of[follower_id]
-        return [follower for _, follower in leader.followers.values()]
+        return [follower for _, follower in followers.values()]

@@ -35,7 +35,8 @@ class Room:
         first = seq.num_computed_tokens // blocks.block_size
         # Only forks share what they write into, and of these only beams can be without room in the step of the fork.
         is_shared = seq.beam_group is not None and blocks.is_shared(seq, first, builder.pinned_blocks)
-        if blocks.pool.num_free < missing + is_shared and not self._find_blocks(seq, missing + is_shared, builder):
+        num_needed = missing + is_shared
+        if not blocks.pool.can_take(num_needed) and not self._find_blocks(seq, num_needed, builder):
             return False
         if is_shared:
             self.copy_on_write(seq, first, builder)
@@ -53,7 +54,7 @@ class Room:
 
     def _find_blocks(self, seq: Sequence, num_needed: int, builder: BatchBuilder) -> bool:
         state = self._state
-        while self._blocks.pool.num_free < num_needed:
+        while not self._blocks.pool.can_take(num_needed):
             builder.is_blocked = True
             if self._blocks.pool.num_free + state.num_deferred_blocks >= num_needed:
                 return False  # enough comes free with the steps in flight
@@ -119,13 +120,17 @@ class Admission:
         if seq.parent_id is not None and self._try_fork(seq, builder):
             return Entrance.ADMITTED
         hits, anchor = self._blocks.match(seq)
-        # One token is left to compute: a block that ends with the last one is not taken over.
-        may_follow = bool(state.leaders) and not seq.needs_whole_prompt
-        shareable = self._blocks.hashes(seq, len(hits), seq.num_tokens - 1) if may_follow else []
-        if shareable and state.leaders.follow(seq, len(hits), shareable):
-            state.waiting.discard(seq.id)
-            return Entrance.FOLLOWS
-        return Entrance.ADMITTED if self._try_allocate(seq, hits, anchor, builder) else Entrance.WAITS
+        hashes = self._blocks.hashes(seq, len(hits))
+        if not seq.needs_whole_prompt:
+            # One token is left to compute: a block that ends with the last one is not taken over.
+            num_shareable = (seq.num_tokens - 1) // self._blocks.block_size - len(hits)
+            if state.leaders.follow(seq, len(hits), hashes[:num_shareable]):
+                state.waiting.discard(seq.id)
+                return Entrance.FOLLOWS
+        if not self._try_allocate(seq, hits, anchor, builder):
+            return Entrance.WAITS
+        state.leaders.lead(seq, len(hits), hashes)
+        return Entrance.ADMITTED
 
     def try_swap_in(self, seq: Sequence, builder: BatchBuilder) -> bool:
         """Binds blocks to a swapped sequence and has its content brought back; False changes nothing."""
@@ -161,19 +166,18 @@ class Admission:
         return True
 
     def _try_allocate(self, seq: Sequence, hits: list[int], anchor: Anchor | None, builder: BatchBuilder) -> bool:
+        num_committed = seq.num_tokens
         num_cached = len(hits) * self._blocks.block_size
-        num_remaining = seq.num_tokens - num_cached
+        num_remaining = num_committed - num_cached
         num_tokens = self.chunk(num_remaining, builder)
         can_chunk = self._config.can_chunk
         if not can_chunk and num_tokens < num_remaining and num_remaining <= self._config.max_num_batched_tokens:
             return False  # whole prompts only, save for what outgrew the budget
         is_first_chunk = can_chunk and not seq.num_preemptions
-        num_blocks = self._blocks.num_blocks_for(num_cached + num_tokens if is_first_chunk else seq.num_tokens)
+        num_blocks = self._blocks.num_blocks_for(num_cached + num_tokens if is_first_chunk else num_committed)
         if not self._blocks.can_allocate(hits, num_blocks, self._num_spare_blocks(seq)):
             return False
         self._blocks.allocate(seq, hits, anchor, num_blocks)
-        if self._blocks.index is not None:
-            self._state.leaders.lead(seq, len(hits), self._blocks.hashes(seq, len(hits), seq.num_tokens))
         return True
 
     def _num_spare_blocks(self, seq: Sequence) -> int:
