@@ -28,7 +28,7 @@ class Leaders:
         """Chain hash of a block that is being computed → leader's id."""
         self._leaders: dict[int, _Leader] = {}
         self._followers: dict[int, dict[int, tuple[int, Sequence]]] = {}
-        """Leader's id → its followers, if it ever had any: id → blocks that must be published first, and the follower."""
+        """Leader's id → its followers, if it ever had any: id → blocks that must be published first, and it."""
         self._leader_of: dict[int, int] = {}
         """Follower's id → leader's id."""
 
