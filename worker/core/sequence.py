@@ -27,6 +27,9 @@ class SequenceStatus(enum.Enum):
     FINISHED = "finished"
     ABORTED = "aborted"
 
+    # Members are singletons; the hash of `Enum`, by name, is a call in Python.
+    __hash__ = object.__hash__
+
 
 class FinishReason(enum.Enum):
     """Why a sequence ended."""
