@@ -78,3 +78,55 @@ def test_source_of_a_copy_stays_held_until_the_step_is_complete(secure: bool) ->
     engine.scheduler._state.preempt(group[0])
     assert builder.pinned_blocks == [source]
     assert source not in engine.scheduler._blocks.pool.take(engine.scheduler._blocks.pool.num_free)
+
+
+def swapped_beside(prompt: int, depth: int, **config: object) -> tuple[Engine, Sequence, Sequence]:
+    """A junior that waits in host memory, with two blocks, and a senior that has begun and holds one of the three."""
+    engine = Engine(num_blocks=3, num_host_blocks=2, preemption_policy="priority", async_depth=depth, **SWAP, **config)
+    senior, junior = make_sequence(1, prompt, 6), make_sequence(2, 20, 6, priority=1)
+    engine.add(junior)
+    while not junior.num_output_tokens:
+        engine.submit()
+        engine.retire()
+    engine.scheduler._state.preempt(junior)
+    engine.add(senior)
+    assert engine.step().slots == [senior.slot]
+    return engine, senior, junior
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_who_comes_back_in_a_step_does_not_give_way_in_it(depth: int) -> None:
+    """Copies out come before copies in, and its row would stay."""
+    config = {"scheduling_policy": "chunked", "max_prefill_chunk": 16}
+    engine, _senior, junior = swapped_beside(40, depth, **config)
+    batch = engine.step()
+    assert (batch.slots, batch.blocks_to_swap_out) == ([junior.slot], []), "no block for the senior's next chunk"
+    assert [host for host, _ in batch.blocks_to_swap_in] == [0, 1]
+    engine.run()
+    assert engine.tokens == wanted(make_sequence(1, 40, 6), make_sequence(2, 20, 6))
+    engine.assert_drained()
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_who_came_back_may_give_way_in_the_next_step(depth: int) -> None:
+    """Be the copy in still in flight: the copy out comes after it, and its blocks stay its own until then."""
+    engine, senior, junior = swapped_beside(15, depth)
+    batch = engine.step()
+    assert batch.slots == [senior.slot, junior.slot]
+    brought_back = [device for _, device in batch.blocks_to_swap_in]
+    assert junior.status is SequenceStatus.RUNNING
+    batch = engine.step() or engine.step()
+    assert (batch.slots, junior.status) == ([senior.slot], SequenceStatus.SWAPPED)
+    assert [device for device, _ in batch.blocks_to_swap_out] == brought_back
+    engine.run()
+    assert engine.tokens == wanted(make_sequence(1, 15, 6), make_sequence(2, 20, 6))
+    engine.assert_drained()
+
+
+def test_who_has_a_row_in_the_step_being_planned_is_not_preempted() -> None:
+    engine = Engine(num_blocks=8, num_host_blocks=4, **SWAP)
+    engine.add(make_sequence(1, 20, 6))
+    state, planner = engine.scheduler._state, engine.scheduler._planner
+    row = planner.plan().rows[0]
+    with pytest.raises(AssertionError, match="a row in the step that is being planned"):
+        state.preempt(row)

@@ -44,6 +44,12 @@ MUTATIONS = [
         "or seq.num_in_flight_tokens or not self._admission.try_swap_in",
         "or not self._admission.try_swap_in",
     ),
+    Mutation(
+        "who has a row in the step may give way in it",
+        "preemption.py",
+        "seq.last_step != step and ",
+        "",
+    ),
     # Secure mode.
     Mutation("evicted blocks are not cleared", "block_pool.py", "        if self._secure:\n", "        if False:\n"),
     Mutation(

@@ -145,8 +145,10 @@ class SchedulerState:
     def preempt(self, seq: Sequence) -> None:
         """RUNNING → SWAPPED if so configured and host memory has room, else → WAITING, at its old place.
 
-        A token of it that is still in flight will be kept when it comes: it was computed before this.
+        A token of it that is still in flight will be kept when it comes: it was computed before this. Never within the
+        step that is being planned, once it has a row there: that would stay, and copies out come before copies in.
         """
+        assert seq.last_step < self.next_step, f"sequence {seq.id} has a row in the step that is being planned"
         self._leave(seq)
         seq.num_preemptions += 1
         self.counters.preemptions += 1
