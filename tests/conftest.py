@@ -1,6 +1,11 @@
 """Options of the whole test suite."""
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# How long an example takes tells how busy the machine is, no more. What hangs meets the timeout of its test.
+settings.register_profile("fissile", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("fissile")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

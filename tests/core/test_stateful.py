@@ -232,7 +232,6 @@ def test_any_order_of_events(is_soak: bool) -> None:
         settings=settings(
             max_examples=3000 if is_soak else 200,
             stateful_step_count=100 if is_soak else 60,
-            deadline=None,
             derandomize=not is_soak,
             suppress_health_check=list(HealthCheck),
         ),

@@ -2,7 +2,7 @@
 
 import grpc
 from google.protobuf.descriptor import FieldDescriptor
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fissile.errors import FissileError
@@ -86,7 +86,7 @@ VALID_CHAT = st.builds(
 )
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=300)
 @given(request=EITHER)
 def test_checks_raise_nothing_but_typed_errors(request):
     try:
@@ -95,7 +95,7 @@ def test_checks_raise_nothing_but_typed_errors(request):
         assert error.code in CLIENTS_FAULT
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=8)
 @given(batch=st.lists(st.one_of(EITHER, VALID, VALID_CHAT), min_size=20, max_size=20))
 def test_a_router_answers_or_says_what_is_wrong_and_stays_whole(batch):
     for request in batch:

@@ -78,7 +78,7 @@ def test_the_strategies_know_every_field():
     assert names(OutputOptions) == messages.OUTPUT.keys()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(options=messages.options())
 def test_every_field_of_the_options_reaches_the_group(model, options):
     validate(GenerateRequest(text="a", options=options), LIMITS)
@@ -103,7 +103,7 @@ def test_every_field_of_the_options_reaches_the_group(model, options):
     assert (group.request_id, group.deadline_ms) == ("r", 1500)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(options=messages.options())
 def test_the_group_survives_the_wire_and_the_worker_reads_the_same_values(model, options):
     group, _ = sent(options, model)
@@ -156,13 +156,13 @@ def sampling_of_message(message: SamplingParams) -> dict:
     return result
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(options=messages.options(for_chat=True))
 def test_a_chats_options_are_as_valid(options):
     validate(ChatRequest(messages=[ChatMessage(role=2, content="a")], options=options), LIMITS)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(seed=st.integers(0, 2**64 - 1), index=st.integers(0, 127), generated=st.lists(messages.token_ids, max_size=5))
 def test_a_resumed_completion_draws_with_its_own_seed_behind_what_it_has(model, seed, index, generated):
     options = GenerationOptions(sampling=SamplingParams(seed=seed), max_tokens=10)

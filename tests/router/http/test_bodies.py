@@ -206,7 +206,7 @@ json_values = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.data())
 def test_whatever_json_comes_it_is_a_request_or_a_typed_error(data):
     """Nothing reaches protobuf that protobuf refuses."""
