@@ -16,7 +16,7 @@ from router.server import RouterServer
 from router.workers import Resolver, resolve
 from tests.fakes.worker import FakeWorker
 
-WAIT_SECONDS = 20
+WAIT_SECONDS = 60
 """Until a test gives up on something that must come."""
 
 QUICK = {
@@ -123,7 +123,7 @@ def run_system(
     wait_ready: bool = True,
     resolver: Resolver = resolve,
     tls: ClientTls | None = None,
-    limit: float = 60,
+    limit: float = 180,
     **settings,
 ):
     """Start the workers and a router over them, run `scenario(system)` with a client that uses `tls`, stop all; returns

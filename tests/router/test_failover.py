@@ -21,7 +21,7 @@ from router import worker_link
 from router.config import RouterSettings
 from router.server import RouterServer
 from tests.fakes import tokenizer as toys
-from tests.fakes.system import QUICK, collect, error_of, run_system, until
+from tests.fakes.system import QUICK, WAIT_SECONDS, collect, error_of, run_system, until
 from tests.fakes.worker import FakeWorker, counts
 
 SEED = 123
@@ -505,7 +505,7 @@ def test_shutdown_ends_a_request_that_waits_for_a_worker():
     async def scenario(system):
         answer = await waiting_for_a_worker(system)
         await system.router.open_requests.close(0.05)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(WAIT_SECONDS):
             return await error_of(collect(answer))
 
     error = run_system(scenario, worker, worker_wait=1000)

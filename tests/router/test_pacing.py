@@ -4,7 +4,7 @@ import asyncio
 
 from fissile.v1 import FinishReason, GenerateRequest, GenerationOptions, OutputOptions
 from router.pacing import BURST_SECONDS, Pacer
-from tests.fakes.system import collect, run_system, until
+from tests.fakes.system import WAIT_SECONDS, collect, run_system
 from tests.fakes.worker import FakeWorker, counts
 
 NEVER = 1e-6
@@ -67,7 +67,7 @@ def test_a_stream_that_is_gone_takes_no_turn():
         pacer.wake_in_turn(other)
         pacer.forget(gone)
         pacer._rate = 1e9
-        await asyncio.wait_for(other.wait(), 10)
+        await asyncio.wait_for(other.wait(), WAIT_SECONDS)
         return gone.is_set(), pacer._timer
 
     assert run(scenario, pacer_with_burst(1)) == (False, None)
@@ -78,33 +78,40 @@ def ask(**output):
 
 
 def test_the_first_and_the_last_message_do_not_wait_and_what_is_between_merges():
-    worker = FakeWorker(counts(30))
+    worker = FakeWorker(counts(30), mute_after=1)
 
     async def scenario(system):
         system.router.pacer._allowance = 0
-        return await system.ask(ask())
+        call = system.stub.Generate(ask())
+        first = await call.read()
+        worker.mute_after = None
+        return first, await collect(call)
 
-    answer = run_system(scenario, worker, max_message_rate=NEVER)
-    assert [len(m.completions[0].token_ids) for m in answer.messages] == [1, 29]
-    assert answer.tokens[0] == counts(30)(worker.received[0])
+    first, rest = run_system(scenario, worker, max_message_rate=NEVER)
+    assert len(rest.messages) == 1
+    assert [*first.completions[0].token_ids, *rest.tokens[0]] == counts(30)(worker.received[0])
 
 
 def test_a_heartbeat_carries_what_waits_for_its_turn():
     """A turn that does not come for long must not look like a worker without tokens."""
-    worker = FakeWorker(counts(5), mute_after=3)
+    worker = FakeWorker(counts(5), mute_after=1)
 
     async def scenario(system):
         system.router.pacer._allowance = 0
         request = ask()
         request.options.output.heartbeat.FromMilliseconds(50)
         call = system.stub.Generate(request)
-        await call.read()
-        await until(lambda: worker.num_emitted == 3)
-        second = await call.read()
+        while not (await call.read()).completions:
+            pass  # a heartbeat before the first token
+        worker.mute_after = 3
+        carried = []
+        while len(carried) < 2:
+            carried += [token for delta in (await call.read()).completions for token in delta.token_ids]
         call.cancel()
-        return list(second.completions[0].token_ids)
+        return carried
 
-    assert len(run_system(scenario, worker, max_message_rate=NEVER)) == 2
+    carried = run_system(scenario, worker, max_message_rate=NEVER)
+    assert carried == counts(5)(worker.received[0])[1:3]
 
 
 def test_many_fast_streams_share_the_rate_and_lose_nothing():

@@ -11,7 +11,7 @@ import pytest
 
 from fissile.channel import aio_channel
 from fissile.v1 import GenerateRequest, GenerationServiceStub
-from tests.fakes.system import collect, free_port, until
+from tests.fakes.system import WAIT_SECONDS, collect, free_port, until
 from tests.fakes.worker import FakeWorker, says
 
 ROOT = Path(__file__).parents[2]
@@ -39,7 +39,7 @@ def test_it_serves_says_its_port_stays_small_and_ends_on_a_signal(tmp_path):
                 answer = await collect(stub.Generate(GenerateRequest(text="a"), timeout=20))
             rss = psutil.Process(router.pid).memory_info().rss
             router.terminate()
-            out, err = await asyncio.wait_for(router.communicate(), 20)
+            out, err = await asyncio.wait_for(router.communicate(), WAIT_SECONDS)
         finally:
             if router.returncode is None:
                 router.kill()
@@ -70,7 +70,7 @@ def test_it_serves_says_its_port_stays_small_and_ends_on_a_signal(tmp_path):
 def test_wrong_flags_are_one_clear_line(flags, text):
     async def scenario():
         router = await start(*flags)
-        _, err = await asyncio.wait_for(router.communicate(), 20)
+        _, err = await asyncio.wait_for(router.communicate(), WAIT_SECONDS)
         return router.returncode, err.decode()
 
     code, err = asyncio.run(scenario())
@@ -83,7 +83,7 @@ def test_a_taken_port_is_an_error_not_a_traceback():
     async def scenario():
         worker = await FakeWorker(says("x")).start()
         router = await start("--port", str(worker.port))
-        _, err = await asyncio.wait_for(router.communicate(), 20)
+        _, err = await asyncio.wait_for(router.communicate(), WAIT_SECONDS)
         await worker.kill()
         return router.returncode, err.decode()
 
@@ -103,7 +103,7 @@ def test_a_taken_port_is_an_error_not_a_traceback():
 def test_a_missing_certificate_is_one_clear_line(flags):
     async def scenario():
         router = await start("--port", "0", *flags)
-        _, err = await asyncio.wait_for(router.communicate(), 20)
+        _, err = await asyncio.wait_for(router.communicate(), WAIT_SECONDS)
         return router.returncode, err.decode()
 
     code, err = asyncio.run(scenario())
@@ -117,7 +117,7 @@ def test_a_missing_certificate_is_one_clear_line(flags):
 def test_help_documents_tls():
     async def scenario():
         router = await start("--help")
-        out, _ = await asyncio.wait_for(router.communicate(), 20)
+        out, _ = await asyncio.wait_for(router.communicate(), WAIT_SECONDS)
         return " ".join(out.decode().split())
 
     text = asyncio.run(scenario())

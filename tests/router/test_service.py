@@ -24,7 +24,7 @@ from router.chat import render
 from router.chat_template import ChatTemplate
 from router.tokenizer import receive_files
 from tests.fakes import tokenizer as toys
-from tests.fakes.system import collect, error_of, free_port, run_system, until
+from tests.fakes.system import WAIT_SECONDS, collect, error_of, free_port, run_system, until
 from tests.fakes.worker import FakeWorker, counts, says
 
 USER, ASSISTANT, TOOL = 2, 3, 4
@@ -181,7 +181,7 @@ async def health(system):
 
 
 async def wait_for_health(system, status):
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(WAIT_SECONDS):
         while await health(system) != status:
             await asyncio.sleep(0.01)
 

@@ -49,7 +49,7 @@ class FakeExecutor:
         self._is_dead = False
 
     def start(self) -> ModelInfo:
-        assert self.loading.wait(30)
+        assert self.loading.wait(180)
         if self.start_error is not None:
             raise ExecutorStartError(self.start_error)
         return ModelInfo(
@@ -78,7 +78,7 @@ class FakeExecutor:
         self._pending.append(self.runner.run(batch))
 
     def collect(self, timeout: float) -> BatchOutput:
-        assert self.open.wait(30)
+        assert self.open.wait(180)
         time.sleep(self.step_seconds)
         self.check()
         return self._pending.popleft()

@@ -27,7 +27,7 @@ from worker.config import WorkerSettings
 from worker.loader.tokenizer import TokenizerFiles
 from worker.server import WorkerServer
 
-WAIT_SECONDS = 20
+WAIT_SECONDS = 60
 TOKENIZER = TokenizerFiles({"tokenizer.json": b"x" * 2_500_000, "empty.json": b""})
 
 _prompts = itertools.count(11)
@@ -54,7 +54,7 @@ def run_worker(
     """
 
     async def run():
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(180):
             options = {"host": "127.0.0.1", "port": 0, "drain_timeout": 5.0, "max_num_batched_tokens": 2048}
             config = WorkerSettings(**(options | settings))
             executor = FakeExecutor(num_blocks=num_blocks, block_size=config.block_size, max_model_len=max_model_len)

@@ -41,7 +41,7 @@ class Listener:
 
     def wait(self, condition):
         with self._changed:
-            assert self._changed.wait_for(condition, 20)
+            assert self._changed.wait_for(condition, 60)
 
 
 def make_engine(async_depth=1, **config):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import httpx2
 
-from tests.fakes.system import until
+from tests.fakes.system import WAIT_SECONDS, until
 from tests.fakes.worker import FakeWorker, says
 
 ROOT = Path(__file__).parents[3]
@@ -33,7 +33,7 @@ def test_it_serves_says_its_port_and_ends_on_a_signal(tmp_path):
             async with httpx2.AsyncClient(headers={"authorization": "Bearer secret"}, timeout=20) as client:
                 answer = await client.post(url, json={"prompt": "a"})
                 router.terminate()  # with a connection that is still open
-                _, err = await asyncio.wait_for(router.communicate(), 20)
+                _, err = await asyncio.wait_for(router.communicate(), WAIT_SECONDS)
         finally:
             if router.returncode is None:
                 router.kill()
@@ -54,7 +54,7 @@ def test_a_taken_port_ends_it():
     async def scenario():
         worker = await FakeWorker(says("x")).start()
         router = await start("--http-port", str(worker.port))
-        _, err = await asyncio.wait_for(router.communicate(), 20)
+        _, err = await asyncio.wait_for(router.communicate(), WAIT_SECONDS)
         await worker.kill()
         return worker.port, router.returncode, err.decode()
 

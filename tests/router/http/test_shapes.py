@@ -8,6 +8,7 @@ from openai.types import Completion, Model
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from pydantic import BaseModel
 
+from tests.fakes.system import until
 from tests.fakes.worker import FakeWorker, says
 from tests.router.http.front import chat, complete, events, run_front
 from tests.router.http.test_chat import THINKS_AND_CALLS, knowing_tools
@@ -57,16 +58,13 @@ def test_mixed_traffic_leaves_nothing():
             async with client.stream("POST", "/v1/completions", json=body) as response:
                 await anext(response.aiter_lines())
 
-        async def round_of_requests():
+        num_tasks = len(asyncio.all_tasks())
+        for _ in range(4):
             await asyncio.gather(*map(go, range(30)))
             await system.quiet()
-            await asyncio.sleep(0.1)
-            return len(asyncio.all_tasks())
+            await until(lambda: len(asyncio.all_tasks()) <= num_tasks)
 
-        return [await round_of_requests() for _ in range(4)]
-
-    first, *_, last = run_front(scenario, FakeWorker(says("b" * 20), step_seconds=0.001))
-    assert last == first
+    run_front(scenario, FakeWorker(says("b" * 20), step_seconds=0.001))
 
 
 async def answers_of_the_client(port):
