@@ -9,8 +9,8 @@ import random
 import torch
 
 from bench.common import Figure, finish, median, parse_arguments
-from bench.local import LocalEngine
 from worker.loader.source import resolve_model
+from worker.local import LocalEngine
 from worker.runner.config import RunnerConfig
 
 MODEL = os.environ.get("FISSILE_BENCH_MODEL", "smollm2")
@@ -88,7 +88,7 @@ def asynchronous_stepping(gpu: LocalEngine, num_seqs: int, num_tokens: int, repe
     runs = {depth: [gpu.generate(prompts, num_tokens, async_depth=depth) for _ in range(repeats)] for depth in (0, 1)}
     for depth, name in ((0, "sync"), (1, "async")):
         figures[f"{name}_tok_s_{num_seqs}"] = median([run.tokens_per_second for run in runs[depth]], 1)
-        figures[f"{name}_step_ms_{num_seqs}"] = median([run.seconds / run.num_steps * 1e3 for run in runs[depth]], 3)
+        figures[f"{name}_step_ms_{num_seqs}"] = median([run.seconds / len(run.steps) * 1e3 for run in runs[depth]], 3)
         figures[f"{name}_gap_share_{num_seqs}"] = median([run.gap_share for run in runs[depth]], 3)
     assert runs[0][0].token_ids == runs[1][0].token_ids
     return figures

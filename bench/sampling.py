@@ -4,8 +4,8 @@ import random
 from dataclasses import replace
 
 from bench.common import Figure, finish, median, num_cores, parse_arguments
-from bench.local import GREEDY, LocalEngine
 from worker.core.params import StopConditions
+from worker.local import GREEDY, LocalEngine
 from worker.runner.config import RunnerConfig
 
 PACKAGES = ("torch", "transformers", "llguidance", "fissile")

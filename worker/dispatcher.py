@@ -138,8 +138,8 @@ class Dispatcher:
                 error = refusal_to_error(refusal)
                 responses.setdefault(entry.stream, []).append(error_to_pb(error, entry.sequence_id, entry.index))
         self.progress.signal()
-        if report.stats is not None:
-            self._metrics.observe_step(report.stats)
+        if report.finished is not None:
+            self._metrics.observe_step(report.finished)
         if responses:
             load = load_to_pb(report.load)
             for stream, outputs in responses.items():

@@ -10,20 +10,19 @@ one report a step. The engine knows neither gRPC nor tensors.
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from fissile.errors import UnavailableError
-from worker.core.batch import BatchOutput, ScheduledBatch
 from worker.core.errors import AdmissionError, QueueFullError
 from worker.core.outputs import LoadSnapshot, SequenceOutput
 from worker.core.scheduler import Scheduler
 from worker.core.sequence import FinishReason, Sequence
 from worker.garbage import FullCollections
 from worker.inbox import Command, Inbox
+from worker.steps import FinishedStep, StepExecutor, Steps
 
 logger = logging.getLogger(__name__)
 
@@ -33,29 +32,11 @@ IDLE_CHECK_SECONDS = 1.0
 """Once nothing has happened for this long, the pools are checked and garbage is collected: that delays no request."""
 
 
-class StepExecutor(Protocol):
+class EngineExecutor(StepExecutor, Protocol):
     """What the engine needs of an executor. Calls come from the engine thread only."""
-
-    def submit(self, batch: ScheduledBatch) -> None:
-        """Start a step without waiting. Raises if the device's processes died."""
-
-    def collect(self, timeout: float) -> BatchOutput:
-        """Result of the oldest step not collected. Raises if its processes died or it took longer than `timeout`."""
 
     def check(self) -> None:
         """Raises if its processes died while no step was in flight. Does not wait."""
-
-
-@dataclass(frozen=True, slots=True)
-class StepStats:
-    """Of one step on the device. Seconds."""
-
-    num_sequences: int
-    num_tokens: int
-    step_seconds: float
-    """From when it was submitted, or the step before it was done, to its result."""
-    gap_seconds: float
-    """The part of `step_seconds` in which the device did not run it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +47,8 @@ class StepReport:
     outputs: list[SequenceOutput]
     refused: list[tuple[int, AdmissionError | QueueFullError]]
     load: LoadSnapshot
-    stats: StepStats | None
+    finished: FinishedStep | None
     """None when no step ran: something was refused or ended without one."""
-
-
-@dataclass(frozen=True, slots=True)
-class _InFlight:
-    batch: ScheduledBatch
-    submitted_at: float
 
 
 class Engine:
@@ -82,7 +57,7 @@ class Engine:
     def __init__(
         self,
         scheduler: Scheduler,
-        executor: StepExecutor,
+        executor: EngineExecutor,
         *,
         async_depth: int,
         step_timeout: float,
@@ -92,17 +67,14 @@ class Engine:
         """The callbacks run on the engine thread and must not block. After `on_failure` no report comes."""
         self._scheduler = scheduler
         self._executor = executor
-        self._async_depth = async_depth
-        self._step_timeout = step_timeout
+        self._steps = Steps(scheduler, executor, async_depth=async_depth, step_timeout=step_timeout)
         self._on_report = on_report
         self._on_failure = on_failure
         self._inbox = Inbox()
         self._collections = FullCollections()
-        self._in_flight: deque[_InFlight] = deque()
         self._refused: list[tuple[int, AdmissionError | QueueFullError]] = []
         self._calls: set[Future[Any]] = set()
         """Posted and not yet run."""
-        self._last_collect = 0.0
         self._is_stopping = False
         self._step = 0
         self._load = scheduler.load()
@@ -182,12 +154,12 @@ class Engine:
 
     def _loop(self) -> None:
         while self._keep_on():
-            self._fill()
-            if self._in_flight:
+            self._steps.fill()
+            if self._steps.num_in_flight:
                 self._finish_step()
             elif not self._report_news():
                 self._sleep()
-        while self._in_flight:
+        while self._steps.num_in_flight:
             self._finish_step()
 
     def _keep_on(self) -> bool:
@@ -196,31 +168,11 @@ class Engine:
             command()
         return not self._is_stopping
 
-    def _fill(self) -> None:
-        """Keep the device supplied: one step running and, with asynchronous scheduling, one behind it."""
-        while len(self._in_flight) <= self._async_depth:
-            batch = self._scheduler.schedule()
-            if batch is None:
-                return
-            self._executor.submit(batch)
-            self._in_flight.append(_InFlight(batch, time.monotonic()))
-
     def _finish_step(self) -> None:
         self._collections.run_if_overdue()
-        entry = self._in_flight.popleft()
-        output = self._executor.collect(self._step_timeout)
-        now = time.monotonic()
-        self._scheduler.postprocess(entry.batch, output)
-        seconds = now - max(entry.submitted_at, self._last_collect)
-        self._last_collect = now
+        finished = self._steps.finish()
         self._step += 1
-        stats = StepStats(
-            num_sequences=len(entry.batch.slots),
-            num_tokens=entry.batch.num_tokens,
-            step_seconds=seconds,
-            gap_seconds=max(seconds - output.run_seconds, 0.0),
-        )
-        self._report(self._scheduler.take_outputs(), stats)
+        self._report(self._scheduler.take_outputs(), finished)
 
     def _report_news(self) -> bool:
         """Report what was refused or ended without a step; whether there was anything."""
@@ -230,10 +182,10 @@ class Engine:
         self._report(outputs, None)
         return True
 
-    def _report(self, outputs: list[SequenceOutput], stats: StepStats | None) -> None:
+    def _report(self, outputs: list[SequenceOutput], finished: FinishedStep | None) -> None:
         self._load = self._scheduler.load()
         refused, self._refused = self._refused, []
-        self._on_report(StepReport(self._step, outputs, refused, self._load, stats))
+        self._on_report(StepReport(self._step, outputs, refused, self._load, finished))
 
     def _sleep(self) -> None:
         """Until a command comes or the scheduler wants to be asked again."""

@@ -10,8 +10,8 @@ from common.metrics import ITL_BUCKETS, REQUEST_BUCKETS, build_info
 from fissile.errors import FissileError
 from worker.convert_outputs import phase_seconds
 from worker.core.outputs import LoadSnapshot, SequenceOutput
-from worker.engine import StepStats
 from worker.runner.config import ModelInfo
+from worker.steps import FinishedStep
 
 GAP_BUCKETS = (0.00001, 0.000025, 0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1)
 BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
@@ -60,13 +60,13 @@ class WorkerMetrics:
         self._registry.register(_LoadCollector(self._model, load))
         self._has_started = True
 
-    def observe_step(self, stats: StepStats) -> None:
+    def observe_step(self, step: FinishedStep) -> None:
         if not self._has_started:
             return
-        self._step.observe(stats.step_seconds)
-        self._gap.observe(stats.gap_seconds)
-        self._step_tokens.observe(stats.num_tokens)
-        self._step_sequences.observe(stats.num_sequences)
+        self._step.observe(step.step_seconds)
+        self._gap.observe(step.gap_seconds)
+        self._step_tokens.observe(step.batch.num_tokens)
+        self._step_sequences.observe(len(step.batch.slots))
 
     def observe_end(self, output: SequenceOutput) -> None:
         """A terminal output."""

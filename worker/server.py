@@ -23,7 +23,7 @@ from worker.convert import ModelLimits
 from worker.core.params import Grammar
 from worker.core.scheduler import Scheduler
 from worker.dispatcher import Dispatcher
-from worker.engine import Engine, StepExecutor, StepReport
+from worker.engine import Engine, EngineExecutor, StepReport
 from worker.executor import Executor
 from worker.garbage import freeze_loaded
 from worker.grammars_in_use import GrammarsInUse
@@ -50,7 +50,7 @@ class WorkerFailedError(Exception):
     """The engine or the device's processes failed; the log has the details."""
 
 
-class ModelExecutor(StepExecutor, Protocol):
+class ModelExecutor(EngineExecutor, Protocol):
     """An executor with its start and end."""
 
     def start(self) -> ModelInfo: ...

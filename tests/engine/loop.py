@@ -4,13 +4,15 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from worker.core.batch import TokenLogprobs
+from worker.core.batch import BatchOutput, ScheduledBatch, TokenLogprobs
 from worker.core.config import CacheConfig, SchedulerConfig
 from worker.core.outputs import SequenceOutput
 from worker.core.params import SamplingParams, StopConditions
 from worker.core.scheduler import Scheduler
 from worker.core.sequence import Sequence
 from worker.runner.model_runner import ModelRunner
+from worker.runner.pending import PendingStep
+from worker.steps import Steps
 
 GREEDY = SamplingParams(temperature=0.0)
 
@@ -18,6 +20,24 @@ GREEDY = SamplingParams(temperature=0.0)
 def make_sequence(id: int, prompt: list[int], max_tokens: int, sampling: SamplingParams = GREEDY, **more) -> Sequence:
     stop = more.pop("stop", None) or StopConditions(max_tokens=max_tokens)
     return Sequence(id=id, token_ids=prompt, num_prompt_tokens=len(prompt), stop=stop, sampling=sampling, **more)
+
+
+@dataclass
+class InProcess:
+    """A runner of this process as an executor."""
+
+    runner: ModelRunner
+    pending: deque[PendingStep] = field(default_factory=deque)
+    num_scheduled_tokens: int = 0
+    num_copied_blocks: int = 0
+
+    def submit(self, batch: ScheduledBatch) -> None:
+        self.num_scheduled_tokens += batch.num_tokens
+        self.num_copied_blocks += len(batch.blocks_to_copy)
+        self.pending.append(self.runner.submit(batch))
+
+    def collect(self, timeout: float) -> BatchOutput:
+        return self.pending.popleft().result()
 
 
 @dataclass
@@ -36,11 +56,20 @@ class Loop:
     logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     """Of the tokens of those that ask for them, as `prompt_logprobs`."""
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
-    num_scheduled_tokens: int = 0
-    num_copied_blocks: int = 0
 
     def __post_init__(self) -> None:
         self.scheduler = Scheduler(self.scheduler_config, self.cache_config)
+        self.executor = InProcess(self.runner)
+        depth = self.scheduler_config.async_depth
+        self.steps = Steps(self.scheduler, self.executor, async_depth=depth, step_timeout=0)
+
+    @property
+    def num_scheduled_tokens(self) -> int:
+        return self.executor.num_scheduled_tokens
+
+    @property
+    def num_copied_blocks(self) -> int:
+        return self.executor.num_copied_blocks
 
     def run(
         self, *arriving: Sequence | list[Sequence], each_step: int = 0, before_step: Callable[[], None] = lambda: None
@@ -51,19 +80,13 @@ class Loop:
         `before_step` may change anything, as what comes between two steps may.
         """
         queue = deque(arriving)
-        pending: deque = deque()
-        while queue or pending or self.scheduler.has_unfinished():
+        while queue or self.steps.num_in_flight or self.scheduler.has_unfinished():
             for _ in range(min(each_step or len(queue), len(queue))):
                 self._add(queue.popleft())
             before_step()
-            batch = self.scheduler.schedule()
-            if batch is not None:
-                self.num_scheduled_tokens += batch.num_tokens
-                self.num_copied_blocks += len(batch.blocks_to_copy)
-                pending.append((batch, self.runner.submit(batch)))
-            if pending and (batch is None or len(pending) > self.scheduler_config.async_depth):
-                oldest, step = pending.popleft()
-                self.scheduler.postprocess(oldest, step.result())
+            self.steps.fill()
+            if self.steps.num_in_flight:
+                self.steps.finish()
             self._take()
             self.scheduler.check_integrity()
         load = self.scheduler.load()

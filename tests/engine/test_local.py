@@ -1,0 +1,25 @@
+"""The engine without services, in processes of its own."""
+
+import pytest
+
+from tests.engine.conftest import MAX_MODEL_LEN, NUM_TOKENS, PROMPTS, TinyModel
+from worker.core.errors import AdmissionError
+from worker.local import LocalEngine
+from worker.runner.config import RunnerConfig
+
+
+def test_prompts_in_tokens_out(tiny: TinyModel) -> None:
+    config = RunnerConfig(
+        model=str(tiny.path), device="cpu", num_threads=1, num_blocks=64, max_num_seqs=8, max_model_len=MAX_MODEL_LEN
+    )
+    with LocalEngine(config) as engine:
+        for depth in (0, 1):
+            run = engine.generate(PROMPTS, NUM_TOKENS, async_depth=depth)
+            assert run.token_ids == tiny.references
+            assert run.load.num_blocks_free == run.load.num_blocks
+            assert sum(step.batch.num_tokens for step in run.steps) == sum(len(p) + NUM_TOKENS - 1 for p in PROMPTS)
+        tight = engine.generate(PROMPTS, NUM_TOKENS, num_blocks=12)
+        assert tight.token_ids == tiny.references
+        assert tight.load.num_total_preemptions > 0
+        with pytest.raises(AdmissionError):
+            engine.generate([[1] * MAX_MODEL_LEN], 1)

@@ -1,0 +1,75 @@
+"""The loop of all who run a model: schedule → submit → collect → postprocess. Knows neither threads nor tensors."""
+
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import Protocol
+
+from worker.core.batch import BatchOutput, ScheduledBatch
+from worker.core.scheduler import Scheduler
+
+
+class StepExecutor(Protocol):
+    """Runs steps in the order of `submit`."""
+
+    def submit(self, batch: ScheduledBatch) -> None:
+        """Start a step without waiting. Raises if the device's processes died."""
+
+    def collect(self, timeout: float) -> BatchOutput:
+        """Result of the oldest step not collected. Raises if its processes died or it took longer than `timeout`."""
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedStep:
+    """One step on the device, taken in by the scheduler."""
+
+    batch: ScheduledBatch
+    step_seconds: float
+    """From when it was submitted, or the step before it was done, to its result."""
+    run_seconds: float
+    """The device's own time."""
+
+    @property
+    def gap_seconds(self) -> float:
+        """The part of `step_seconds` in which the device did not run it."""
+        return max(self.step_seconds - self.run_seconds, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class _InFlight:
+    batch: ScheduledBatch
+    submitted_at: float
+
+
+class Steps:
+    """One thread's. With `async_depth` 1, step N + 1 is scheduled and submitted while the device runs N."""
+
+    def __init__(self, scheduler: Scheduler, executor: StepExecutor, *, async_depth: int, step_timeout: float) -> None:
+        """`async_depth` is the scheduler's own; `step_timeout` in seconds."""
+        self._scheduler, self._executor = scheduler, executor
+        self._async_depth, self._step_timeout = async_depth, step_timeout
+        self._in_flight: deque[_InFlight] = deque()
+        self._last_collect = 0.0
+
+    @property
+    def num_in_flight(self) -> int:
+        return len(self._in_flight)
+
+    def fill(self) -> None:
+        """Keep the device supplied: one step running and, with asynchronous scheduling, one behind it."""
+        while len(self._in_flight) <= self._async_depth:
+            batch = self._scheduler.schedule()
+            if batch is None:
+                return
+            self._executor.submit(batch)
+            self._in_flight.append(_InFlight(batch, time.monotonic()))
+
+    def finish(self) -> FinishedStep:
+        """Wait for the oldest step in flight; what came of it is the scheduler's to tell."""
+        entry = self._in_flight.popleft()
+        output = self._executor.collect(self._step_timeout)
+        now = time.monotonic()
+        self._scheduler.postprocess(entry.batch, output)
+        seconds = now - max(entry.submitted_at, self._last_collect)
+        self._last_collect = now
+        return FinishedStep(entry.batch, seconds, output.run_seconds)
