@@ -12,12 +12,16 @@ from router.latency import LatencyWindows, Stopwatch
 from router.metrics import Gauges, RequestTotals, RouterMetrics, WorkerGauge
 from tests.worker.fake_executor import FakeExecutor
 from worker.config import WorkerSettings
+from worker.core.batch import ScheduledBatch
 from worker.core.scheduler import Scheduler
-from worker.engine import StepStats
+from worker.core.tokens import token_array
 from worker.metrics import WorkerMetrics
+from worker.steps import FinishedStep
 
 DOCS = Path(__file__).parents[2] / "docs/operations.md"
 WORKERS = [WorkerGauge("llama", "w:1", True, 2), WorkerGauge("llama", "w:2", False, 0)]
+
+STEP = FinishedStep(ScheduledBatch(0, [0], [1], [4], token_array([7]), [True]), 0.001, 0.0009)
 
 
 def router_metrics():
@@ -45,7 +49,7 @@ def worker_metrics():
     registry = CollectorRegistry()
     metrics = WorkerMetrics(registry, "llama")
     metrics.start(FakeExecutor().start(), idle_load)
-    metrics.observe_step(StepStats(1, 1, 0.001, 0.0001))
+    metrics.observe_step(STEP)
     metrics.observe_refusal(InvalidArgumentError("no"))
     return registry
 
@@ -123,7 +127,7 @@ def test_a_worker_counts_from_its_start_on():
     """Its warm-up is no request."""
     registry = CollectorRegistry()
     metrics = WorkerMetrics(registry, "llama")
-    metrics.observe_step(StepStats(1, 1, 0.001, 0.0001))
+    metrics.observe_step(STEP)
     metrics.start(FakeExecutor().start(), idle_load)
-    metrics.observe_step(StepStats(1, 1, 0.001, 0.0001))
+    metrics.observe_step(STEP)
     assert samples(registry, "fissile_worker_step_seconds_count") == {("llama",): 1}
