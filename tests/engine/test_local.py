@@ -1,5 +1,10 @@
 """The engine without services, in processes of its own."""
 
+import re
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from tests.engine.conftest import MAX_MODEL_LEN, NUM_TOKENS, PROMPTS, TinyModel
@@ -23,3 +28,12 @@ def test_prompts_in_tokens_out(tiny: TinyModel) -> None:
         assert tight.load.num_total_preemptions > 0
         with pytest.raises(AdmissionError):
             engine.generate([[1] * MAX_MODEL_LEN], 1)
+
+
+def test_the_example_of_the_readme() -> None:
+    root = Path(__file__).parents[2]
+    examples = re.findall(r"^```python\n(.*?)^```", (root / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    (code,) = (code for code in examples if "LocalEngine" in code)
+    result = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.strip()

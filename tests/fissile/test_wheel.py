@@ -15,7 +15,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 SOURCES = ("common", "fissile", "router", "worker", "pyproject.toml", "setup.py", "README.md", "LICENSE")
-EXAMPLES = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+PYTHON = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+EXAMPLES = [code for code in PYTHON if "from fissile import" in code]
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
 
 
