@@ -5,12 +5,13 @@ Python code writes to standard error. What C code writes there by itself cannot 
 worker's ranks it is, because their standard error is a pipe (`worker.executor`).
 """
 
+import asyncio
 import io
 import json
 import logging
 import sys
 import threading
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from datetime import datetime
 from types import TracebackType
 from typing import Literal, TextIO
@@ -19,6 +20,8 @@ LogFormat = Literal["text", "json"]
 
 STDERR = "stderr"
 """Logger of lines that were written to standard error and not logged."""
+GATHER_SECONDS = 0.01
+"""How long a line of a gathering log may wait for others."""
 _PLAIN = set(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 logger = logging.getLogger(__name__)
@@ -54,6 +57,44 @@ class JsonFormatter(logging.Formatter):
 
 def _iso_time(record: logging.LogRecord) -> str:
     return datetime.fromtimestamp(record.created).astimezone().isoformat(timespec="milliseconds")
+
+
+class GatheringHandler(logging.StreamHandler[TextIO]):
+    """Writes lines of an event loop together: to wake the reader of each costs more than the line. A warning, whatever
+    comes from elsewhere and the end of the process take with them what waits, so the order is kept."""
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__(stream)
+        self._lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self._lines.append(self.format(record) + self.terminator)
+            loop = _running_loop() if record.levelno < logging.WARNING else None
+            if loop is None:
+                self.flush()
+            elif len(self._lines) == 1:
+                loop.call_later(GATHER_SECONDS, self._flush_later)
+        except Exception:
+            self.handleError(record)
+
+    def flush(self) -> None:
+        with self.lock or nullcontext():
+            text, self._lines = "".join(self._lines), []
+            if text:
+                self.stream.write(text)
+            super().flush()
+
+    def _flush_later(self) -> None:
+        with suppress(OSError, ValueError):  # nobody reads it any more
+            self.flush()
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
 
 
 class JsonStream(io.TextIOBase):
@@ -108,9 +149,10 @@ def is_json(line: str) -> bool:
         return False
 
 
-def setup_logging(level: str = "info", log_format: LogFormat = "text") -> None:
-    """Configure the root logger of this process, and what would go past it. Call once, first."""
-    handler = logging.StreamHandler(sys.stderr)
+def setup_logging(level: str = "info", log_format: LogFormat = "text", *, gathers: bool = False) -> None:
+    """Configure the root logger of this process, and what would go past it. Call once, first. `gathers`: lines of the
+    event loop wait for others, for GATHER_SECONDS; of use where nothing holds the loop up."""
+    handler = GatheringHandler(sys.stderr) if gathers else logging.StreamHandler(sys.stderr)
     if log_format == "json":
         handler.setFormatter(JsonFormatter())
         # Some libraries have handlers of their own, and some print.
@@ -124,6 +166,12 @@ def setup_logging(level: str = "info", log_format: LogFormat = "text") -> None:
     sys.excepthook = _log_uncaught
     threading.excepthook = _log_uncaught_in_thread
     sys.unraisablehook = _log_unraisable
+
+
+def flush_logging() -> None:
+    """Before anything is written to standard error that is to stand behind the lines so far."""
+    for handler in logging.getLogger().handlers:
+        handler.flush()
 
 
 def _log_uncaught(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:

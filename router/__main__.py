@@ -4,7 +4,7 @@ import asyncio
 import sys
 
 from common.config import parse_settings
-from common.logging import setup_logging
+from common.logging import flush_logging, setup_logging
 from fissile.errors import FissileError
 from router.config import RouterSettings
 
@@ -13,13 +13,14 @@ EXIT_FAILURE = 1
 
 def main() -> None:
     settings = parse_settings(RouterSettings, sys.argv[1:], "router")
-    setup_logging(settings.log_level, settings.log_format)
+    setup_logging(settings.log_level, settings.log_format, gathers=True)
     # Libraries take hold of standard error when they are imported; and help needs none of them.
     from router.server import serve
 
     try:
         asyncio.run(serve(settings))
     except (FissileError, OSError) as error:
+        flush_logging()
         print(f"router: {error}", file=sys.stderr)
         raise SystemExit(EXIT_FAILURE) from error
 

@@ -1,5 +1,6 @@
 """Lines of the log: times with their zone; with JSON every line of the process is an object."""
 
+import asyncio
 import io
 import json
 import logging
@@ -10,7 +11,7 @@ from datetime import datetime
 
 import pytest
 
-from common.logging import JsonFormatter, JsonStream, TextFormatter, json_line
+from common.logging import GatheringHandler, JsonFormatter, JsonStream, TextFormatter, json_line
 
 EVERYTHING = """
 import logging, sys, threading, warnings
@@ -107,3 +108,72 @@ def test_a_stream_that_broke_raises_nothing():
     stream = JsonStream(Broken())
     assert stream.write("a\n") == 2
     stream.flush()
+
+
+class Writes(io.StringIO):
+    """What was written at once, each time."""
+
+    def __init__(self):
+        super().__init__()
+        self.texts = []
+
+    def write(self, text):
+        self.texts.append(text)
+        return len(text)
+
+
+@pytest.fixture
+def gathering():
+    """A logger whose lines are gathered, and what its stream got."""
+    own, stream = logging.Logger("gathering"), Writes()
+    handler = GatheringHandler(stream)
+    own.addHandler(handler)
+    yield own, stream.texts
+    handler.close()
+
+
+async def until(condition):
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+def test_lines_of_an_event_loop_are_written_together(gathering):
+    own, texts = gathering
+
+    async def scenario():
+        for turn in (1, 2):
+            own.info("a")
+            own.info("b")
+            assert len(texts) == turn - 1
+            await until(lambda turn=turn: len(texts) == turn)
+
+    asyncio.run(scenario())
+    assert texts == ["a\nb\n"] * 2
+
+
+def test_a_warning_and_a_thread_take_with_them_what_waits(gathering):
+    own, texts = gathering
+
+    async def scenario():
+        own.info("a")
+        own.warning("b")
+        own.info("c")
+        await asyncio.to_thread(own.info, "d")
+        own.info("e")
+
+    asyncio.run(scenario())
+    assert texts == ["a\nb\n", "c\nd\n"]
+    own.info("f")
+    assert texts[2:] == ["e\nf\n"]
+
+
+def test_the_end_of_a_process_leaves_no_line_behind():
+    (line,) = run(
+        "import asyncio, logging\n"
+        "from common.logging import setup_logging\n"
+        "setup_logging(gathers=True)\n"
+        "async def main(): logging.info('the end')\n"
+        "asyncio.run(main())"
+    )
+    assert line.endswith(" INFO    root: the end")
