@@ -87,11 +87,27 @@ class RequestTotals:
 
 @dataclass(slots=True)
 class _Known:
-    """Series of one worker, to be removed with it."""
+    """Series of one worker, to be removed with it. Kept at hand: to look one up by its labels takes longer than to
+    count."""
 
-    models: set[str] = field(default_factory=set)
-    ends: set[tuple[str, str]] = field(default_factory=set)
-    """Model and end."""
+    hops: dict[str, tuple[Histogram, Histogram, Histogram, Histogram]] = field(default_factory=dict)
+    """By model: ttft, tpot, itl, e2e."""
+    ends: dict[tuple[str, str], Counter] = field(default_factory=dict)
+    """By model and end."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Sizes:
+    """Series of one model."""
+
+    prompt: Histogram
+    completion: Histogram
+    cached: Counter
+
+    def add(self, totals: RequestTotals) -> None:
+        self.prompt.observe(totals.num_prompt_tokens)
+        self.completion.observe(totals.num_completion_tokens)
+        self.cached.inc(totals.num_cached_tokens)
 
 
 class RouterMetrics:
@@ -105,6 +121,8 @@ class RouterMetrics:
         self.num_prompt_tokens = 0
         self.num_completion_tokens = 0
         self._known: dict[str, _Known] = {}
+        self._sizes: dict[str, _Sizes] = {}
+        """By model."""
 
         def histogram(name: str, text: str, labels: tuple[str, ...], buckets: tuple[float, ...]) -> Histogram:
             return Histogram(f"fissile_router_{name}", text, labels, buckets=buckets, registry=registry)
@@ -140,11 +158,17 @@ class RouterMetrics:
 
     def hop(self, model: str, worker: str, windows: LatencyWindows) -> HopMetrics:
         """`windows`: of the requests on this worker."""
-        self._known.setdefault(worker, _Known()).models.add(model)
-        ttft, tpot, itl, e2e = (
-            metric.labels(model, worker) for metric in (self._ttft, self._tpot, self._itl, self._e2e)
-        )
-        return HopMetrics(self.latency, windows, ttft, tpot, itl, e2e)
+        hops = self._known_of(worker).hops
+        if model not in hops:
+            labels = (model, worker)
+            ttft, tpot, itl, e2e = self._ttft, self._tpot, self._itl, self._e2e
+            hops[model] = ttft.labels(*labels), tpot.labels(*labels), itl.labels(*labels), e2e.labels(*labels)
+        return HopMetrics(self.latency, windows, *hops[model])
+
+    def _known_of(self, worker: str) -> _Known:
+        if worker not in self._known:
+            self._known[worker] = _Known()
+        return self._known[worker]
 
     def moved(self, model: str) -> None:
         self._moves.labels(model).inc()
@@ -152,20 +176,26 @@ class RouterMetrics:
     def ended(self, totals: RequestTotals) -> None:
         model, worker, end = totals.model, totals.worker, totals.end
         self.finished[end] += 1
-        self._known.setdefault(worker, _Known()).ends.add((model, end))
-        self._requests.labels(model, worker, end).inc()
+        ends = self._known_of(worker).ends
+        if (model, end) not in ends:
+            ends[model, end] = self._requests.labels(model, worker, end)
+        ends[model, end].inc()
         self.num_prompt_tokens += totals.num_prompt_tokens
         self.num_completion_tokens += totals.num_completion_tokens
         if worker:
-            self._prompt_length.labels(model).observe(totals.num_prompt_tokens)
-            self._completion_length.labels(model).observe(totals.num_completion_tokens)
-            self._cached.labels(model).inc(totals.num_cached_tokens)
+            self._sizes_of(model).add(totals)
+
+    def _sizes_of(self, model: str) -> _Sizes:
+        if model not in self._sizes:
+            prompt, completion, cached = self._prompt_length, self._completion_length, self._cached
+            self._sizes[model] = _Sizes(prompt.labels(model), completion.labels(model), cached.labels(model))
+        return self._sizes[model]
 
     def keep_workers(self, workers: AbstractSet[str]) -> None:
         """Remove the series of all others: a name may lead to new addresses every day."""
         for worker in self._known.keys() - workers - {""}:
             known = self._known.pop(worker)
-            for model in known.models:
+            for model in known.hops:
                 for metric in (self._ttft, self._tpot, self._itl, self._e2e):
                     metric.remove(model, worker)
             for model, end in known.ends:
