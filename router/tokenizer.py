@@ -80,8 +80,10 @@ class Tokenizer:
     _special: dict[str, int] = field(default_factory=dict)
     _added: dict[str, int] = field(default_factory=dict)
     """Tokens that were added to the vocabulary, with the special ones."""
-    _visible_bytes: dict[frozenset[str], list[bytes]] = field(default_factory=dict)
-    """`_bytes` with special tokens empty, apart from some; filled at need."""
+    _hidden_ids: dict[frozenset[str], frozenset[int]] = field(default_factory=dict)
+    """Special tokens apart from some; filled at need."""
+    _visible_bytes: dict[frozenset[int], list[bytes]] = field(default_factory=dict)
+    """`_bytes` with hidden tokens empty; filled at need."""
 
     @classmethod
     def load(cls, files: TokenizerFiles, executor: Executor) -> "Tokenizer":
@@ -148,10 +150,10 @@ class Tokenizer:
         self, prompt: Sequence[int], *, skip_special_tokens: bool, shown: Set[str] = frozenset()
     ) -> Callable[[], Detokenizer]:
         """Makes a new one for each completion of `prompt`. Special tokens in `shown` are never skipped."""
-        hidden = self._hidden(shown) if skip_special_tokens else frozenset()
+        hidden = self._hidden(frozenset(shown)) if skip_special_tokens else frozenset()
         before = last_shown(prompt, hidden)
         if self._byte_level:
-            return partial(ByteDetokenizer, self._visible(shown) if skip_special_tokens else self._bytes, before)
+            return partial(ByteDetokenizer, self._visible(hidden) if hidden else self._bytes, before)
         if self._byte_of:
             return partial(FallbackDetokenizer, self._decode_all, self._byte_of, hidden, before)
         return partial(WindowDetokenizer, self._decode_all, hidden, before)
@@ -159,17 +161,19 @@ class Tokenizer:
     def _decode_all(self, token_ids: list[int]) -> str:
         return self._backend.decode(token_ids, skip_special_tokens=False)
 
-    def _visible(self, shown: Set[str]) -> list[bytes]:
-        exceptions = frozenset(shown & self._special.keys())
-        table = self._visible_bytes.get(exceptions)
+    def _visible(self, hidden: frozenset[int]) -> list[bytes]:
+        table = self._visible_bytes.get(hidden)
         if table is None:
-            hidden = self._hidden(exceptions)
             table = [b"" if i in hidden else data for i, data in enumerate(self._bytes)]
-            self._visible_bytes[exceptions] = table
+            self._visible_bytes[hidden] = table
         return table
 
-    def _hidden(self, shown: Set[str]) -> frozenset[int]:
-        return frozenset(i for text, i in self._special.items() if text not in shown)
+    def _hidden(self, shown: frozenset[str]) -> frozenset[int]:
+        hidden = self._hidden_ids.get(shown)
+        if hidden is None:
+            hidden = frozenset(i for text, i in self._special.items() if text not in shown)
+            self._hidden_ids[shown] = hidden
+        return hidden
 
 
 class TokenizerStore:
