@@ -216,6 +216,7 @@ class WorkerLink:
         self._connected = True
         self._num_sessions += 1
         self._last_step = 0
+        self._on_change()
         await _until_first_ends(
             self._read(call), self._write(call), self._watch_health(channel), self._watch_progress(stub)
         )

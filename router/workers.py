@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import socket
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
 
@@ -64,6 +64,8 @@ class WorkerSet:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._resolving: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
+        self._models: Mapping[str, ServedModel] | None = None
+        """None: there was a change since they were last asked for."""
 
     def start(self) -> None:
         for address in self._static:
@@ -84,8 +86,13 @@ class WorkerSet:
         """A request would find a worker."""
         return any(link.is_available for link in self.links.values())
 
-    def models(self) -> dict[str, ServedModel]:
+    def models(self) -> Mapping[str, ServedModel]:
         """By id: of workers that are available, else of those that were."""
+        if self._models is None:
+            self._models = self._current_models()
+        return self._models
+
+    def _current_models(self) -> dict[str, ServedModel]:
         result: dict[str, ServedModel] = {}
         infos = [link.info for link in self.links.values() if link.info is not None]
         for link in sorted(self.links.values(), key=lambda link: (not link.is_available, link.address)):
@@ -136,6 +143,7 @@ class WorkerSet:
         await self._changed.wait()
 
     def _on_change(self) -> None:
+        self._models = None
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -178,10 +186,10 @@ class WorkerSet:
             if link.load.num_open == 0:
                 logger.info("worker %s left", address)
                 del self.links[address]
+                self._on_change()
                 task = self._tasks.pop(address)
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
-                self._on_change()
 
 
 def _aliases(model: str, infos: Iterable[GetWorkerResponse]) -> tuple[str, ...]:
