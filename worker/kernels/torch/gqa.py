@@ -46,12 +46,13 @@ class ExactRows:
 
 @dataclass(frozen=True, slots=True)
 class PaddedRows:
-    """Uniform rows where the host does not know their lengths. U tokens, C the longest context."""
+    """Uniform rows where the host does not know their lengths; C the longest context."""
 
-    token_slots: Tensor
-    """int64 [rows, C]; past a row's context that of its first token."""
+    key_rows: Tensor
+    """int64 [rows × K × C]: row of the cache, seen as [blocks × block_size × K, D]; past a row's context that of its
+    first token."""
     hidden: Tensor
-    """bool [rows, uniform_len, C]: what a token does not see."""
+    """bool [rows, 1, uniform_len, 1, C]: what a token does not see."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,8 +174,10 @@ class TorchGqa:
         positions = torch.arange(step.max_context_len, device=tables.device)
         token_slots = _token_slots(tables[:num_rows], step.max_context_len, block_size)
         token_slots = torch.where(positions < lens, token_slots, token_slots[:, :1])
+        kv_heads = torch.arange(self._spec.num_kv_heads, device=tables.device)[:, None]
+        key_rows = token_slots[:, None, :] * self._spec.num_kv_heads + kv_heads
         last_seen = (lens - length + torch.arange(length, device=tables.device)).clamp_(min=0)
-        return PaddedRows(token_slots, positions > last_seen[:, :, None])
+        return PaddedRows(key_rows.flatten(), (positions > last_seen[:, :, None])[:, None, :, None])
 
     def _chunk_row(self, num_tokens: int, context_len: int, table: Tensor, block_size: int) -> ChunkRow:
         if num_tokens == context_len:
@@ -215,17 +218,19 @@ class TorchGqa:
         return torch.sparse.sampled_addmm(pattern, q, keys.T, beta=0.0, alpha=self._spec.scale).values()
 
     def _attend_padded(self, q: Tensor, cache: GqaCache, rows: PaddedRows) -> Tensor:
-        num_rows, longest = rows.token_slots.shape
-        index = rows.token_slots.flatten()
+        """Products spelt out: with a mask, torch's fused attention takes several times as long for so few queries."""
+        num_rows, _, length, _, longest = rows.hidden.shape
+        kv_heads, head_dim = self._spec.num_kv_heads, self._spec.head_dim
         k, v = (
-            tensor.flatten(0, 1).index_select(0, index).view(num_rows, longest, *tensor.shape[2:]).transpose(1, 2)
+            tensor.view(-1, head_dim).index_select(0, rows.key_rows).view(num_rows * kv_heads, longest, head_dim)
             for tensor in (cache.k, cache.v)
         )
-        mixed = functional.scaled_dot_product_attention(
-            q.unflatten(0, (num_rows, -1)).transpose(1, 2), k, v, attn_mask=~rows.hidden[:, None],
-            scale=self._spec.scale, enable_gqa=self._is_grouped,
-        )  # fmt: skip
-        return mixed.transpose(1, 2).flatten(0, 1)
+        by_kv_head = q.reshape(num_rows, length, kv_heads, -1, head_dim).transpose(1, 2)
+        scores = torch.bmm(by_kv_head.reshape(num_rows * kv_heads, -1, head_dim), k.transpose(1, 2))
+        scores = scores.float().mul_(self._spec.scale).view(num_rows, kv_heads, length, -1, longest)
+        weights = scores.masked_fill_(rows.hidden, -torch.inf).softmax(-1).to(v.dtype)
+        mixed = torch.bmm(weights.view(num_rows * kv_heads, -1, longest), v)
+        return mixed.view(num_rows, kv_heads, length, -1, head_dim).transpose(1, 2).reshape(q.shape)
 
     def _attend_chunk(self, q: Tensor, k: Tensor, v: Tensor, cache: GqaCache, chunk: ChunkRow) -> Tensor:
         if chunk.token_slots is not None:
