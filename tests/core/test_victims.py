@@ -23,9 +23,8 @@ def runner(
     return seq
 
 
-def victim(running: list[Sequence], policy: str = "fcfs", requester: int = 1) -> int | None:
-    by_id = {seq.id: seq for seq in running}
-    chosen = choose_victim(running, policy, STEP, by_id[requester])
+def victim(running: list[Sequence], policy: str = "fcfs") -> int | None:
+    chosen = choose_victim(running, policy, STEP)
     return None if chosen is None else chosen.id
 
 
@@ -66,8 +65,8 @@ def test_ties_go_to_the_later_arrival(policy: str) -> None:
 
 
 @ALL_POLICIES
-def test_requester_gives_way_itself_before_those_that_stand_before_it(policy: str) -> None:
-    assert victim([runner(1), runner(2), runner(3)], policy, requester=3) == 3
+def test_the_last_gives_way_whoever_asks(policy: str) -> None:
+    assert victim([runner(1), runner(2), runner(3)], policy) == 3
 
 
 @ALL_POLICIES

@@ -6,11 +6,8 @@ from worker.core.config import PreemptionPolicy
 from worker.core.sequence import Sequence
 
 
-def choose_victim(
-    running: Collection[Sequence], policy: PreemptionPolicy, step: int, requester: Sequence
-) -> Sequence | None:
-    """The running sequence to preempt for `requester` in `step`: the requester itself if it is the first to go, None if
-    nobody may be preempted.
+def choose_victim(running: Collection[Sequence], policy: PreemptionPolicy, step: int) -> Sequence | None:
+    """The running sequence to preempt in `step`, be it the one that asks for blocks; None if nobody may be preempted.
 
     Never one already scheduled in the step, and never the senior, who therefore always goes on: every sequence that
     fits alone finishes in the end. Of the others those go first that were preempted least often (among equals in

@@ -59,7 +59,7 @@ class Room:
             if self._blocks.pool.num_free + state.num_deferred_blocks >= num_needed:
                 return False  # enough comes free with the steps in flight
             running = list(state.running())
-            victim = choose_victim(running, state.config.preemption_policy, builder.step, seq)
+            victim = choose_victim(running, state.config.preemption_policy, builder.step)
             if victim is not None:
                 state.preempt(victim)
             if victim is None or victim is seq:
