@@ -34,6 +34,9 @@ from worker.runner.slots import SlotState
 
 logger = logging.getLogger(__name__)
 
+NOTHING = PoolPlan(num_blocks=0, num_groups=0, num_page_bytes=0, num_state_bytes=0)
+"""The spare block and group alone: what a dummy step needs."""
+
 MAX_FILLERS = 8
 """Threads that fill masks of grammars: more would keep the cores from what feeds the device."""
 
@@ -89,7 +92,7 @@ def build_runner(config: RunnerConfig, tp: Group) -> tuple[ModelRunner, ModelInf
         plan = plan_on_cpu(config, specs, config.max_num_seqs * blocks_per_seq)
     else:
         largest = dummy_batch(config.max_num_batched_tokens, config.max_num_seqs, max_model_len)
-        peak = measure_peak(assembled(pool_plan(specs, 0, config.max_num_seqs), 0), largest, device)
+        peak = measure_peak(assembled(NOTHING, 0), largest, device)
         activations = peak.activations
         plan = plan_on_gpu(config, specs, peak.used, peak.total)
     plan = pool_plan(specs, tp.minimum(plan.num_blocks, device), config.max_num_seqs)

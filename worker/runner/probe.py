@@ -21,7 +21,7 @@ class PeakMemory:
 
 
 def measure_peak(runner: ModelRunner, largest: ScheduledBatch, device: torch.device) -> PeakMemory:
-    """Runs `largest` on a CUDA device. `runner` has the spare block alone."""
+    """Runs `largest` on a CUDA device. `runner` has the spare block and group alone."""
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
