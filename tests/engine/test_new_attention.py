@@ -47,11 +47,10 @@ class DecaySpec:
 
 class Decay(CacheLayer):
     def __init__(self, size: int) -> None:
-        super().__init__(DecaySpec(size))
+        super().__init__(DecaySpec(size), size)
         self.number, self.state = 0, torch.empty(0)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """[T, size] → [T, size]"""
+    def attend(self, x: Tensor) -> Tensor:
         out = torch.empty_like(x)
         for group, start, end in current_context().metadata[self.number]:
             total, count = self.state[2 * group], self.state[2 * group + 1]
@@ -78,6 +77,8 @@ class DecayBuilder:
 
     def entry_tensors(self) -> list[EntryTensor]:
         return [EntryTensor(PoolKind.STATE, state, entries_per_request=2) for state in self.states]
+
+    can_capture = False
 
     def prepare(self, step: Step, buffers: StepBuffers) -> list[tuple[int, int, int]]:
         starts = buffers.query_starts[: step.num_rows + 1].tolist()

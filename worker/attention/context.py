@@ -1,9 +1,14 @@
 """What the forward pass is told about the batch, so that layers take only tensors."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+
+from torch import Tensor
+
+Cut = Callable[[Any, Tensor], Tensor]
+"""Called by a cache layer with itself and its input, in place of its work; returns what its output will be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,6 +17,8 @@ class ForwardContext:
 
     metadata: tuple[Any, ...]
     """Of the step, from each cache builder in turn."""
+    cut: Cut | None = None
+    """While a graph is captured piece by piece, which ends and begins anew at each cache layer."""
 
 
 _current: ForwardContext | None = None

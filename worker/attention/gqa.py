@@ -49,5 +49,9 @@ class GqaBuilder:
     def entry_tensors(self) -> list[EntryTensor]:
         return [EntryTensor(PoolKind.PAGE, tensor) for tensor in self._entries]
 
+    @property
+    def can_capture(self) -> bool:
+        return self._kernel.can_capture
+
     def prepare(self, step: Step, buffers: StepBuffers) -> Any:
         return self._kernel.prepare(step, buffers, self._block_size)

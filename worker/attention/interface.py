@@ -4,12 +4,14 @@ A model lists its cache layers. Each has a spec; layers of equal specs share the
 of attention is one file: a spec, a layer and a builder.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from torch import Tensor, nn
 
+from worker.attention.context import current_context
 from worker.core.pools import PoolKind, PoolPlan, PoolSpec
 from worker.kernels.select import Kernels
 from worker.kernels.step import Step, StepBuffers
@@ -39,18 +41,32 @@ class CacheBuilder(Protocol):
     def prepare(self, step: Step, buffers: StepBuffers) -> Any:
         """What its layers share in this step; they find it in the forward context under the builder's number."""
 
+    @property
+    def can_capture(self) -> bool:
+        """Whether what `prepare` makes of uniform rows alone, and the layers do with it, serves every step of so many
+        rows up to `max_context_len`: a graph captured once can then be replayed."""
+
 
 class CacheSpec(Hashable, Protocol):
     def make_builder(self, layers: Sequence[Any], number: int, kernels: Kernels, block_size: int) -> CacheBuilder:
         """For these layers, all of this spec. `number`: the builder's place in the forward context."""
 
 
-class CacheLayer(nn.Module):
+class CacheLayer(nn.Module, ABC):
     """A layer that keeps something of each token or sequence in a cache."""
 
-    def __init__(self, spec: CacheSpec) -> None:
+    def __init__(self, spec: CacheSpec, output_size: int) -> None:
         super().__init__()
-        self.spec = spec
+        self.spec, self.output_size = spec, output_size
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[T, ...], which may be overwritten → [T, output_size]."""
+        cut = current_context().cut
+        return self.attend(x) if cut is None else cut(self, x)
+
+    @abstractmethod
+    def attend(self, x: Tensor) -> Tensor:
+        """The layer's work, in the forward context of a step."""
 
 
 def make_builders(layers: Sequence[CacheLayer], kernels: Kernels, block_size: int) -> list[CacheBuilder]:

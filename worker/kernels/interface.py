@@ -143,6 +143,9 @@ GqaMetadata = Any
 
 
 class GqaKernel(Protocol):
+    can_capture: bool
+    """See `CacheBuilder.can_capture`."""
+
     def allocate(self, num_layers: int, num_blocks: int, block_size: int, device: torch.device) -> GqaPool:
         """A cache that is not cleared, and on a CPU not even touched: no kernel reads an entry that was not written.
         The last block is the spare one: its content is nobody's."""

@@ -14,7 +14,7 @@ class GqaAttention(CacheLayer):
     """Causal attention over the paged cache, this rank's heads."""
 
     def __init__(self, setup: LayerSetup, shape: GqaSpec, norm: QkNorm | None, rope: RopeTable | None) -> None:
-        super().__init__(GqaCacheSpec(shape))
+        super().__init__(GqaCacheSpec(shape), shape.num_heads * shape.head_dim)
         self._kernel = setup.kernels.choose(GQA, shape, setup.dtype)
         self._norm, self._rope = norm, rope
         self._number = 0
@@ -24,8 +24,8 @@ class GqaAttention(CacheLayer):
         """`number`: of the builder, which owns the cache."""
         self._number, self._cache = number, cache
 
-    def forward(self, qkv: Tensor) -> Tensor:
-        """[T, (H + 2K) × D], which may be overwritten → [T, H × D]."""
+    def attend(self, qkv: Tensor) -> Tensor:
+        """[T, (H + 2K) × D] → [T, H × D]."""
         metadata = current_context().metadata[self._number]
         q, k, v = self._kernel.write_qkv(qkv, self._norm, self._rope, self._cache, metadata)
         return self._kernel.attend(q, k, v, self._cache, metadata)

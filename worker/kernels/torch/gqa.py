@@ -88,6 +88,8 @@ class Metadata:
 class TorchGqa:
     """See `GqaKernel`. The cache is [layers, blocks + spare, block_size, K, D], K and V apart."""
 
+    can_capture = False
+
     def __init__(self, spec: GqaSpec, device: torch.device) -> None:
         self._spec = spec
         self._has_sampled_product = device.type == "cpu" and spec.dtype == torch.float32
