@@ -7,8 +7,8 @@ import tracemalloc
 from common.block_hash import default_hasher
 from worker.core.batch import BatchOutput, ScheduledBatch
 from worker.core.block_chain import BlockChain
-from worker.core.block_manager import build_index
-from worker.core.block_pool import BlockPool
+from worker.core.cache.block_manager import build_index
+from worker.core.cache.block_pool import BlockPool
 from worker.core.config import CacheConfig, SchedulerConfig
 from worker.core.params import SamplingParams, StopConditions
 from worker.core.scheduler import Scheduler

@@ -12,10 +12,10 @@ import tracemalloc
 from bench.common import finish, parse_arguments
 from common.block_hash import default_hasher
 from worker.core.block_chain import BlockChain
-from worker.core.block_manager import build_index
-from worker.core.block_pool import BlockPool
+from worker.core.cache.block_manager import build_index
+from worker.core.cache.block_pool import BlockPool
+from worker.core.cache.prefix_index import PrefixIndex
 from worker.core.config import CacheConfig
-from worker.core.prefix_index import PrefixIndex
 
 BLOCK_SIZE = 16
 NUM_BLOCKS = 8192

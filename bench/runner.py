@@ -11,8 +11,8 @@ import torch
 from bench.common import Figure, finish, parse_arguments
 from worker.attention.interface import make_builders
 from worker.core.batch import DEFERRED_TOKEN, NewSequence, ScheduledBatch
+from worker.core.cache.pools import pool_plan
 from worker.core.params import SamplingParams
-from worker.core.pools import pool_plan
 from worker.core.tokens import token_array
 from worker.kernels.select import Kernels
 from worker.layers.setup import LayerSetup

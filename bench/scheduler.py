@@ -8,7 +8,7 @@ from bench.common import finish, median, parse_arguments
 from common.block_hash import default_hasher
 from worker.core.batch import BatchOutput
 from worker.core.block_chain import BlockChain
-from worker.core.block_manager import build_index
+from worker.core.cache.block_manager import build_index
 from worker.core.config import CacheConfig, SchedulerConfig
 from worker.core.params import SamplingParams, StopConditions
 from worker.core.scheduler import Scheduler

@@ -18,7 +18,7 @@ from fissile.errors import (
 from worker.core.batch import TokenLogprobs
 from worker.core.errors import AdmissionError, QueueFullError
 from worker.core.outputs import LoadSnapshot, SequenceOutput
-from worker.core.sequence import FinishReason
+from worker.core.stopping import FinishReason
 
 _FINISH_REASONS: dict[FinishReason, v1.FinishReason] = {
     FinishReason.EOS: v1.FINISH_REASON_EOS,

@@ -29,7 +29,8 @@ from worker.convert_outputs import (
 )
 from worker.core.outputs import SequenceOutput, SequenceTimings
 from worker.core.params import Grammar
-from worker.core.sequence import FinishReason, Sequence
+from worker.core.sequence import Sequence
+from worker.core.stopping import FinishReason
 from worker.engine import Engine, StepReport
 from worker.grammars_in_use import GrammarsInUse
 from worker.kv_watch import Progress

@@ -19,7 +19,8 @@ from fissile.errors import UnavailableError
 from worker.core.errors import AdmissionError, QueueFullError
 from worker.core.outputs import LoadSnapshot, SequenceOutput
 from worker.core.scheduler import Scheduler
-from worker.core.sequence import FinishReason, Sequence
+from worker.core.sequence import Sequence
+from worker.core.stopping import FinishReason
 from worker.garbage import FullCollections
 from worker.inbox import Command, Inbox
 from worker.steps import FinishedStep, StepExecutor, Steps

@@ -6,7 +6,7 @@ from functools import partial
 
 from common.block_hash import ROOT_HASH
 from fissile import v1
-from worker.core.kv_events import BlockRemoved, BlockStored, KvEvent, KvEvents
+from worker.core.cache.kv_events import BlockRemoved, BlockStored, KvEvent, KvEvents
 from worker.core.scheduler import Scheduler
 from worker.engine import Engine
 

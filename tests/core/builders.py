@@ -11,8 +11,8 @@ from worker.core.config import CacheConfig, SchedulerConfig
 from worker.core.outputs import Hypothesis, SequenceOutput
 from worker.core.params import BeamParams, SamplingParams, StopConditions
 from worker.core.scheduler import Scheduler
-from worker.core.sequence import FinishReason, Sequence
-from worker.core.stopping import find_stop
+from worker.core.sequence import Sequence
+from worker.core.stopping import FinishReason, find_stop
 
 
 class Clock:

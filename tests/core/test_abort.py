@@ -3,7 +3,7 @@
 import pytest
 
 from tests.core.builders import Engine, make_sequence
-from worker.core.sequence import FinishReason
+from worker.core.stopping import FinishReason
 
 
 def test_unknown_and_finished_ids_are_ignored() -> None:

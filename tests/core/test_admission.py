@@ -6,7 +6,8 @@ from tests.core.builders import Engine, make_group, make_sequence
 from worker.core.config import CacheConfig, SchedulerConfig, check_together
 from worker.core.errors import AdmissionError, ConfigError, QueueFullError
 from worker.core.params import BeamParams
-from worker.core.sequence import FinishReason, Sequence, SequenceStatus
+from worker.core.sequence import Sequence, SequenceStatus
+from worker.core.stopping import FinishReason
 
 
 def refuse(engine: Engine, sequence: Sequence) -> AdmissionError:

@@ -6,7 +6,7 @@ import pytest
 
 from tests.core.builders import Engine, expected_output, make_sequence
 from worker.core.batch import DEFERRED_TOKEN
-from worker.core.sequence import FinishReason
+from worker.core.stopping import FinishReason
 
 BOTH_POLICIES = pytest.mark.parametrize("policy", ["prefill_first", "chunked"])
 BOTH_DEPTHS = pytest.mark.parametrize("depth", [0, 1])

@@ -7,7 +7,7 @@ import pytest
 
 from tests.core.builders import Engine, make_group, make_sequence
 from worker.core.batch import DEFERRED_TOKEN, BatchOutput
-from worker.core.batch_builder import BatchBuilder
+from worker.core.scheduling.batch_builder import BatchBuilder
 from worker.core.sequence import Sequence
 
 

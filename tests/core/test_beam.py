@@ -5,7 +5,7 @@ import pytest
 from tests.core.builders import Engine, expected_hypotheses, make_sequence
 from worker.core.beam import BeamSearch
 from worker.core.params import BeamParams, StopConditions
-from worker.core.sequence import FinishReason
+from worker.core.stopping import FinishReason
 
 
 @pytest.fixture(scope="module")

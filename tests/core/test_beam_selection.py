@@ -5,7 +5,7 @@ import pytest
 from worker.core.beam import BeamSearch, NextBeam
 from worker.core.outputs import Hypothesis
 from worker.core.params import BeamParams, StopConditions
-from worker.core.sequence import FinishReason
+from worker.core.stopping import FinishReason
 
 PROMPT = [8, 9]
 EOS = 0

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.core.builders import make_sequence
-from worker.core.block_manager import NEVER, BlockManager
+from worker.core.cache.block_manager import NEVER, BlockManager
 from worker.core.config import CacheConfig
 from worker.core.sequence import Sequence
 

@@ -6,7 +6,7 @@ from tests.core.builders import Engine, expected_hypotheses, expected_output, ma
 from worker.core.batch import BatchOutput
 from worker.core.errors import AdmissionError
 from worker.core.params import BeamParams
-from worker.core.sequence import FinishReason
+from worker.core.stopping import FinishReason
 
 BOTH_DEPTHS = pytest.mark.parametrize("depth", [0, 1])
 

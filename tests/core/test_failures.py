@@ -5,9 +5,9 @@ import pytest
 from tests.core.builders import Engine, expected_output, make_group, make_sequence
 from tests.core.fake_runner import NAN
 from worker.core.batch import BatchOutput
-from worker.core.kv_events import BlockRemoved, BlockStored
+from worker.core.cache.kv_events import BlockRemoved, BlockStored
 from worker.core.params import BeamParams
-from worker.core.sequence import FinishReason
+from worker.core.stopping import FinishReason
 
 BOTH_INDEXES = pytest.mark.parametrize("prefix", ["hash", "radix"])
 BOTH_DEPTHS = pytest.mark.parametrize("depth", [0, 1])

@@ -6,7 +6,8 @@ import pytest
 
 from tests.core.builders import Engine, expected_output, make_group, make_sequence
 from worker.core.errors import AdmissionError, QueueFullError
-from worker.core.sequence import FinishReason, Sequence
+from worker.core.sequence import Sequence
+from worker.core.stopping import FinishReason
 
 BOTH_DEPTHS = pytest.mark.parametrize("depth", [0, 1])
 

@@ -4,7 +4,7 @@ import pytest
 
 from tests.core.builders import Engine, expected_output, make_group, make_sequence
 from worker.core.errors import AdmissionError
-from worker.core.sequence import FinishReason
+from worker.core.stopping import FinishReason
 
 BOTH_DEPTHS = pytest.mark.parametrize("depth", [0, 1])
 

@@ -4,7 +4,7 @@ import pytest
 
 from common.block_hash import ROOT_HASH, hash_chain
 from tests.core.builders import Engine, make_sequence
-from worker.core.kv_events import AllCleared, BlockRemoved, BlockStored, KvEvents
+from worker.core.cache.kv_events import AllCleared, BlockRemoved, BlockStored, KvEvents
 
 BOTH_INDEXES = pytest.mark.parametrize("prefix", ["hash", "radix"])
 TOKENS = list(range(500, 600))
@@ -181,8 +181,8 @@ def test_nothing_is_recorded_when_nobody_listens(monkeypatch: pytest.MonkeyPatch
 
     for name in ("stored", "removed", "cleared"):
         monkeypatch.setattr(KvEvents, name, fail)
-    monkeypatch.setattr("worker.core.hash_index.StoredBlock", fail)
-    monkeypatch.setattr("worker.core.radix_index.StoredBlock", fail)
+    monkeypatch.setattr("worker.core.cache.hash_index.StoredBlock", fail)
+    monkeypatch.setattr("worker.core.cache.radix_index.StoredBlock", fail)
     for prefix in ("hash", "radix"):
         engine = Engine(prefix=prefix, num_blocks=3)
         engine.checks_cache = False

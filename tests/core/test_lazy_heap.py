@@ -3,7 +3,7 @@
 import pytest
 
 from tests.core.builders import make_sequence
-from worker.core.lazy_heap import LazyHeap
+from worker.core.scheduling.lazy_heap import LazyHeap
 
 
 def heap_of(*keys: tuple[int, int]) -> LazyHeap[int]:

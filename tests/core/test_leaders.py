@@ -6,7 +6,8 @@ from tests.core.builders import Engine, expected_output, make_group, make_sequen
 from tests.core.helpers import scheduled
 from worker.core.batch import BatchOutput
 from worker.core.params import SamplingParams
-from worker.core.sequence import FinishReason, Sequence
+from worker.core.sequence import Sequence
+from worker.core.stopping import FinishReason
 
 SHARED = list(range(500, 532))
 BOTH_INDEXES = pytest.mark.parametrize("prefix", ["hash", "radix"])

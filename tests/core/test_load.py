@@ -6,7 +6,8 @@ import pytest
 
 from tests.core.builders import Engine, make_group, make_sequence
 from worker.core.params import BeamParams
-from worker.core.sequence import FinishReason, Sequence, SequenceStatus
+from worker.core.sequence import Sequence, SequenceStatus
+from worker.core.stopping import FinishReason
 
 
 def recount(sequences: list[Sequence], status: SequenceStatus) -> int:

@@ -3,7 +3,8 @@
 from tests.core.builders import Engine, make_sequence
 from worker.core.batch import BatchOutput, NewSequence, TokenLogprobs
 from worker.core.params import SamplingParams
-from worker.core.sequence import FinishReason, Sequence
+from worker.core.sequence import Sequence
+from worker.core.stopping import FinishReason
 
 
 def entries(*token_ids: int) -> list[TokenLogprobs]:

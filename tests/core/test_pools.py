@@ -2,7 +2,7 @@
 
 import pytest
 
-from worker.core.pools import PoolBudgetError, PoolKind, PoolPlan, PoolSpec, plan_pools
+from worker.core.cache.pools import PoolBudgetError, PoolKind, PoolPlan, PoolSpec, plan_pools
 
 PAGE = PoolSpec(PoolKind.PAGE, 100)
 STATE = PoolSpec(PoolKind.STATE, 30, entries_per_request=2)

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.core.builders import Engine, expected_output, make_sequence
-from worker.core.kv_events import AllCleared, BlockRemoved, BlockStored
+from worker.core.cache.kv_events import AllCleared, BlockRemoved, BlockStored
 
 BOTH_INDEXES = pytest.mark.parametrize("prefix", ["hash", "radix"])
 TOKENS = list(range(500, 600))

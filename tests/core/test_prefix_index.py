@@ -7,10 +7,10 @@ import pytest
 
 from common.block_hash import default_hasher
 from worker.core.block_chain import BlockChain
-from worker.core.block_pool import BlockPool
-from worker.core.hash_index import HashPrefixIndex
-from worker.core.prefix_index import PrefixIndex
-from worker.core.radix_index import RadixPrefixIndex
+from worker.core.cache.block_pool import BlockPool
+from worker.core.cache.hash_index import HashPrefixIndex
+from worker.core.cache.prefix_index import PrefixIndex
+from worker.core.cache.radix_index import RadixPrefixIndex
 
 
 def chain_of(tokens: list[int], salt: bytes = b"", hasher=default_hasher) -> BlockChain:

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from common.block_hash import default_hasher
 from worker.core.block_chain import BlockChain
-from worker.core.block_pool import BlockPool
-from worker.core.radix_index import RadixPrefixIndex
+from worker.core.cache.block_pool import BlockPool
+from worker.core.cache.radix_index import RadixPrefixIndex
 
 
 def chain_of(*blocks: int) -> BlockChain:

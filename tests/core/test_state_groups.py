@@ -5,7 +5,7 @@ import random
 import pytest
 
 from tests.core.builders import Engine, expected_output, make_group, make_sequence
-from worker.core.block_manager import BlockManager
+from worker.core.cache.block_manager import BlockManager
 from worker.core.config import CacheConfig
 
 

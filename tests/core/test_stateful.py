@@ -8,8 +8,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from tests.core.builders import Engine, expected_hypotheses, expected_output, make_group, make_sequence
 from worker.core.errors import AdmissionError, QueueFullError
 from worker.core.params import BeamParams
-from worker.core.preemption import belongs_to_senior
-from worker.core.sequence import ABORT_REASONS, FinishReason, Sequence
+from worker.core.scheduling.preemption import belongs_to_senior
+from worker.core.sequence import Sequence
+from worker.core.stopping import ABORT_REASONS, FinishReason
 
 MAX_MODEL_LEN = 48
 SHARED = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10] * 4

@@ -7,9 +7,8 @@ from hypothesis import strategies as st
 from tests.core.builders import Engine, make_sequence
 from tests.core.helpers import answer
 from worker.core.params import StopConditions
-from worker.core.sequence import FinishReason
 from worker.core.stop_sequences import StopSequences
-from worker.core.stopping import find_stop
+from worker.core.stopping import FinishReason, find_stop
 
 PROMPT = [1, 2, 3]
 RUN = [11, 12, 13, 14, 15]

@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 from tests.core.builders import Engine, make_sequence
 from worker.core.batch import BatchOutput
 from worker.core.params import StopConditions
-from worker.core.sequence import FinishReason
-from worker.core.stopping import find_stop
+from worker.core.stopping import FinishReason, find_stop
 
 PROMPT = [1, 2, 3]
 

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.core.builders import Engine, expected_output, make_group, make_sequence
-from worker.core.batch_builder import BatchBuilder
+from worker.core.scheduling.batch_builder import BatchBuilder
 from worker.core.sequence import Sequence, SequenceStatus
 
 SWAP = {"preemption_mode": "swap", "prefix": "off"}

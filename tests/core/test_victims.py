@@ -3,7 +3,7 @@
 import pytest
 
 from tests.core.builders import make_sequence
-from worker.core.preemption import choose_victim, senior_of
+from worker.core.scheduling.preemption import choose_victim, senior_of
 from worker.core.sequence import Sequence
 
 STEP = 50

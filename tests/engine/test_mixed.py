@@ -9,7 +9,8 @@ from tests.engine.conftest import PROMPTS
 from tests.engine.loop import GREEDY, Loop, make_sequence
 from worker.core.outputs import LoadSnapshot
 from worker.core.params import BeamParams, SamplingParams, StopConditions
-from worker.core.sequence import FinishReason, Sequence
+from worker.core.sequence import Sequence
+from worker.core.stopping import FinishReason
 
 SAMPLINGS = [
     GREEDY,

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from tests.engine.loop import Loop, make_sequence
 from worker.attention.context import current_context
 from worker.attention.interface import CacheBuilder, CacheLayer, EntryTensor, make_builders
+from worker.core.cache.pools import PoolKind, PoolPlan, PoolSpec, pool_plan
 from worker.core.config import CacheConfig, SchedulerConfig
 from worker.core.errors import ConfigError
-from worker.core.pools import PoolKind, PoolPlan, PoolSpec, pool_plan
 from worker.kernels.select import Kernels
 from worker.kernels.step import Step, StepBuffers
 from worker.layers.blocks import AttentionShape, Decoder, DecoderLayer, GatedMLP, SelfAttention

@@ -14,7 +14,7 @@ from transformers import (
 from tests.engine.conftest import PROMPTS
 from tests.engine.loop import GREEDY, make_sequence
 from worker.core.params import SamplingParams, StopConditions
-from worker.core.sequence import FinishReason
+from worker.core.stopping import FinishReason
 
 NUM_TOKENS = 16
 MIX = [

@@ -6,7 +6,7 @@ import torch
 from tests.engine.conftest import PROMPTS
 from tests.engine.loop import make_sequence
 from worker.core.params import BeamParams, SamplingParams, StopConditions
-from worker.core.sequence import FinishReason
+from worker.core.stopping import FinishReason
 
 HOT = [SamplingParams(temperature=1.0, seed=seed) for seed in range(6)]
 

@@ -7,7 +7,7 @@ from tests.engine.conftest import NUM_TOKENS, PROMPTS
 from tests.engine.loop import make_sequence
 from tests.runner.driver import cache_of
 from worker.core.params import SamplingParams
-from worker.core.sequence import FinishReason
+from worker.core.stopping import FinishReason
 
 
 @pytest.mark.parametrize("block_size", [1, 16, 32])

@@ -13,7 +13,8 @@ from tests.engine.test_ranks import Ranks
 from tests.runner.byte_tokenizer import END, save_byte_model, text_of
 from worker.core.config import CacheConfig, SchedulerConfig
 from worker.core.params import Grammar, GrammarKind, SamplingParams, StopConditions
-from worker.core.sequence import FinishReason, Sequence
+from worker.core.sequence import Sequence
+from worker.core.stopping import FinishReason
 from worker.executor import Executor
 from worker.parallel.group import Group
 from worker.runner.build import build_runner

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 from tests.engine.loop import Loop, make_sequence
 from worker.core.config import CacheConfig, SchedulerConfig
 from worker.core.params import Grammar, GrammarKind, SamplingParams, StopConditions
-from worker.core.sequence import FinishReason
+from worker.core.stopping import FinishReason
 from worker.loader.source import resolve_model
 from worker.loader.tokenizer import load_tokenizer_files
 from worker.parallel.group import Group

@@ -30,10 +30,10 @@ from fissile.v1 import (
 from tests.fakes import tokenizer as toys
 from worker.convert import ModelLimits, group_from_pb
 from worker.convert_outputs import error_to_pb, logprobs_to_pb, outputs_to_pb, refusal_to_error, responses_of
-from worker.core.admission import check_group, check_sequence
 from worker.core.config import CacheConfig, SchedulerConfig
 from worker.core.errors import AdmissionError
 from worker.core.outputs import SequenceOutput
+from worker.core.scheduling.feasibility import check_group, check_sequence
 
 NAME = "fissile.v1.WorkerService"
 EOS = 2

@@ -28,33 +28,35 @@ MUTATIONS = [
     # Swap.
     Mutation(
         "host blocks of a swap-in are given back within the step",
-        "room.py",
+        "scheduling/admission.py",
         "builder.given_host_blocks += host_blocks",
         "self._blocks.host_pool.give(host_blocks)",
     ),
     Mutation(
         "a pending swap-out outlives the abort of its sequence",
-        "state.py",
+        "scheduling/state.py",
         "self.swap_out = [pair for pair in self.swap_out if pair[1] not in unwanted]",
         "del unwanted",
     ),
     Mutation(
         "swapped sequences come back with a token in flight",
-        "planner.py",
+        "scheduling/planner.py",
         "or seq.num_in_flight_tokens or not self._admission.try_swap_in",
         "or not self._admission.try_swap_in",
     ),
     Mutation(
         "who has a row in the step may give way in it",
-        "preemption.py",
+        "scheduling/preemption.py",
         "seq.last_step != step and ",
         "",
     ),
     # Secure mode.
-    Mutation("evicted blocks are not cleared", "block_pool.py", "        if self._secure:\n", "        if False:\n"),
+    Mutation(
+        "evicted blocks are not cleared", "cache/block_pool.py", "        if self._secure:\n", "        if False:\n"
+    ),
     Mutation(
         "blocks are cleared again in every later step",
-        "block_pool.py",
+        "cache/block_pool.py",
         "blocks, self._to_zero = self._to_zero, []",
         "blocks = list(self._to_zero)",
     ),
@@ -67,41 +69,41 @@ MUTATIONS = [
     # Blocks in flight, copy-on-write.
     Mutation(
         "blocks of a step in flight are free at once",
-        "state.py",
+        "scheduling/state.py",
         "if seq.last_step > self.retired_step:",
         "if seq.last_step < 0:",
     ),
     Mutation(
         "the source of a copy is free within the step",
-        "room.py",
+        "scheduling/room.py",
         "builder.pinned_blocks.append(source)",
         "self._blocks.pool.give([source])",
     ),
     # Prefix cache.
     Mutation(
         "a whole prompt may be hit",
-        "block_manager.py",
+        "cache/block_manager.py",
         "(seq.num_tokens - 1) // self.block_size)",
         "seq.num_tokens // self.block_size)",
     ),
     Mutation(
         "a step of before a preemption publishes",
-        "committer.py",
+        "scheduling/committer.py",
         " and number >= seq.bound_step",
         "",
     ),
-    Mutation("a failed row withdraws nothing", "committer.py", "if not is_request_fault:", "if False:"),
-    Mutation("a request at fault withdraws", "committer.py", "if not is_request_fault:", "if True:"),
+    Mutation("a failed row withdraws nothing", "scheduling/committer.py", "if not is_request_fault:", "if False:"),
+    Mutation("a request at fault withdraws", "scheduling/committer.py", "if not is_request_fault:", "if True:"),
     Mutation(
         "a hit is not compared",
-        "hash_index.py",
+        "cache/hash_index.py",
         " or contents_of[block] != contents[index]:",
         ":",
     ),
-    Mutation("a hit may have another parent", "hash_index.py", " or parents[block] != parent", ""),
+    Mutation("a hit may have another parent", "cache/hash_index.py", " or parents[block] != parent", ""),
     Mutation(
         "a block published anew passes for the parent it was",
-        "hash_index.py",
+        "cache/hash_index.py",
         " and self._serial_of[anchor.block_id] == anchor.serial",
         "",
     ),
@@ -113,13 +115,13 @@ MUTATIONS = [
     ),
     Mutation(
         "the radix tree gives up one block too many",
-        "radix_index.py",
+        "cache/radix_index.py",
         "max(first, at + 1 - num_wanted)",
         "max(first, at - num_wanted)",
     ),
     Mutation(
         "the radix tree gives up a trunk before its leaves",
-        "radix_index.py",
+        "cache/radix_index.py",
         "            node, first, at = child, 0, 0\n",
         "            return node.blocks[at]\n",
     ),
@@ -143,17 +145,20 @@ MUTATIONS = [
         "if True:",
     ),
     Mutation(
-        "known limits are overrun", "planner.py", "if computed + 1 >= seq.max_length:", "if computed >= seq.max_length:"
+        "known limits are overrun",
+        "scheduling/planner.py",
+        "if computed + 1 >= seq.max_length:",
+        "if computed >= seq.max_length:",
     ),
     Mutation(
         "an ended parent leaves its group parked",
-        "state.py",
+        "scheduling/state.py",
         "        self.unpark(seq)\n        if seq.parent_id",
         "        if seq.parent_id",
     ),
     Mutation(
         "beams are dropped before they are forked",
-        "beam_steps.py",
+        "scheduling/beam_steps.py",
         "        group.candidates.clear()\n",
         "        group.candidates.clear()\n        self._blocks.pool.give(reversed(parents[0].block_table))\n",
     ),

@@ -14,7 +14,7 @@ from tests.runner.byte_tokenizer import byte_tokenizer
 from tests.runner.conftest import make_driver, random_prompt, save_llama
 from tests.runner.driver import cache_of
 from tests.runner.test_logits import assert_logits, capture_logits
-from worker.core.pools import PoolKind, PoolSpec
+from worker.core.cache.pools import PoolKind, PoolSpec
 from worker.kernels.select import KernelBackendError, Kernels
 from worker.loader import source as source_module
 from worker.loader.checkpoint import EMBEDDING, HEAD

@@ -14,7 +14,7 @@ from tests.core.builders import make_sequence
 from tests.worker.fake_executor import FakeExecutor
 from worker.core.config import CacheConfig, SchedulerConfig
 from worker.core.scheduler import Scheduler
-from worker.core.sequence import FinishReason
+from worker.core.stopping import FinishReason
 from worker.engine import Engine
 
 

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 
 from worker.attention.context import current_context
-from worker.core.pools import PoolKind, PoolPlan, PoolSpec
+from worker.core.cache.pools import PoolKind, PoolPlan, PoolSpec
 from worker.kernels.select import Kernels
 from worker.kernels.step import Step, StepBuffers
 

@@ -1,4 +1,4 @@
-"""Beam search: the choice of beams as pure logic, and what the scheduler keeps of one search.
+"""Beam search: the choice of beams as pure logic.
 
 The algorithm and its corner cases are those of `transformers`' beam search without sampling: of all continuations of
 all beams the best `num_candidates` are looked at; those that end are hypotheses if they are among the best `width`; the
@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 
 from worker.core.outputs import Hypothesis
 from worker.core.params import BeamParams, StopConditions
-from worker.core.sequence import Sequence
 from worker.core.stopping import find_stop
 
 Candidates = list[tuple[int, float]]
@@ -87,20 +86,3 @@ class BeamSearch:
             return True
         best_possible = self.scores[0] / num_generated**self.params.length_penalty
         return not self.params.early_stopping and best_possible > self.hypotheses[-1].score
-
-
-@dataclass(slots=True)
-class BeamGroup:
-    """One search as the scheduler sees it.
-
-    The public sequence (root) runs the prompt. Then each beam is an internal sequence, made anew in every step as a
-    fork of the beam it continues, so that committed tokens of a sequence never change.
-    """
-
-    root: Sequence
-    search: BeamSearch
-    members: list[Sequence]
-    slots: list[int] = field(default_factory=list)
-    """`width` slots for the whole life of the search, once the root was admitted; beam i uses the i-th."""
-    candidates: dict[int, Candidates] = field(default_factory=dict)
-    """Member's id → what came of its row in this round."""

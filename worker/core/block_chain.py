@@ -5,6 +5,12 @@ from collections.abc import Sequence as Seq
 from common.block_hash import ROOT_HASH, TOKEN_BYTES, BlockHasher, encode_salt, pack_tokens
 
 
+class Anchor:
+    """Where a sequence's published chain ends; only the index that made it looks inside."""
+
+    __slots__ = ()
+
+
 class BlockChain:
     """Grows with the committed tokens of one sequence; never shrinks, because committed tokens never change."""
 

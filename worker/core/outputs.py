@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from worker.core.batch import TokenLogprobs
-from worker.core.sequence import FinishReason
+from worker.core.stopping import FinishReason
 
 
 @dataclass(slots=True)

@@ -4,20 +4,20 @@ import time
 from collections.abc import Callable, Iterator
 
 from common.block_hash import BlockHasher, default_hasher
-from worker.core.admission import check_group, check_sequence, max_length_of
 from worker.core.batch import BatchOutput, ScheduledBatch
-from worker.core.beam_steps import BeamSteps
-from worker.core.block_manager import BlockManager
-from worker.core.committer import Committer
+from worker.core.cache.block_manager import BlockManager
+from worker.core.cache.kv_events import KvEvents
 from worker.core.config import CacheConfig, SchedulerConfig, check_together
 from worker.core.errors import AdmissionError, QueueFullError
-from worker.core.kv_events import KvEvents
 from worker.core.outputs import LoadSnapshot, SequenceOutput
-from worker.core.planner import StepPlanner
-from worker.core.sequence import FinishReason, Sequence
+from worker.core.scheduling.beam_steps import BeamSteps
+from worker.core.scheduling.committer import Committer
+from worker.core.scheduling.feasibility import check_group, check_sequence, max_length_of
+from worker.core.scheduling.planner import StepPlanner
+from worker.core.scheduling.state import InFlightStep, SchedulerState
+from worker.core.sequence import Sequence
 from worker.core.slices import exhaust
-from worker.core.state import InFlightStep, SchedulerState
-from worker.core.stopping import find_stop
+from worker.core.stopping import FinishReason, find_stop
 
 
 class Scheduler:

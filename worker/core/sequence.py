@@ -7,15 +7,12 @@ whatever is scheduled next finds it done.
 
 import enum
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
 
+from worker.core.beam import BeamSearch, Candidates
+from worker.core.block_chain import Anchor, BlockChain
 from worker.core.params import BeamParams, SamplingParams, StopConditions
 from worker.core.tokens import token_array
-
-if TYPE_CHECKING:
-    from worker.core.beam import BeamGroup
-    from worker.core.block_chain import BlockChain
-    from worker.core.prefix_index import Anchor
 
 
 class SequenceStatus(enum.Enum):
@@ -30,22 +27,6 @@ class SequenceStatus(enum.Enum):
     # Members are singletons; the hash of `Enum`, by name, is a call in Python.
     __hash__ = object.__hash__
 
-
-class FinishReason(enum.Enum):
-    """Why a sequence ended."""
-
-    EOS = "eos"
-    STOP_TOKEN = "stop_token"
-    STOP_SEQUENCE = "stop_sequence"
-    LENGTH = "length"
-    MODEL_LENGTH = "model_length"
-    ABORTED = "aborted"
-    DEADLINE = "deadline"
-    ERROR = "error"
-
-
-ABORT_REASONS = frozenset({FinishReason.ABORTED, FinishReason.DEADLINE, FinishReason.ERROR})
-"""Endings that are not the generation's own: the sequence becomes ABORTED, from any state."""
 
 _S = SequenceStatus
 _ALLOWED_MOVES: dict[SequenceStatus, frozenset[SequenceStatus]] = {
@@ -210,3 +191,20 @@ class Sequence:
         if status not in _ALLOWED_MOVES[self.status]:
             raise RuntimeError(f"sequence {self.id} cannot go from {self.status.name} to {status.name}")
         self.status = status
+
+
+@dataclass(slots=True)
+class BeamGroup:
+    """One search as the scheduler sees it.
+
+    The public sequence (root) runs the prompt. Then each beam is an internal sequence, made anew in every step as a
+    fork of the beam it continues, so that committed tokens of a sequence never change.
+    """
+
+    root: Sequence
+    search: BeamSearch
+    members: list[Sequence]
+    slots: list[int] = field(default_factory=list)
+    """`width` slots for the whole life of the search, once the root was admitted; beam i uses the i-th."""
+    candidates: dict[int, Candidates] = field(default_factory=dict)
+    """Member's id → what came of its row in this round."""

@@ -1,11 +1,28 @@
-"""When a sequence ends: one pure function over committed and new tokens."""
+"""When and why a sequence ends: one pure function over committed and new tokens."""
 
+import enum
 from collections.abc import Sequence as Seq
 
 from worker.core.params import StopConditions
-from worker.core.sequence import FinishReason
 from worker.core.stop_sequences import StopSequences
 from worker.core.tokens import token_array
+
+
+class FinishReason(enum.Enum):
+    """Why a sequence ended."""
+
+    EOS = "eos"
+    STOP_TOKEN = "stop_token"
+    STOP_SEQUENCE = "stop_sequence"
+    LENGTH = "length"
+    MODEL_LENGTH = "model_length"
+    ABORTED = "aborted"
+    DEADLINE = "deadline"
+    ERROR = "error"
+
+
+ABORT_REASONS = frozenset({FinishReason.ABORTED, FinishReason.DEADLINE, FinishReason.ERROR})
+"""Endings that are not the generation's own: the sequence becomes ABORTED, from any state."""
 
 
 def find_stop(

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from worker.attention.interface import CacheBuilder, make_builders
-from worker.core.pools import PoolKind, PoolPlan, bytes_of, pool_plan
+from worker.core.cache.pools import PoolKind, PoolPlan, bytes_of, pool_plan
 from worker.kernels.select import Kernels
 from worker.kernels.step import StepBuffers
 from worker.layers.setup import LayerSetup

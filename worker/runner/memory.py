@@ -5,7 +5,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from worker.core.pools import PoolBudgetError, PoolPlan, PoolSpec, plan_pools
+from worker.core.cache.pools import PoolBudgetError, PoolPlan, PoolSpec, plan_pools
 from worker.runner.config import RunnerConfig
 
 logger = logging.getLogger(__name__)

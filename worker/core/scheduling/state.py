@@ -4,13 +4,13 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from worker.core.batch import ScheduledBatch
-from worker.core.beam import BeamGroup
-from worker.core.block_manager import BlockManager
+from worker.core.cache.block_manager import BlockManager
 from worker.core.config import SchedulerConfig
-from worker.core.lazy_heap import LazyHeap
-from worker.core.leaders import Leaders
 from worker.core.outputs import Hypothesis, SequenceOutput, SequenceTimings
-from worker.core.sequence import ABORT_REASONS, FinishReason, Sequence, SequenceStatus
+from worker.core.scheduling.lazy_heap import LazyHeap
+from worker.core.scheduling.leaders import Leaders
+from worker.core.sequence import BeamGroup, Sequence, SequenceStatus
+from worker.core.stopping import ABORT_REASONS, FinishReason
 
 
 @dataclass(slots=True)

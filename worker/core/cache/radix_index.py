@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 
 from common.block_hash import ROOT_HASH
-from worker.core.block_chain import BlockChain
-from worker.core.kv_events import StoredBlock
-from worker.core.prefix_index import Anchor, PrefixIndex
+from worker.core.block_chain import Anchor, BlockChain
+from worker.core.cache.kv_events import StoredBlock
+from worker.core.cache.prefix_index import PrefixIndex
 from worker.core.slices import in_slices
 
 

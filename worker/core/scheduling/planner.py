@@ -1,10 +1,11 @@
 """Plans one step: which sequence gets how many tokens, and whose blocks make room."""
 
 from worker.core.batch import DEFERRED_TOKEN
-from worker.core.batch_builder import BatchBuilder
-from worker.core.room import Admission, Entrance, Room
+from worker.core.scheduling.admission import Admission, Entrance
+from worker.core.scheduling.batch_builder import BatchBuilder
+from worker.core.scheduling.room import Room
+from worker.core.scheduling.state import SchedulerState
 from worker.core.sequence import Sequence
-from worker.core.state import SchedulerState
 
 
 class StepPlanner:

@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Iterable, Iterator
 
-from worker.core.prefix_index import PrefixIndex
+from worker.core.cache.prefix_index import PrefixIndex
 from worker.core.slices import exhaust, in_slices
 
 

@@ -1,8 +1,8 @@
 """Beam searches in the scheduler: start, collect the candidates of a round, choose, fork."""
 
-from worker.core.beam import BeamGroup, BeamSearch, Candidates, NextBeam
-from worker.core.sequence import Sequence, SequenceStatus
-from worker.core.state import SchedulerState
+from worker.core.beam import BeamSearch, Candidates, NextBeam
+from worker.core.scheduling.state import SchedulerState
+from worker.core.sequence import BeamGroup, Sequence, SequenceStatus
 
 
 class BeamSteps:

@@ -1,11 +1,11 @@
 """Takes in what a step brought: commits tokens, ends sequences, publishes blocks."""
 
 from worker.core.batch import BatchOutput, TokenLogprobs
-from worker.core.beam_steps import BeamSteps
 from worker.core.outputs import SequenceOutput
-from worker.core.sequence import FinishReason, Sequence, SequenceStatus
-from worker.core.state import InFlightStep, SchedulerState
-from worker.core.stopping import find_stop
+from worker.core.scheduling.beam_steps import BeamSteps
+from worker.core.scheduling.state import InFlightStep, SchedulerState
+from worker.core.sequence import Sequence, SequenceStatus
+from worker.core.stopping import FinishReason, find_stop
 
 
 class Committer:

@@ -8,15 +8,9 @@ from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Iterator
 
-from worker.core.block_chain import BlockChain
-from worker.core.kv_events import KvEvents, StoredBlock
+from worker.core.block_chain import Anchor, BlockChain
+from worker.core.cache.kv_events import KvEvents, StoredBlock
 from worker.core.slices import exhaust
-
-
-class Anchor:
-    """Where a sequence's published chain ends; only the index that made it looks inside."""
-
-    __slots__ = ()
 
 
 class PrefixIndex(ABC):

@@ -3,13 +3,13 @@
 from collections.abc import Iterator
 
 from common.block_hash import BlockHasher, default_hasher
-from worker.core.block_chain import BlockChain
-from worker.core.block_pool import BlockPool
+from worker.core.block_chain import Anchor, BlockChain
+from worker.core.cache.block_pool import BlockPool
+from worker.core.cache.hash_index import HashPrefixIndex
+from worker.core.cache.kv_events import KvEvents
+from worker.core.cache.prefix_index import PrefixIndex
+from worker.core.cache.radix_index import RadixPrefixIndex
 from worker.core.config import CacheConfig
-from worker.core.hash_index import HashPrefixIndex
-from worker.core.kv_events import KvEvents
-from worker.core.prefix_index import Anchor, PrefixIndex
-from worker.core.radix_index import RadixPrefixIndex
 from worker.core.sequence import Sequence
 from worker.core.slices import exhaust
 
