@@ -17,13 +17,13 @@ from worker.core.tokens import token_array
 from worker.kernels.select import Kernels
 from worker.layers.setup import LayerSetup
 from worker.loader.config import ModelConfig
-from worker.loader.load import fill_with_noise, pack_weights
 from worker.loader.rope import RopeConfig
 from worker.models.llama import LlamaForCausalLM
+from worker.models.weights import fill_with_noise, pack_weights
 from worker.parallel.group import Group
+from worker.processes.messages import PICKLE_PROTOCOL
 from worker.runner.build import assemble
 from worker.runner.config import RunnerConfig
-from worker.runner.messages import PICKLE_PROTOCOL
 from worker.runner.model_runner import ModelRunner
 
 BLOCK_SIZE, CONTEXT, VOCABULARY = 16, 64, 49_152

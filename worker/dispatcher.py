@@ -17,7 +17,6 @@ from fissile.errors import (
     InvalidArgumentError,
     UnavailableError,
 )
-from worker.compiling import CompilingRequests
 from worker.convert import ModelLimits, group_from_pb
 from worker.convert_outputs import (
     EngineLostError,
@@ -32,10 +31,11 @@ from worker.core.params import Grammar
 from worker.core.sequence import Sequence
 from worker.core.stopping import FinishReason
 from worker.engine import Engine, StepReport
-from worker.grammars_in_use import GrammarsInUse
+from worker.grammars.errors import GrammarError
+from worker.grammars.in_use import GrammarsInUse
+from worker.grammars.uncompiled import UncompiledRequests
 from worker.kv_watch import Progress
 from worker.metrics import WorkerMetrics
-from worker.runner.messages import GrammarError
 from worker.streams import ExecuteStream
 
 logger = logging.getLogger(__name__)
@@ -72,7 +72,7 @@ class Dispatcher:
     ) -> None:
         self._engine = engine
         self._grammars = grammars
-        self._compiling = CompilingRequests(grammars.compiled, self._on_compiled, self._on_deadline)
+        self._uncompiled = UncompiledRequests(grammars.compiled, self._on_compiled, self._on_deadline)
         self._limits = limits
         self._metrics = metrics
         self._max_queued = max_queued
@@ -184,7 +184,7 @@ class Dispatcher:
 
     def _end_all(self, error: FissileError) -> None:
         """Every open sequence ends with ERROR, whatever the engine says later."""
-        self._compiling.clear()
+        self._uncompiled.clear()
         self._end_with(list(self._open), error)
 
     def _start(self, stream: ExecuteStream, group: v1.SequenceGroup) -> None:
@@ -206,7 +206,7 @@ class Dispatcher:
             stream.engine_ids[member.id] = seq.id
         self._emptied.clear()
         if sequences[0].sampling.grammar is not None:
-            self._compiling.add(sequences)
+            self._uncompiled.add(sequences)
         else:
             self._engine.add(sequences)
 
@@ -246,16 +246,16 @@ class Dispatcher:
     def _stop(self, engine_ids: list[int], detail: str) -> None:
         """Abort sequences wherever they are. Ids that are unknown or have ended are ignored."""
         for engine_id in engine_ids:
-            self._end_compiling(engine_id, FinishReason.ABORTED, detail)
+            self._end_uncompiled(engine_id, FinishReason.ABORTED, detail)
         if engine_ids:
             self._engine.abort(engine_ids, detail)
 
     def _on_deadline(self, engine_id: int) -> None:
-        self._end_compiling(engine_id, FinishReason.DEADLINE, "the deadline passed")
+        self._end_uncompiled(engine_id, FinishReason.DEADLINE, "the deadline passed")
 
-    def _end_compiling(self, engine_id: int, reason: FinishReason, detail: str) -> None:
+    def _end_uncompiled(self, engine_id: int, reason: FinishReason, detail: str) -> None:
         """As the scheduler would."""
-        seq = self._compiling.take(engine_id)
+        seq = self._uncompiled.take(engine_id)
         if seq is None:
             return
         timings = SequenceTimings(seq.arrival_time, None, None, 0)

@@ -21,10 +21,12 @@ from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import Any
 
-from worker.compiles import PendingCompiles
 from worker.core.batch import BatchOutput, ScheduledBatch
 from worker.core.params import Grammar
-from worker.grammar_checks import GrammarChecks, Verdict
+from worker.grammars.checks import GrammarChecks, Verdict
+from worker.grammars.compile_futures import CompileFutures
+from worker.processes.messages import encode, receive
+from worker.processes.spawn import spawn
 from worker.runner.config import ModelInfo, RunnerConfig
 from worker.runner.messages import (
     Compile,
@@ -36,10 +38,7 @@ from worker.runner.messages import (
     Setup,
     StepDone,
     Stop,
-    encode,
-    receive,
 )
-from worker.spawn import spawn
 
 logger = logging.getLogger(__name__)
 
@@ -85,7 +84,7 @@ class Executor:
         self._inbox: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
         self._in_flight: deque[int] = deque()
         self._has_failed = False
-        self._compiles = PendingCompiles()
+        self._compiles = CompileFutures()
         self._grammar_messages: queue.SimpleQueue[Compile | Keep | Release | None] = queue.SimpleQueue()
         self._checks: GrammarChecks | None = None
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
@@ -221,7 +220,7 @@ class _Rank:
         self,
         setup: Setup,
         inbox: "queue.SimpleQueue[tuple[int, Any]]",
-        compiles: PendingCompiles,
+        compiles: CompileFutures,
         on_end: Callable[[], None],
     ) -> None:
         self._setup, self._inbox, self._compiles, self._on_end = setup, inbox, compiles, on_end
@@ -290,7 +289,7 @@ class _Rank:
             while True:
                 message = receive(self._replies)
                 if isinstance(message, Compiled):
-                    self._compiles.settle(message)
+                    self._compiles.settle(message.key, message.error)
                 else:
                     self._inbox.put((rank, message))
         except (EOFError, OSError):

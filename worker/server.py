@@ -26,7 +26,7 @@ from worker.dispatcher import Dispatcher
 from worker.engine import Engine, EngineExecutor, StepReport
 from worker.executor import Executor
 from worker.garbage import freeze_loaded
-from worker.grammars_in_use import GrammarsInUse
+from worker.grammars.in_use import GrammarsInUse
 from worker.loader.load_config import load_model_config
 from worker.loader.source import resolve_model
 from worker.loader.tokenizer import TokenizerFiles, load_tokenizer_files

@@ -23,8 +23,8 @@ from worker.kernels.step import Step, StepBuffers
 from worker.layers.blocks import AttentionShape, Decoder, DecoderLayer, GatedMLP, SelfAttention
 from worker.layers.embedding import OutputHead
 from worker.layers.setup import LayerSetup
-from worker.loader.load import fill_with_noise, pack_weights
 from worker.models.base import CausalLM
+from worker.models.weights import fill_with_noise, pack_weights
 from worker.parallel.group import Group
 from worker.runner.build import assemble
 from worker.runner.config import RunnerConfig

@@ -6,7 +6,7 @@ from pathlib import Path
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from tests.runner.conftest import save_llama
-from worker.runner.grammar import GrammarCompiler
+from worker.grammars.compiler import GrammarCompiler
 
 EOS, SECOND_EOS = 256, 257
 END = {EOS, SECOND_EOS}

@@ -14,7 +14,7 @@ from tests.runner.test_executor import WAIT, alive, driver_of, rank_pid, tiny_co
 from worker import executor as module
 from worker.core.params import Grammar, GrammarKind
 from worker.executor import Executor, ExecutorDiedError, ExecutorError
-from worker.runner.messages import GrammarError
+from worker.grammars.errors import GrammarError
 
 GOOD = Grammar(GrammarKind.REGEX, "[0-9]+")
 BAD = Grammar(GrammarKind.REGEX, "(")

@@ -8,12 +8,12 @@ from tokenizers import Tokenizer
 
 from tests.runner.byte_tokenizer import END, EOS, VOCAB_SIZE, byte_tokenizer, make_compiler, of
 from worker.core.params import Grammar, GrammarKind
+from worker.grammars import compiler as module
+from worker.grammars.compiler import GrammarCompiler
+from worker.grammars.errors import GrammarError
 from worker.loader.load_config import load_model_config
 from worker.loader.source import resolve_model
 from worker.loader.tokenizer import load_tokenizer_files
-from worker.runner import grammar as module
-from worker.runner.grammar import GrammarCompiler
-from worker.runner.messages import GrammarError
 
 
 @pytest.fixture(scope="module")

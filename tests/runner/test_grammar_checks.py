@@ -9,11 +9,11 @@ from queue import SimpleQueue
 import pytest
 
 from tests.runner.byte_tokenizer import EOS, VOCAB_SIZE, make_compiler, save_byte_model
-from worker import grammar_checks as module
 from worker.core.params import Grammar, GrammarKind
-from worker.grammar_checks import CheckFailedError, GrammarChecks, Verdict
-from worker.runner import grammar_check
-from worker.runner.messages import GrammarError
+from worker.grammars import check_process
+from worker.grammars import checks as module
+from worker.grammars.checks import CheckFailedError, GrammarChecks, Verdict
+from worker.grammars.errors import GrammarError
 
 WAIT = 60.0
 
@@ -83,10 +83,10 @@ def test_a_grammar_that_takes_too_long_is_refused_and_the_next_one_is_not(check,
 def test_masks_that_take_too_long_are_refused(monkeypatch):
     """A step would wait for them."""
     matcher = make_compiler().build(Grammar(GrammarKind.REGEX, "[a-z]*"))
-    grammar_check._try(matcher.deep_copy())
-    monkeypatch.setattr(grammar_check, "MAX_MASK_SECONDS", 0)
+    check_process._try(matcher.deep_copy())
+    monkeypatch.setattr(check_process, "MAX_MASK_SECONDS", 0)
     with pytest.raises(GrammarError, match="takes too long"):
-        grammar_check._try(matcher)
+        check_process._try(matcher)
 
 
 @pytest.mark.parametrize(

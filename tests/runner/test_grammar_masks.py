@@ -8,8 +8,8 @@ from tests.runner.byte_tokenizer import END, EOS, VOCAB_SIZE, byte_tokenizer, ma
 from worker.core.batch import DEFERRED_TOKEN, NewSequence, ScheduledBatch
 from worker.core.params import Grammar, GrammarKind, SamplingParams
 from worker.core.tokens import token_array
-from worker.runner.grammar import GrammarCompiler
-from worker.runner.grammar_masks import SlotGrammars
+from worker.grammars.compiler import GrammarCompiler
+from worker.grammars.masks import SlotGrammars
 from worker.runner.pending import PendingStep
 from worker.runner.timer import CpuTiming
 from worker.sampling.sampler import apply_mask
@@ -156,7 +156,7 @@ def test_a_failed_draw_is_no_token(grammars):
 
 
 def test_a_grammar_that_was_dropped_is_compiled_again(grammars, monkeypatch):
-    monkeypatch.setattr("worker.runner.grammar.MAX_COMPILED", 1)
+    monkeypatch.setattr("worker.grammars.compiler.MAX_COMPILED", 1)
     for regex, letter in (("x", "x"), ("y", "y"), ("x", "x")):
         step = batch((0, 0, list(PROMPT)), new_sequences=(new(0, regex),))
         assert run(grammars, step) == ([of(letter)], {})

@@ -8,8 +8,8 @@ import pytest
 
 from tests.runner.byte_tokenizer import EOS, make_compiler
 from worker.core.params import Grammar, GrammarKind
-from worker.runner.grammar_source import to_source
-from worker.runner.messages import GrammarError
+from worker.grammars.errors import GrammarError
+from worker.grammars.source import to_source
 
 
 def chain(num, link):

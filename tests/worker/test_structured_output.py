@@ -8,10 +8,10 @@ from google.rpc import code_pb2
 from fissile.v1 import DrainRequest, FinishReason, SamplingParams, StructuredOutput
 from tests.worker import harness
 from tests.worker.harness import connect, expected, fault, quiet, run_all, run_worker, sequence, until
-from worker import grammars_in_use
 from worker.core.params import Grammar, GrammarKind
 from worker.executor import ExecutorDiedError
-from worker.runner.messages import GrammarError
+from worker.grammars import in_use
+from worker.grammars.errors import GrammarError
 
 ABORTED, ERROR = FinishReason.FINISH_REASON_ABORTED, FinishReason.FINISH_REASON_ERROR
 DEADLINE, LENGTH = FinishReason.FINISH_REASON_DEADLINE, FinishReason.FINISH_REASON_LENGTH
@@ -108,7 +108,7 @@ def test_a_grammar_is_kept_from_its_first_sequence_to_its_last():
 
 def test_grammars_that_leave_no_room_are_refused_for_now(monkeypatch):
     """All members or none, and what is refused is not kept."""
-    monkeypatch.setattr(grammars_in_use, "MAX_BYTES", 150_000)
+    monkeypatch.setattr(in_use, "MAX_BYTES", 150_000)
 
     async def scenario(system):
         hold(system.executor)

@@ -9,23 +9,24 @@ import torch
 
 from worker.attention.interface import CacheBuilder, make_builders
 from worker.core.cache.pools import PoolKind, PoolPlan, bytes_of, pool_plan
+from worker.grammars.compiler import GrammarCompiler
+from worker.grammars.masks import SlotGrammars
 from worker.kernels.select import Kernels
 from worker.kernels.step import StepBuffers
 from worker.layers.setup import LayerSetup
 from worker.loader.checkpoint import Checkpoint
 from worker.loader.config import ModelConfig
 from worker.loader.errors import ModelConfigError, WeightsError
-from worker.loader.load import as_stored, fill_with_noise, load_weights, open_checkpoint, pack_weights
 from worker.loader.load_config import load_model_config
+from worker.loader.open import as_stored, open_checkpoint
 from worker.loader.source import ModelSource, resolve_model
 from worker.loader.tokenizer import load_tokenizer_files
 from worker.models.base import CausalLM
 from worker.models.registry import create_model
+from worker.models.weights import fill_with_noise, load_weights, pack_weights
 from worker.parallel.group import Group
 from worker.runner.config import DTYPES, MemoryReport, ModelInfo, RunnerConfig
 from worker.runner.entries import EntryMover
-from worker.runner.grammar import GrammarCompiler
-from worker.runner.grammar_masks import SlotGrammars
 from worker.runner.memory import GIB, physical_cores, plan_on_cpu, plan_on_gpu
 from worker.runner.model_runner import ModelRunner, RunnerParts
 from worker.runner.prepare import StepPreparer

@@ -1,19 +1,10 @@
-"""What an executor and its ranks say to each other over a pair of pipes, pickled, one object a message."""
+"""What an executor and its ranks say to each other over a pair of pipes."""
 
-import pickle
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
-from typing import Any
 
 from worker.core.batch import BatchOutput
 from worker.core.params import Grammar
 from worker.runner.config import ModelInfo, RunnerConfig
-
-PICKLE_PROTOCOL = 5
-
-
-class GrammarError(Exception):
-    """A grammar that no output can be held to: malformed, not supported, too large, or nothing matches it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,38 +76,3 @@ class Failed:
 
     message: str
     expected: bool
-
-
-@dataclass(frozen=True, slots=True)
-class CheckSetup:
-    """First message to a process that checks grammars. After it come `Check`s; each is answered with `Checked`."""
-
-    model: str
-    vocab_size: int
-    eos_token_ids: tuple[int, ...]
-    parent_pid: int
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    grammar: Grammar
-
-
-@dataclass(frozen=True, slots=True)
-class Checked:
-    error: str | None
-    """What is wrong with the grammar."""
-
-
-def send(connection: Connection, message: Any) -> None:
-    connection.send_bytes(encode(message))
-
-
-def encode(message: Any) -> bytes:
-    """For sending the same message to several ranks."""
-    return pickle.dumps(message, PICKLE_PROTOCOL)
-
-
-def receive(connection: Connection) -> Any:
-    """Blocks. Raises EOFError or OSError when the other side is gone."""
-    return pickle.loads(connection.recv_bytes())

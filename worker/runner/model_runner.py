@@ -9,12 +9,12 @@ from torch import Tensor
 from worker.attention.context import ForwardContext, forward_context
 from worker.attention.interface import CacheBuilder
 from worker.core.batch import BatchOutput, ScheduledBatch
+from worker.grammars.masks import PendingMasks, SlotGrammars
 from worker.kernels.select import Kernels
 from worker.kernels.transfer import to_device
 from worker.models.base import CausalLM
 from worker.parallel.group import Group
 from worker.runner.entries import EntryMover
-from worker.runner.grammar_masks import PendingMasks, SlotGrammars
 from worker.runner.pending import PendingStep
 from worker.runner.prepare import PromptInputs, StepInputs, StepPreparer
 from worker.runner.slots import SlotState

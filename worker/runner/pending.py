@@ -39,6 +39,12 @@ class PendingStep:
     """(batch row, number of tokens, most likely tokens it asks for)."""
     prompt_logprobs: LogprobTensors | None = None
 
+    def sampled_token(self, index: int) -> int:
+        """That of `sampled_rows[index]`, FAILED or NOTHING_ALLOWED. Waits for the device."""
+        assert self.token_ids is not None
+        self.timing.wait()
+        return int(self.token_ids[index])
+
     def result(self) -> BatchOutput:
         """Wait for the device, then translate."""
         seconds = self.timing.wait()

@@ -23,25 +23,24 @@ import torch.distributed as dist
 from common.logging import setup_logging
 from fissile.parent import EXIT_ORPHANED, die_with_parent
 from worker.core.batch import ScheduledBatch
+from worker.grammars.compiler import GrammarCompiler
+from worker.grammars.errors import GrammarError
 from worker.kernels.select import KernelBackendError
 from worker.loader.errors import ModelError
 from worker.parallel.group import Group
+from worker.processes.messages import receive, send
 from worker.runner.build import build_runner, resolve_device
-from worker.runner.grammar import GrammarCompiler
 from worker.runner.memory import CacheMemoryError, physical_cores
 from worker.runner.messages import (
     Compile,
     Compiled,
     Failed,
-    GrammarError,
     Keep,
     Ready,
     Release,
     Setup,
     StepDone,
     Stop,
-    receive,
-    send,
 )
 from worker.runner.model_runner import ModelRunner
 from worker.runner.pending import PendingStep

@@ -17,7 +17,7 @@ class _Request:
     timers: list[asyncio.TimerHandle] = field(default_factory=list)
 
 
-class CompilingRequests:
+class UncompiledRequests:
     """Each request leaves once: by `on_compiled`, or because its last sequence was taken out."""
 
     def __init__(

@@ -10,8 +10,8 @@ from typing import Any, TypeGuard
 from llguidance import LLMatcher
 
 from worker.core.params import Grammar, GrammarKind
-from worker.runner.grammar_depth import check_lark_depth, check_schema_depth
-from worker.runner.messages import GrammarError
+from worker.grammars.depth import check_lark_depth, check_schema_depth
+from worker.grammars.errors import GrammarError
 
 MAX_MULTIPLE = 100_000
 """The library's work for multipleOf grows with the number, without a limit of its own."""

@@ -8,6 +8,7 @@ from array import array
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Protocol
 
 import torch
 from llguidance import LLExecutor, LLMatcher
@@ -15,10 +16,23 @@ from torch import Tensor
 
 from worker.core.batch import DEFERRED_TOKEN, NewSequence, ScheduledBatch
 from worker.core.params import Grammar
+from worker.grammars.compiler import GrammarCompiler, error_of
+from worker.grammars.errors import GrammarError
 from worker.kernels.transfer import to_device
-from worker.runner.grammar import GrammarCompiler, error_of
-from worker.runner.messages import GrammarError
-from worker.runner.pending import PendingStep
+
+
+class SampledStep(Protocol):
+    """A step that the device may still be running, as far as masks have to do with it."""
+
+    grammar_errors: dict[int, str]
+    """Batch row → why its grammar can give it no token."""
+
+    @property
+    def sampled_rows(self) -> list[int]:
+        """Batch rows that get a token."""
+
+    def sampled_token(self, index: int) -> int:
+        """That of `sampled_rows[index]`, negative if it could not be sampled. Waits for the device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +53,7 @@ class PendingMasks:
     filled: Future[_Filled]
     device: torch.device
 
-    def take(self, step: PendingStep) -> Tensor:
+    def take(self, step: SampledStep) -> Tensor:
         """int32 [R, V / 32 rounded up] on the device, for all rows that `step` samples: all ones where there is no
         grammar. Waits for the helper. Tells `step` which rows failed, and the slots that `step` samples for them."""
         filled = self.filled.result()
@@ -64,7 +78,7 @@ class _Slot:
     matcher: LLMatcher | None = None
     num_tokens: int = 0
     """Tokens of the sequence, prompt included, that the matcher has seen."""
-    sampled: tuple[PendingStep, int] | None = None
+    sampled: tuple[SampledStep, int] | None = None
     """The last step that sampled for it, and which of that step's sampled rows it was."""
 
 
@@ -158,9 +172,7 @@ def _sampled_token(slot: _Slot) -> int:
     """Waits for the step that sampled it."""
     assert slot.sampled is not None
     step, index = slot.sampled
-    step.timing.wait()
-    assert step.token_ids is not None
-    token = int(step.token_ids[index])
+    token = step.sampled_token(index)
     if token < 0:
         raise GrammarError("its last token could not be sampled")
     return token

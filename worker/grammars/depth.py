@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import Any, TypeVar
 
-from worker.runner.messages import GrammarError
+from worker.grammars.errors import GrammarError
 
 MAX_DEPTH = 256
 """Levels of a schema, counting through `$ref`, and of Lark rules that use each other. The library takes up to 10 kB of

@@ -2,38 +2,19 @@
 
 import logging
 import time
-from dataclasses import replace
 
 import torch
 from torch import nn
 
 from worker.layers.norm import RMSNorm
 from worker.layers.weighted import WeightedLayer
-from worker.loader.checkpoint import EMBEDDING, HEAD, Checkpoint, fill, is_stored_apart
+from worker.loader.checkpoint import Checkpoint, fill
 from worker.loader.config import ModelConfig
-from worker.loader.gguf_checkpoint import GGUFCheckpoint
-from worker.loader.safetensors_file import SafetensorsCheckpoint
-from worker.loader.source import ModelSource, SourceFormat
 from worker.models.base import CausalLM
 
 logger = logging.getLogger(__name__)
 
 DUMMY_STD = 0.02
-
-
-def open_checkpoint(source: ModelSource, config: ModelConfig) -> Checkpoint:
-    """Reads no tensor yet. Raises WeightsError or ModelConfigError."""
-    if source.format is SourceFormat.GGUF:
-        return GGUFCheckpoint(source.path, config)
-    return SafetensorsCheckpoint(source.path)
-
-
-def as_stored(config: ModelConfig, checkpoint: Checkpoint) -> ModelConfig:
-    """Embedding and head that the checkpoint stores with different values are not tied, as in `transformers`."""
-    if not config.tie_word_embeddings or not is_stored_apart(checkpoint):
-        return config
-    remark = f"tie_word_embeddings is true, but {HEAD} differs from {EMBEDDING}: both are used"
-    return replace(config, tie_word_embeddings=False, remarks=(*config.remarks, remark))
 
 
 def load_weights(model: CausalLM, checkpoint: Checkpoint, config: ModelConfig) -> None:

@@ -15,8 +15,10 @@ from multiprocessing.connection import Pipe
 from typing import Any
 
 from worker.core.params import Grammar
-from worker.runner.messages import Check, Checked, CheckSetup, Failed, GrammarError, receive, send
-from worker.spawn import spawn
+from worker.grammars.check_messages import Check, Checked, CheckFailed, CheckSetup
+from worker.grammars.errors import GrammarError
+from worker.processes.messages import receive, send
+from worker.processes.spawn import spawn
 
 logger = logging.getLogger(__name__)
 
@@ -95,7 +97,7 @@ class GrammarChecks:
 
 
 class _Process:
-    """A process of `worker.runner.grammar_check`, of use as long as it has not ended."""
+    """A process of `worker.grammars.check_process`, of use as long as it has not ended."""
 
     def __init__(self, setup: CheckSetup) -> None:
         request_end, self._requests = Pipe(duplex=False)
@@ -103,7 +105,7 @@ class _Process:
         with request_end, reply_end:
             # What the library writes when it fails is about the client's text.
             fds = (request_end.fileno(), reply_end.fileno())
-            self._process = spawn("worker.runner.grammar_check", fds, subprocess.DEVNULL)
+            self._process = spawn("worker.grammars.check_process", fds, subprocess.DEVNULL)
         self.has_ended = False
         self._send(setup)
 
@@ -117,7 +119,7 @@ class _Process:
         except (EOFError, OSError):
             self.end()
             return _cause_of_death(self._process.returncode)
-        if isinstance(answer, Failed):
+        if isinstance(answer, CheckFailed):
             self.end()
             return CheckFailedError(answer.message)
         assert isinstance(answer, Checked)

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from worker.core.params import Grammar, GrammarKind
+from worker.grammars.errors import GrammarError
+from worker.grammars.source import named, parts_of, to_source
 from worker.loader.errors import ModelError
-from worker.runner.grammar_source import named, parts_of, to_source
-from worker.runner.messages import GrammarError
 
 MAX_COMPILED, MAX_COMPILED_TEXT = 256, 8 * 1024 * 1024
 """Grammars that are kept though no open request uses them, and characters of these. One takes 50 to 100 kB; large ones

@@ -4,10 +4,10 @@ import itertools
 import threading
 from concurrent.futures import Future
 
-from worker.runner.messages import Compiled, GrammarError
+from worker.grammars.errors import GrammarError
 
 
-class PendingCompiles:
+class CompileFutures:
     """Every future it gives out is settled once: by an answer, or by `fail`."""
 
     def __init__(self) -> None:
@@ -28,10 +28,11 @@ class PendingCompiles:
             future.set_exception(failure)
         return key, future
 
-    def settle(self, answer: Compiled) -> None:
-        if answer.error is not None:
-            self.refuse(answer.key, GrammarError(answer.error))
-        elif future := self._take(answer.key):
+    def settle(self, key: int, error: str | None) -> None:
+        """`error`: what is wrong with the grammar."""
+        if error is not None:
+            self.refuse(key, GrammarError(error))
+        elif future := self._take(key):
             future.set_result(None)
 
     def refuse(self, key: int, error: Exception) -> None:

@@ -1,5 +1,5 @@
-"""A disposable process that compiles grammars before rank 0 does: `python -m worker.runner.grammar_check <request fd>
-<reply fd>`, by `worker.grammar_checks`.
+"""A disposable process that compiles grammars before rank 0 does: `python -m worker.grammars.check_process <request fd>
+<reply fd>`, by `worker.grammars.checks`.
 
 The library recurses over what a client wrote, and bounds neither time nor memory in all it does. Here that is at worst
 the end of this process: its stack is smaller than a rank's, and the system ends it when a grammar takes more processor
@@ -20,10 +20,12 @@ from pathlib import Path
 from llguidance import LLMatcher
 
 from fissile.parent import EXIT_ORPHANED, die_with_parent
+from worker.grammars.check_messages import Check, Checked, CheckFailed, CheckSetup
+from worker.grammars.compiler import STACK_BYTES, GrammarCompiler, error_of
+from worker.grammars.errors import GrammarError
 from worker.loader.source import resolve_model
 from worker.loader.tokenizer import load_tokenizer_files
-from worker.runner.grammar import STACK_BYTES, GrammarCompiler, error_of
-from worker.runner.messages import Check, Checked, CheckSetup, Failed, GrammarError, receive, send
+from worker.processes.messages import receive, send
 
 STACK_SHARE = 4
 """Of a rank's stack there is one part in so many."""
@@ -52,7 +54,7 @@ def main() -> None:
         )
         _limit_memory(compiler)
     except Exception:
-        send(replies, Failed(traceback.format_exc(), expected=False))
+        send(replies, CheckFailed(traceback.format_exc()))
         sys.exit(1)
     try:
         while True:

@@ -1,0 +1,24 @@
+"""From a model's files to its checkpoint."""
+
+from dataclasses import replace
+
+from worker.loader.checkpoint import EMBEDDING, HEAD, Checkpoint, is_stored_apart
+from worker.loader.config import ModelConfig
+from worker.loader.gguf_checkpoint import GGUFCheckpoint
+from worker.loader.safetensors_file import SafetensorsCheckpoint
+from worker.loader.source import ModelSource, SourceFormat
+
+
+def open_checkpoint(source: ModelSource, config: ModelConfig) -> Checkpoint:
+    """Reads no tensor yet. Raises WeightsError or ModelConfigError."""
+    if source.format is SourceFormat.GGUF:
+        return GGUFCheckpoint(source.path, config)
+    return SafetensorsCheckpoint(source.path)
+
+
+def as_stored(config: ModelConfig, checkpoint: Checkpoint) -> ModelConfig:
+    """Embedding and head that the checkpoint stores with different values are not tied, as in `transformers`."""
+    if not config.tie_word_embeddings or not is_stored_apart(checkpoint):
+        return config
+    remark = f"tie_word_embeddings is true, but {HEAD} differs from {EMBEDDING}: both are used"
+    return replace(config, tie_word_embeddings=False, remarks=(*config.remarks, remark))
