@@ -4,9 +4,9 @@ import logging
 import uuid
 from collections.abc import Sequence
 
+from router.answering.request import OpenRequest
 from router.latency import Stopwatch
 from router.metrics import RequestTotals, RouterMetrics
-from router.request import OpenRequest
 
 logger = logging.getLogger(__name__)
 

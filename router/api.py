@@ -10,6 +10,7 @@ from functools import partial
 
 from google.protobuf.message import Message
 
+from common.bounds import MAX_PROMPTS
 from fissile.errors import FailedPreconditionError, FissileError, InvalidArgumentError
 from fissile.v1 import (
     ChatRequest,
@@ -28,29 +29,30 @@ from fissile.v1 import (
     TokenizeRequest,
     TokenizeResponse,
 )
-from router import responses
 from router.account import Account
-from router.answer_grammar import answer_grammar
-from router.bad_words import bad_token_sequences
-from router.chat import RenderedChat, render_chat
-from router.chat_template import ChatTemplate
+from router.answering import responses
+from router.answering.pacing import Pacer
+from router.answering.parts import parts
+from router.answering.request import OpenRequest, Update
+from router.asking.answer_grammar import answer_grammar
+from router.asking.bad_words import bad_token_sequences
+from router.asking.chat import RenderedChat, render_chat
+from router.asking.checks import Limits
+from router.asking.prompts import check_vocabulary, read_prompts
+from router.asking.resolve import resolve
+from router.asking.spec import Prompt
+from router.asking.validation import check_length, validate
 from router.config import RouterSettings
-from router.dispatch import Dispatcher, TimeLeft
+from router.fleet import reports
+from router.fleet.dispatch import Dispatcher, TimeLeft
+from router.fleet.workers import WorkerSet
 from router.latency import WINDOW_SECONDS
 from router.metrics import RouterMetrics
+from router.model.chat_template import ChatTemplate
+from router.model.served import ServedModel
+from router.model.tokenizer import Tokenizer
 from router.open_requests import OpenRequests
-from router.pacing import Pacer
-from router.parts import parts
-from router.prompts import check_vocabulary, read_prompts
-from router.request import OpenRequest, Update
-from router.resolve import resolve
-from router.spec import Prompt
 from router.timers import deadline_timer
-from router.tokenizer import Tokenizer
-from router.validation import check_length, validate
-from router.validation_checks import Limits
-from router.validation_rules import MAX_PROMPTS
-from router.workers import ServedModel, WorkerSet
 
 LARGE_BYTES = 64 * 1024
 """From here on, work on a request may take more than some milliseconds."""
@@ -191,15 +193,15 @@ class GenerationApi:
         return DetokenizeResponse(text=await model.tokenizer.in_thread(decode) if is_large else decode())
 
     async def get_model(self, request: GetModelRequest) -> GetModelResponse:
-        return GetModelResponse(model=responses.model_message(await self._model(request.model)))
+        return GetModelResponse(model=reports.model(await self._model(request.model)))
 
     async def list_models(self, request: ListModelsRequest) -> ListModelsResponse:
         models = self._workers.models()
-        return ListModelsResponse(models=[responses.model_message(models[name]) for name in sorted(models)])
+        return ListModelsResponse(models=[reports.model(models[name]) for name in sorted(models)])
 
     async def get_stats(self, request: GetStatsRequest) -> GetStatsResponse:
         window = min(request.window_seconds or WINDOW_SECONDS, WINDOW_SECONDS)
-        return responses.stats(self._metrics, self._workers.links.values(), len(self._open), window)
+        return reports.stats(self._metrics, self._workers.links.values(), len(self._open), window)
 
 
 def _num_prompts(request: GenerateRequest | ChatRequest) -> int:

@@ -6,8 +6,8 @@ from contextlib import contextmanager
 from itertools import chain
 
 from fissile.errors import AlreadyExistsError, FissileError, ResourceExhaustedError, UnavailableError
-from router.refusals import RETRY_AFTER_SECONDS
-from router.request import OpenRequest
+from router.answering.refusals import RETRY_AFTER_SECONDS
+from router.answering.request import OpenRequest
 
 
 class OpenRequests:

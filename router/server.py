@@ -12,18 +12,18 @@ from common.metrics import new_registry, serve_metrics
 from common.server import ServiceServer, stop_event_on_signals, write_port_file
 from fissile.errors import UnavailableError
 from fissile.v1 import add_GenerationServiceServicer_to_server
+from router.answering.pacing import Pacer
 from router.api import GenerationApi
-from router.balancer.policy import POLICIES
-from router.chat_template import template_of_operator
 from router.config import RouterSettings
-from router.dispatch import DispatchConfig, Dispatcher
+from router.fleet.dispatch import DispatchConfig, Dispatcher
+from router.fleet.link import LinkConfig
+from router.fleet.policy import POLICIES
+from router.fleet.workers import Resolver, WorkerSet, resolve_name
 from router.metrics import Gauges, RouterMetrics, WorkerGauge
+from router.model.chat_template import template_of_operator
+from router.model.tokenizer import TokenizerStore
 from router.open_requests import OpenRequests
-from router.pacing import Pacer
 from router.service import GenerationService
-from router.tokenizer import TokenizerStore
-from router.worker_link import LinkConfig
-from router.workers import Resolver, WorkerSet, resolve
 
 if TYPE_CHECKING:
     from router.http.server import HttpServer
@@ -38,7 +38,7 @@ CLOSE_SECONDS = 1.0
 class RouterServer:
     """`start`, then `stop` once, even if the start failed. Health follows whether a request would find a worker."""
 
-    def __init__(self, settings: RouterSettings, resolver: Resolver = resolve) -> None:
+    def __init__(self, settings: RouterSettings, resolver: Resolver = resolve_name) -> None:
         self._settings = settings
         self._registry = new_registry()
         self._threads = ThreadPoolExecutor(settings.tokenizer_threads, thread_name_prefix="tokenizer")

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from fissile.errors import DeadlineExceededError
-from router.request import OpenRequest
+from router.answering.request import OpenRequest
 
 
 @contextmanager

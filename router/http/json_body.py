@@ -9,8 +9,8 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from fissile.errors import MAX_VIOLATIONS, FieldViolation, InvalidArgumentError
+from router.asking.validation import refuse
 from router.http.bodies import GenerationBody
-from router.validation import refuse
 
 B = TypeVar("B", bound=GenerationBody)
 

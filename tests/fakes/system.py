@@ -12,8 +12,8 @@ from fissile.channel import ClientTls, aio_channel
 from fissile.errors import FissileError, from_rpc_error
 from fissile.v1 import CompletionDelta, Finish, GenerateRequest, GenerationServiceStub, RequestTimings, Usage
 from router.config import RouterSettings
+from router.fleet.workers import Resolver, resolve_name
 from router.server import RouterServer
-from router.workers import Resolver, resolve
 from tests.fakes.worker import FakeWorker
 
 WAIT_SECONDS = 60
@@ -121,7 +121,7 @@ def run_system(
     scenario,
     *workers: FakeWorker,
     wait_ready: bool = True,
-    resolver: Resolver = resolve,
+    resolver: Resolver = resolve_name,
     tls: ClientTls | None = None,
     limit: float = 180,
     **settings,

@@ -7,8 +7,8 @@ import pytest
 
 from fissile.errors import InvalidArgumentError
 from fissile.v1 import GenerateRequest, GenerationOptions, SamplingParams, TokenSequence
-from router.bad_words import bad_token_sequences
-from router.tokenizer import Tokenizer, TokenizerFiles
+from router.asking.bad_words import bad_token_sequences
+from router.model.tokenizer import Tokenizer, TokenizerFiles
 from tests.fakes import tokenizer as toys
 from tests.fakes.system import error_of, run_system
 from tests.fakes.worker import FakeWorker, says

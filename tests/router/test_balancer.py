@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 
 from fissile.v1 import WorkerLoad
-from router.balancer.load import LoadTracker
-from router.balancer.policy import LeastLoaded, RoundRobin
+from router.fleet.load import LoadTracker
+from router.fleet.policy import LeastLoaded, RoundRobin
 
 
 @dataclass

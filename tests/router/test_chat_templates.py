@@ -5,9 +5,9 @@ from google.protobuf.struct_pb2 import Struct
 
 from fissile.errors import FailedPreconditionError, InvalidArgumentError
 from fissile.v1 import ChatMessage, ChatRequest, Tool, ToolCall, ToolChoice, ToolChoiceMode
-from router.chat import AUTO, NONE, render, render_chat
-from router.chat_template import ChatTemplate
-from router.template_traits import traits_of
+from router.asking.chat import AUTO, NONE, render, render_chat
+from router.model.chat_template import ChatTemplate
+from router.model.template_traits import traits_of
 
 SYSTEM, USER, ASSISTANT, TOOL, DEVELOPER = 1, 2, 3, 4, 5
 CALL = ToolCall(id="c1", name="f", arguments='{"x": 1, "s": "é"}')

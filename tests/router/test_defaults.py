@@ -12,7 +12,7 @@ from fissile.v1 import (
     RequestOutput,
     SamplingParams,
 )
-from router.defaults import default_sampling
+from router.model.defaults import default_sampling
 from tests.fakes import tokenizer as toys
 from tests.fakes.system import run_system
 from tests.fakes.worker import FakeWorker, says

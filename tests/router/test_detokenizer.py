@@ -9,18 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.detokenizer import (
+from router.model.detokenizer import (
     MAX_HELD_BYTES,
     ByteDetokenizer,
     FallbackDetokenizer,
     WindowDetokenizer,
-    byte_tokens,
-    decoder_types,
-    is_byte_level,
     last_shown,
-    token_bytes_table,
 )
-from router.tokenizer import Tokenizer, TokenizerFiles
+from router.model.tokenizer import Tokenizer, TokenizerFiles
+from router.model.vocabulary import byte_tokens, decoder_types, is_byte_level, token_bytes_table
 from tests.fakes import tokenizer as toys
 
 TEXT = "naïve 😀 漢字 text\n\n  é"

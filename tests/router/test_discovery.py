@@ -6,7 +6,7 @@ import pytest
 
 from fissile.v1 import GenerateRequest
 from router.config import RouterSettings
-from router.workers import resolve
+from router.fleet.workers import resolve_name
 from tests.fakes.system import free_port, run_system, until
 from tests.fakes.worker import FakeWorker, counts, says
 
@@ -160,8 +160,8 @@ def test_static_addresses_stay_whatever_names_do():
 
 
 def test_the_resolver_of_this_machine():
-    assert "127.0.0.1:7" in asyncio.run(resolve("localhost:7"))
-    assert asyncio.run(resolve("127.0.0.1:7")) == ["127.0.0.1:7"]
+    assert "127.0.0.1:7" in asyncio.run(resolve_name("localhost:7"))
+    assert asyncio.run(resolve_name("127.0.0.1:7")) == ["127.0.0.1:7"]
 
 
 @pytest.mark.parametrize("target", ["dns:///name", "name", "name:0", "name:70000", "name:x", ":1", "dns:///:1"])
@@ -174,7 +174,7 @@ def test_localhost_as_a_name_end_to_end():
     worker = FakeWorker(says("ok"))
 
     async def resolver(name):
-        return await resolve(f"localhost:{worker.port}")
+        return await resolve_name(f"localhost:{worker.port}")
 
     async def scenario(system):
         await until(lambda: system.router.workers.is_ready)

@@ -174,7 +174,7 @@ def test_what_waits_for_a_slow_reader_costs_some_bytes_a_token():
         return size
 
     def in_router(trace):
-        return "/router/completion.py" in trace.traceback[0].filename
+        return "/router/answering/completion.py" in trace.traceback[0].filename
 
     size = run_system(scenario, worker, max_message_rate=1e-6)
     assert 0 < size < num_tokens * 100

@@ -17,8 +17,8 @@ from fissile.v1 import (
     SamplingParams,
     WorkerLoad,
 )
-from router import worker_link
 from router.config import RouterSettings
+from router.fleet import link as worker_link
 from router.server import RouterServer
 from tests.fakes import tokenizer as toys
 from tests.fakes.system import QUICK, WAIT_SECONDS, collect, error_of, run_system, until

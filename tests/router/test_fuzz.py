@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from fissile.errors import FissileError
 from fissile.v1 import ChatMessage, ChatRequest, GenerateRequest
-from router.validation import validate
-from router.validation_checks import Limits
+from router.asking.checks import Limits
+from router.asking.validation import validate
 from tests.fakes.system import collect, run_system
 from tests.fakes.worker import FakeWorker, says
 from tests.router import messages

@@ -14,7 +14,7 @@ from fissile.v1 import (
     RequestOutput,
     SamplingParams,
 )
-from router.logprobs import with_text
+from router.answering.logprobs import with_text
 from tests.fakes import tokenizer as toys
 from tests.fakes.system import collect, error_of, run_system, until
 from tests.fakes.worker import EOS, FakeWorker, counts, logprobs_of, says

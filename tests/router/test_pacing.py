@@ -3,7 +3,7 @@
 import asyncio
 
 from fissile.v1 import FinishReason, GenerateRequest, GenerationOptions, OutputOptions
-from router.pacing import BURST_SECONDS, Pacer
+from router.answering.pacing import BURST_SECONDS, Pacer
 from tests.fakes.system import WAIT_SECONDS, collect, run_system
 from tests.fakes.worker import FakeWorker, counts
 

@@ -4,12 +4,12 @@ import pytest
 
 from fissile.errors import InvalidArgumentError
 from fissile.v1 import Finish, FinishReason, OutputOptions, TokenLogprob, TokenLogprobs, Usage
-from router import parts as parts_module
-from router.completion import Delta
+from router.answering import parts as parts_module
+from router.answering.completion import Delta
+from router.answering.parts import parts
+from router.answering.request import Update
+from router.answering.responses import generate_response
 from router.http.answers import join
-from router.parts import parts
-from router.request import Update
-from router.responses import generate_response
 from tests.fakes.system import error_of, run_system
 from tests.fakes.worker import FakeWorker, counts
 from tests.router.test_logprobs import answer_to, ask, chosen

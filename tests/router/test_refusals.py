@@ -11,9 +11,9 @@ from fissile.errors import (
     UnimplementedError,
 )
 from fissile.v1 import RequestOutput, StructuredOutput
-from router.answer_grammar import AnswerGrammar
-from router.refusals import error_of
-from router.spec import Prompt
+from router.answering.refusals import error_of
+from router.asking.answer_grammar import AnswerGrammar
+from router.asking.spec import Prompt
 
 PROMPT = Prompt("prompts[2].text", [1])
 

@@ -3,7 +3,8 @@
 import pytest
 
 from fissile.errors import InternalError, ResourceExhaustedError, UnavailableError
-from router.retries import MAX_DEATHS, TOKENS_PER_DEATH, Loss, Retries
+from router.answering.request import Loss
+from router.fleet.retries import MAX_DEATHS, TOKENS_PER_DEATH, Retries
 
 DEATH = Loss("worker a lost", worker_died=True)
 DRAINED = Loss("aborted by the worker: it is shutting down")

@@ -22,14 +22,14 @@ from fissile.v1 import (
     SamplingParams,
     SequenceGroup,
 )
-from router.bad_words import bad_token_sequences
-from router.resolve import resolve
-from router.spec import Prompt
-from router.tokenizer import Tokenizer, TokenizerFiles
-from router.validation import validate
-from router.validation_checks import Limits
-from router.worker_link import ABORT_BYTES, MAX_BATCH_BYTES, MAX_COMMAND_BYTES, _batches
-from router.workers import ServedModel
+from router.asking.bad_words import bad_token_sequences
+from router.asking.checks import Limits
+from router.asking.resolve import resolve
+from router.asking.spec import Prompt
+from router.asking.validation import validate
+from router.fleet.link import ABORT_BYTES, MAX_BATCH_BYTES, MAX_COMMAND_BYTES, _batches
+from router.model.served import ServedModel
+from router.model.tokenizer import Tokenizer, TokenizerFiles
 from tests.fakes import tokenizer as toys
 from tests.router import messages
 from worker.convert import ModelLimits, group_from_pb

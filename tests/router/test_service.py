@@ -20,9 +20,9 @@ from fissile.v1 import (
     Tool,
     ToolCall,
 )
-from router.chat import render
-from router.chat_template import ChatTemplate
-from router.tokenizer import receive_files
+from router.asking.chat import render
+from router.model.chat_template import ChatTemplate
+from router.model.tokenizer import receive_files
 from tests.fakes import tokenizer as toys
 from tests.fakes.system import WAIT_SECONDS, collect, error_of, free_port, run_system, until
 from tests.fakes.worker import FakeWorker, counts, says

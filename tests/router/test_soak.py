@@ -9,8 +9,8 @@ import psutil
 import pytest
 
 from fissile.v1 import GenerateRequest, GenerationOptions
-from router.completion import Completion
-from router.request import OpenRequest
+from router.answering.completion import Completion
+from router.answering.request import OpenRequest
 from tests.fakes.system import collect, run_system, until
 from tests.fakes.worker import FakeWorker, counts, says
 

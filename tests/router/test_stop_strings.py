@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.stop_strings import Released, StopMatcher
+from router.answering.stop_strings import Released, StopMatcher
 
 
 def run(pieces, stops, **options):

@@ -10,8 +10,8 @@ from transformers.models.auto.tokenization_auto import tokenizer_class_from_name
 
 from fissile.errors import InternalError
 from fissile.v1 import ChatMessage, ChatRequest, Tool
-from router.chat import render
-from router.chat_template import CLASS_DEFAULTS, SPECIAL_TOKENS, ChatTemplate, load_template
+from router.asking.chat import render
+from router.model.chat_template import CLASS_DEFAULTS, SPECIAL_TOKENS, ChatTemplate, load_template
 from tests.fakes import tokenizer as fake
 
 TEMPLATE = "{{ bos_token }}|{{ eos_token }}|{{ unk_token }}|{% for m in messages %}{{ m.content }}{% endfor %}"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fissile.errors import InternalError
-from router.tokenizer import Tokenizer, TokenizerFiles
+from router.model.tokenizer import Tokenizer, TokenizerFiles
 from tests.fakes import tokenizer as fake
 
 VALUES: list[Any] = [None, True, -1, 2**70, 0.5, float("nan"), "", "text", [], ["a"], {}, {"a": {"b": 1}}]

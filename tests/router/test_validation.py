@@ -28,10 +28,10 @@ from fissile.v1 import (
     ToolCall,
     ToolChoice,
 )
-from router import validation
-from router.validation import check_length, validate
-from router.validation_checks import Limits
-from router.validation_together import broken_together
+from router.asking import validation
+from router.asking.checks import Limits
+from router.asking.rules_together import broken_together
+from router.asking.validation import check_length, validate
 
 LIMITS = Limits(vocab_size=100, max_model_len=16, max_prompt_bytes=60, dp_size=2)
 NAN, INF = float("nan"), float("inf")

@@ -3,7 +3,7 @@
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from fissile.v1 import ChatRequest, DetokenizeRequest, GenerateRequest, TokenizeRequest
-from router.validation_rules import RULES
+from router.asking.rules import RULES
 
 NEEDS_NO_RULE = {
     "model": "looked up before anything else",

@@ -17,11 +17,11 @@ from fissile.v1 import (
     ToolChoice,
     ToolChoiceMode,
 )
-from router.answer_grammar import answer_grammar
-from router.chat import render_chat
-from router.chat_template import ChatTemplate
+from router.asking.answer_grammar import answer_grammar
+from router.asking.chat import render_chat
 from router.formats.events import CallArguments, CallStart, Content, Reasoning
 from router.formats.registry import FORMATS
+from router.model.chat_template import ChatTemplate
 from tests.fakes import tokenizer as toys
 from worker.convert_sampling import _grammar_from_pb
 from worker.grammars.compiler import GrammarCompiler

@@ -2,7 +2,7 @@
 
 import pytest
 
-from router import prompt_logprobs
+from router.answering import prompt_logprobs
 from tests.fakes import tokenizer as toys
 from tests.fakes.worker import EOS, FakeWorker, says
 from tests.router.http.front import choices_of, complete, events

@@ -1,0 +1,62 @@
+"""What the fields of a request may hold: the one table that router and worker check against.
+
+A worker does not trust routers, so it checks the same again. Where a router adds to what a client asked, the bound of
+the wire is named for it (`…_ON_WIRE`).
+"""
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Numbers in [low, high], or in (low, high] with `above_low`. NaN is in none."""
+
+    low: float
+    high: float = math.inf
+    above_low: bool = False
+
+    def __contains__(self, value: float) -> bool:
+        return value <= self.high and (value > self.low if self.above_low else value >= self.low)
+
+
+TEMPERATURE = Range(0, 100)
+TOP_K = Range(-1)
+TOP_P = Range(0, 1, above_low=True)
+MIN_P = Range(0, 1)
+PRESENCE_PENALTY = Range(-2, 2)
+FREQUENCY_PENALTY = Range(-2, 2)
+REPETITION_PENALTY = Range(0, 2, above_low=True)
+BIAS = Range(-100, 100)
+NUM_LOGPROBS = Range(0, 64)
+BEAM_WIDTH = Range(2, 16)
+N = Range(1, 128)
+MAX_TOKENS = Range(1)
+
+MAX_PROMPTS = 256
+MAX_BIASES = 1024
+MAX_BAD_SEQUENCES = 256
+MAX_BAD_SEQUENCE_TOKENS = 32
+MAX_BAD_WORDS = 64
+MAX_BAD_WORD_CHARACTERS = 1024
+MAX_BAD_WORD_TOKENS = 128
+MAX_BAD_WORD_SPELLINGS = 4
+"""Token sequences of one bad word."""
+MAX_BAD_SEQUENCES_ON_WIRE = MAX_BAD_SEQUENCES + MAX_BAD_WORDS * MAX_BAD_WORD_SPELLINGS
+MAX_BAD_SEQUENCE_TOKENS_ON_WIRE = max(MAX_BAD_SEQUENCE_TOKENS, MAX_BAD_WORD_TOKENS)
+MAX_STOPS = 16
+MAX_STOP_CHARACTERS = 1024
+MAX_STOP_TOKENS = 1024
+MAX_STOP_TOKENS_ON_WIRE = MAX_STOP_TOKENS + MAX_STOPS
+"""A stop string that is a special token travels as that token."""
+MAX_STOP_SEQUENCES = 64
+MAX_STOP_SEQUENCE_TOKENS = 256
+MAX_GRAMMAR_BYTES = 1024 * 1024
+MAX_CHOICES = 1024
+MAX_TEMPLATE_BYTES = 1024 * 1024
+MAX_TOOLS = 1024
+MAX_MESSAGES = 16_384
+MAX_TOOL_CALLS = 16_384
+MAX_SALT_BYTES = 256
+MAX_REQUEST_ID_CHARACTERS = 128
+MIN_HEARTBEAT_SECONDS = 0.01

@@ -1,0 +1,206 @@
+"""One completion of a request: its tokens, its text, its end, and what the client has not seen yet."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fissile.errors import InternalError
+from fissile.v1 import (
+    BeamHypothesis,
+    Finish,
+    FinishReason,
+    PositionLogprobs,
+    RequestOutput,
+    TokenLogprobs,
+    ToolCallDelta,
+)
+from router.answering.logprobs import TokenBytes, with_text
+from router.answering.pending_calls import PendingCalls
+from router.answering.stop_strings import StopMatcher
+from router.asking.spec import TextRules
+from router.formats.events import Content, Event, Reasoning
+from router.model.detokenizer import Detokenizer
+
+_ENDING_TOKEN = {FinishReason.FINISH_REASON_EOS, FinishReason.FINISH_REASON_STOP_TOKEN}
+"""Reasons whose last token is no part of the text."""
+
+
+class TokenGapError(Exception):
+    """An output begins after the tokens that are there: some got lost on the way."""
+
+
+@dataclass(slots=True)
+class Delta:
+    """What is new in a completion. `finish` is set once."""
+
+    index: int
+    text: str
+    """Content only, where the text is sorted."""
+    reasoning: str
+    tool_calls: list[ToolCallDelta]
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs]
+    finish: Finish | None
+    prompt_index: int = 0
+
+
+class Completion:
+    """Fed by the worker link, emptied by the request's handler; both on the event loop."""
+
+    def __init__(self, index: int, rules: TextRules, detokenizer: Detokenizer, token_bytes: TokenBytes) -> None:
+        self.index = index
+        self.token_ids: list[int] = []
+        """Up to and including the one that ended it."""
+        self.finish: Finish | None = None
+        self.has_news = False
+        """There is something to send that was not sent yet."""
+        self.num_reasoning_tokens = 0
+        """Up to and including the one that closed the reasoning; the one that opened it is none."""
+        self._rules = rules
+        self._detokenizer = detokenizer
+        self._token_bytes = token_bytes
+        self._parser = rules.reading.parser() if rules.reading else None
+        self._matcher = StopMatcher(rules.stops, include_stop=rules.include_stop)
+        self._pending_text: list[str] = []
+        self._pending_reasoning: list[str] = []
+        self._pending_calls = PendingCalls()
+        self._pending_ids: list[int] = []
+        self._pending_logprobs: list[TokenLogprobs] = []
+
+    def take(self, *, cumulative: bool) -> Delta:
+        """What is new, or with `cumulative` everything so far. Call it when there is news: it has `finish` once."""
+        self.has_news = False
+        text, reasoning = "".join(self._pending_text), "".join(self._pending_reasoning)
+        calls = self._pending_calls.take(cumulative=cumulative)
+        delta = Delta(self.index, text, reasoning, calls, self._pending_ids, self._pending_logprobs, self.finish)
+        self._pending_text = [text] if cumulative else []
+        self._pending_reasoning = [reasoning] if cumulative else []
+        self._pending_ids = self._pending_ids.copy() if cumulative else []
+        self._pending_logprobs = self._pending_logprobs.copy() if cumulative else []
+        return delta
+
+    def accept(self, output: RequestOutput) -> None:
+        """Add an output's tokens and end. Repeated tokens are dropped. Raises TokenGapError on missing ones."""
+        if self.finish:
+            return
+        new: Sequence[int] = output.token_ids
+        logprobs = self._logprobs_of(output)
+        repeated = len(self.token_ids) - output.token_offset
+        if new and repeated < 0:
+            raise TokenGapError(f"expected token {len(self.token_ids)}, got {output.token_offset}")
+        if repeated > 0:
+            new, logprobs = new[repeated:], logprobs[repeated:]
+        num_text = len(new)
+        if output.finish_reason in _ENDING_TOKEN and not self._rules.include_stop:
+            num_text = max(0, num_text - 1)
+        if self._add(new, num_text, logprobs) or not output.finish_reason:
+            return
+        self._end(output)
+
+    def _logprobs_of(self, output: RequestOutput) -> Sequence[PositionLogprobs]:
+        if not self._rules.send_logprobs:
+            return ()
+        if len(output.logprobs) != len(output.token_ids):
+            raise InternalError(f"the worker sent {len(output.logprobs)} logprobs for {len(output.token_ids)} tokens")
+        return output.logprobs
+
+    def accept_hypothesis(self, hypothesis: BeamHypothesis) -> None:
+        """The whole completion at once, from beam search."""
+        tokens = hypothesis.token_ids
+        hides_last = hypothesis.finish_reason in _ENDING_TOKEN and not self._rules.include_stop
+        self._add(tokens, len(tokens) - hides_last, ())
+        self._flush()
+        self._finish(Finish(reason=hypothesis.finish_reason, score=hypothesis.score))
+
+    def _add(self, token_ids: Sequence[int], num_text: int, logprobs: Sequence[PositionLogprobs]) -> bool:
+        """Append tokens; the first `num_text` have text. True when a stop string ended the completion."""
+        rules = self._rules
+        if rules.stops or self._parser:
+            return self._add_one_by_one(token_ids, num_text, logprobs)
+        self._keep(token_ids, logprobs)
+        if rules.send_text:
+            self._show(self._detokenizer.feed(token_ids[:num_text]))
+        return False
+
+    def _add_one_by_one(self, token_ids: Sequence[int], num_text: int, logprobs: Sequence[PositionLogprobs]) -> bool:
+        for position, token_id in enumerate(token_ids):
+            self._keep((token_id,), logprobs[position : position + 1])
+            if position >= num_text:
+                break
+            if self._parser:
+                self.num_reasoning_tokens += self._parser.is_reasoning
+            if self._read(self._detokenizer.feed((token_id,)), armed=self._is_armed):
+                return True
+        return False
+
+    @property
+    def _is_armed(self) -> bool:
+        """A stop string may end it."""
+        return len(self.token_ids) >= self._rules.min_tokens
+
+    def _read(self, text: str, *, armed: bool) -> bool:
+        """Take new text. True when a stop string ended the completion."""
+        if self._parser is None:
+            return self._add_content(text, armed=armed)
+        return self._sort(self._parser.feed(text), armed=armed)
+
+    def _sort(self, events: Sequence[Event], *, armed: bool) -> bool:
+        """Stop strings are looked for in content alone."""
+        for event in events:
+            if isinstance(event, Content):
+                if self._add_content(event.text, armed=armed):
+                    return True
+            elif self._rules.send_text:
+                self.has_news = True
+                if isinstance(event, Reasoning):
+                    self._pending_reasoning.append(event.text)
+                else:
+                    self._pending_calls.add(event)
+        return False
+
+    def _add_content(self, text: str, *, armed: bool) -> bool:
+        released = self._matcher.feed(text, armed=armed)
+        self._show(released.text)
+        if released.stop is None:
+            return False
+        self._finish(Finish(reason=FinishReason.FINISH_REASON_STOP_STRING, stop=released.stop))
+        return True
+
+    def _flush(self) -> bool:
+        """The text is over. True when a stop string ended the completion: the parser may have held it back."""
+        self._read(self._detokenizer.flush(), armed=False)
+        if self._parser and self._sort(self._parser.flush(), armed=self._is_armed):
+            return True
+        self._show(self._matcher.flush())
+        return False
+
+    def _end(self, output: RequestOutput) -> None:
+        if self._flush():
+            return
+        special = self._rules.special_stops.get(output.stop_token_id) if output.HasField("stop_token_id") else None
+        if special is not None:
+            self._finish(Finish(reason=FinishReason.FINISH_REASON_STOP_STRING, stop=special))
+            if self._rules.include_stop:
+                self._show(special)
+            return
+        finish = Finish(reason=output.finish_reason, detail=output.detail)
+        if output.HasField("stop_token_id"):
+            finish.stop_token_id = output.stop_token_id
+        self._finish(finish)
+
+    def _finish(self, finish: Finish) -> None:
+        self.finish = finish
+        self.has_news = True
+
+    def _keep(self, token_ids: Sequence[int], logprobs: Sequence[PositionLogprobs]) -> None:
+        self.token_ids.extend(token_ids)
+        if self._rules.send_token_ids and token_ids:
+            self._pending_ids.extend(token_ids)
+            self.has_news = True
+        if logprobs:
+            self._pending_logprobs += with_text(logprobs, self._token_bytes)
+            self.has_news = True
+
+    def _show(self, text: str) -> None:
+        if text and self._rules.send_text:
+            self._pending_text.append(text)
+            self.has_news = True

@@ -1,0 +1,284 @@
+"""One open request: what was asked, what came back so far, and its one end.
+
+Its worker link feeds it (`on_output`, `on_lost`) and never waits; its handler takes what is new whenever the client is
+ready for it and the pacer lets it. In between, news merge into one pending delta per completion, so a slow client costs
+the tokens of its completion and nothing more.
+"""
+
+import asyncio
+import logging
+from collections.abc import Sequence as List
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from fissile.errors import FissileError, InternalError
+from fissile.v1 import FinishReason, RequestOutput, RequestTimings, SequenceGroup, TokenLogprobs, Usage
+from router.answering.completion import Completion, Delta, TokenGapError
+from router.answering.pacing import Pacer
+from router.answering.prompt_logprobs import PromptLogprobs
+from router.answering.refusals import error_of
+from router.asking.spec import RequestSpec
+from router.latency import LatencyWindows, Stopwatch
+from router.metrics import HopMetrics, RouterMetrics
+from router.model.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+# Looking a value up in a protobuf enum takes as long as decoding a token.
+_ERROR = FinishReason.FINISH_REASON_ERROR
+_ABORTED = FinishReason.FINISH_REASON_ABORTED
+
+
+@dataclass(slots=True)
+class Update:
+    """One message to the client."""
+
+    deltas: list[Delta] = field(default_factory=list)
+    usage: Usage | None = None
+    """Set in the last one."""
+    timings: RequestTimings | None = None
+    prompt_token_ids: List[int] = ()
+    prompt_logprobs: List[TokenLogprobs] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """Why a request's hop ended before the request did."""
+
+    detail: str
+    worker_died: bool = False
+    refusal: FissileError | None = None
+    """The worker would not take it; another one may."""
+
+
+class Hop(Protocol):
+    """The worker link a request is on."""
+
+    @property
+    def address(self) -> str: ...
+
+    @property
+    def latency(self) -> LatencyWindows: ...
+
+    def start(self, group: SequenceGroup, sink: "OpenRequest") -> list[int]: ...
+
+    def abort(self, sequence_id: int) -> None: ...
+
+
+class OpenRequest:
+    """See above. `error` ends it with a status."""
+
+    def __init__(
+        self, spec: RequestSpec, tokenizer: Tokenizer, watch: Stopwatch, metrics: RouterMetrics, pacer: Pacer
+    ) -> None:
+        self.spec = spec
+        self.watch = watch
+        self.news = asyncio.Event()
+        self.lost: Loss | None = None
+        """Why its hop ended before it did."""
+        self.error: FissileError | None = None
+        detokenizer = tokenizer.detokenizers(
+            spec.prompt.token_ids, skip_special_tokens=spec.skip_special_tokens, shown=spec.text.shown_tokens
+        )
+        self.completions = [Completion(i, spec.text, detokenizer(), tokenizer.token_bytes) for i in range(spec.n)]
+        num_prompt_logprobs = len(spec.prompt.token_ids) - 1 if spec.wants_prompt_logprobs else 0
+        self._prompt_logprobs = PromptLogprobs(num_prompt_logprobs, tokenizer.token_bytes)
+        self._metrics = metrics
+        self._pacer = pacer
+        self._has_sent = False
+        self._hop: Hop | None = None
+        self._hop_metrics: HopMetrics | None = None
+        self.worker = ""
+        """Address of the one it is on or was on last; empty: it came to none."""
+        self._on_worker: dict[int, Completion] = {}
+        self._hop_timer: asyncio.TimerHandle | None = None
+        self.num_cached_tokens = 0
+        self._timings = RequestTimings()
+
+    @property
+    def is_finished(self) -> bool:
+        return all(c.finish for c in self.completions)
+
+    @property
+    def num_completion_tokens(self) -> int:
+        return sum(len(c.token_ids) for c in self.completions)
+
+    @property
+    def awaits_first_output(self) -> bool:
+        """It is on a worker that has said nothing of it yet."""
+        return self._hop_timer is not None
+
+    def put_on(self, hop: Hop, first_token_timeout: float, deadline: float | None) -> None:
+        """Send what is not finished to a worker. `deadline`: seconds left. Raises InvalidArgumentError if that is too
+        large for a message."""
+        unfinished = [c for c in self.completions if not c.finish]
+        if self.spec.is_beam_search:
+            unfinished = unfinished[:1]
+        group = self.spec.group(
+            {c.index: c.token_ids for c in unfinished},
+            asks_prompt_logprobs=not self._prompt_logprobs.is_complete,
+            deadline=deadline,
+        )
+        ids = hop.start(group, self)
+        self.lost = None
+        self._hop, self.worker = hop, hop.address
+        self._hop_metrics = self._metrics.hop(self.spec.model, hop.address, hop.latency)
+        self._on_worker = dict(zip(ids, unfinished, strict=True))
+        timed_out = f"no token within {first_token_timeout:g} s"
+        self._hop_timer = asyncio.get_running_loop().call_later(first_token_timeout, self.on_lost, timed_out)
+
+    def on_output(self, output: RequestOutput, now: float) -> None:
+        """From the link. `now`: when the message came. Raises nothing: a fault ends this request, not the link."""
+        try:
+            self._accept(output, now)
+        except TokenGapError as gap:
+            self.on_lost(f"tokens got lost: {gap}")
+        except Exception:
+            logger.exception("request %s failed", self.spec.request_id)
+            self.fail(InternalError("internal error; the server's log has the details"))
+
+    def _accept(self, output: RequestOutput, now: float) -> None:
+        completion = self._on_worker.get(output.sequence_id)
+        if completion is None or self.error:
+            return
+        self._stop_hop_timer()
+        if output.finish_reason == _ERROR:
+            self._refused(output)
+            return
+        if output.finish_reason == _ABORTED:
+            self.on_lost(f"aborted by the worker: {output.detail}")
+            return
+        if output.index == 0 and not self.num_cached_tokens:
+            # Later completions share the first one's prompt, and a resumed one finds what it had computed itself.
+            self.num_cached_tokens = output.num_cached_tokens
+        if output.prompt_logprobs:
+            self._prompt_logprobs.accept(output)
+        if output.token_ids and not self._prompt_logprobs.is_complete:
+            raise InternalError("the worker sent tokens before all log probabilities of the prompt")
+        if output.hypotheses:
+            self._accept_hypotheses(output)
+        else:
+            completion.accept(output)
+        if output.token_ids or output.hypotheses:
+            self._tokens_came(now)
+        if output.HasField("timings"):
+            self._timings.worker_queued.CopyFrom(output.timings.queued)
+        if completion.finish:
+            del self._on_worker[output.sequence_id]
+            if not output.finish_reason and self._hop:
+                self._hop.abort(output.sequence_id)  # a stop string, which the worker does not know
+            if self.is_finished:
+                self._pacer.wake_now(self.news)
+                return
+        self._announce()
+
+    def _announce(self) -> None:
+        """Wake the handler for news that are not the last."""
+        if self.spec.final_only:
+            return
+        if self._has_sent:
+            self._pacer.wake_in_turn(self.news)
+        else:
+            self._pacer.wake_now(self.news)
+
+    def _accept_hypotheses(self, output: RequestOutput) -> None:
+        if len(output.hypotheses) < self.spec.n:
+            raise InternalError(f"{len(output.hypotheses)} hypotheses for n = {self.spec.n}")
+        for completion, hypothesis in zip(self.completions, output.hypotheses, strict=False):
+            completion.accept_hypothesis(hypothesis)
+
+    def _tokens_came(self, now: float) -> None:
+        is_first = self.watch.first_token is None
+        gap = self.watch.tokens_came(now)
+        assert self._hop_metrics is not None, "tokens come from a hop"
+        if is_first and self.watch.ttft is not None:
+            self._hop_metrics.first_token(self.watch.ttft)
+        elif gap is not None:
+            self._hop_metrics.token_gap(gap)
+
+    def _refused(self, output: RequestOutput) -> None:
+        error = error_of(output, self.spec.prompt)
+        if error.retry_after is None:
+            self.fail(error)
+        elif output.worker_failed:
+            self._lose(Loss(error.message, worker_died=True))
+        else:
+            self._lose(Loss(f"refused: {error.message}", refusal=error))
+
+    def on_lost(self, detail: str, *, worker_died: bool = False) -> None:
+        """The hop is over: its link broke, timed out or gave the request back."""
+        self._lose(Loss(detail, worker_died))
+
+    def _lose(self, loss: Loss) -> None:
+        if self.lost is None and not self.is_finished:
+            self.leave()
+            self.lost = loss
+            self._pacer.wake_now(self.news)
+
+    def fail(self, error: FissileError) -> None:
+        """End with a status. The first one counts."""
+        if self.error is None:
+            self.error = error
+            self.leave()
+            self._pacer.wake_now(self.news)
+
+    def leave(self) -> None:
+        """Abort what is on a worker. Idempotent."""
+        self._stop_hop_timer()
+        self._pacer.forget(self.news)
+        on_worker, self._on_worker = self._on_worker, {}
+        if self._hop:
+            for sequence_id in on_worker:
+                self._hop.abort(sequence_id)
+        self._hop = None
+
+    def _stop_hop_timer(self) -> None:
+        if self._hop_timer:
+            self._hop_timer.cancel()
+            self._hop_timer = None
+
+    def take(self) -> Update | None:
+        """What is new for the client; None when nothing is. Has `usage` when it is the last."""
+        finished = self.is_finished
+        self.news.clear()
+        if not finished and self.spec.final_only:
+            return None
+        update = Update()
+        if self._prompt_logprobs.num_parts > 1:
+            self.news.set()  # there is more
+        elif self._prompt_logprobs.is_complete or finished:
+            update.deltas = [c.take(cumulative=self.spec.cumulative) for c in self.completions if c.has_news]
+            if finished:
+                update.usage, update.timings = self._usage(), self._final_timings()
+            elif not update.deltas:
+                return None
+        else:
+            return None
+        update.prompt_logprobs = self._prompt_logprobs.take()
+        if not self._has_sent and self.spec.send_prompt:
+            update.prompt_token_ids = self.spec.prompt.token_ids
+        self._has_sent = True
+        return update
+
+    def _usage(self) -> Usage:
+        return Usage(
+            num_prompt_tokens=len(self.spec.prompt.token_ids),
+            num_completion_tokens=self.num_completion_tokens,
+            num_cached_tokens=self.num_cached_tokens,
+            num_reasoning_tokens=sum(c.num_reasoning_tokens for c in self.completions),
+        )
+
+    def _final_timings(self) -> RequestTimings:
+        timings, watch = self._timings, self.watch
+        tpot = watch.tpot(max(len(c.token_ids) for c in self.completions))
+        for duration, seconds in (
+            (timings.ttft, watch.ttft),
+            (timings.tpot, tpot),
+            (timings.e2e, watch.elapsed),
+            (timings.max_itl, watch.max_gap or None),
+        ):
+            if seconds is not None:
+                duration.FromNanoseconds(int(seconds * 1e9))
+        assert self._hop_metrics is not None, "what is finished was on a hop"
+        self._hop_metrics.completed(watch, tpot)
+        return timings

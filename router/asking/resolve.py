@@ -1,0 +1,87 @@
+"""From a validated request to what is asked of workers: defaults filled in, seed drawn."""
+
+import secrets
+from collections.abc import Sequence
+from typing import Final
+
+from fissile.errors import InvalidArgumentError, UnimplementedError
+from fissile.v1 import GenerationOptions, SamplingParams, TokenSequence
+from router.asking.spec import Prompt, RequestSpec, TextRules
+from router.model.served import ServedModel
+
+MAX_FANOUT_TOKENS = 8 * 1024 * 1024
+"""Prompt tokens × n of one request: a worker keeps the prompt with each completion."""
+_PENALTIES: Final = ("presence_penalty", "frequency_penalty", "repetition_penalty")
+"""Beam search has none, whatever the model recommends."""
+
+
+def resolve(
+    options: GenerationOptions,
+    *,
+    model: ServedModel,
+    request_id: str,
+    prompt: Prompt,
+    bad_token_sequences: Sequence[TokenSequence],
+) -> RequestSpec:
+    """`bad_token_sequences`: those of `bad_words`; they join those that the request has itself."""
+    output = options.output
+    n = options.n if options.HasField("n") else 1
+    if n * len(prompt.token_ids) > MAX_FANOUT_TOKENS:
+        raise InvalidArgumentError.of("options.n", f"n × prompt tokens must not exceed {MAX_FANOUT_TOKENS}")
+    skip_special_tokens = options.skip_special_tokens if options.HasField("skip_special_tokens") else True
+    special_stops = {i: stop for stop in options.stop if (i := model.tokenizer.special_token_id(stop)) is not None}
+    return RequestSpec(
+        request_id=request_id,
+        model=model.id,
+        tokenizer_fingerprint=model.tokenizer.fingerprint,
+        prompt=prompt,
+        n=n,
+        sampling=_sampling(options, model, bad_token_sequences, prompt),
+        max_tokens=options.max_tokens if options.HasField("max_tokens") else None,
+        text=TextRules(
+            send_text=output.text if output.HasField("text") else True,
+            send_token_ids=output.token_ids,
+            send_logprobs=options.sampling.HasField("num_logprobs"),
+            stops=tuple(options.stop),
+            special_stops=special_stops,
+            include_stop=options.include_stop,
+            min_tokens=options.min_tokens,
+            # Who wants to see special tokens wants the text as the model wrote it.
+            reading=prompt.reading if skip_special_tokens else None,
+        ),
+        stop_token_ids=sorted({*options.stop_token_ids, *special_stops}),
+        stop_token_sequences=options.stop_token_sequences,
+        ignore_eos=options.ignore_eos,
+        skip_special_tokens=skip_special_tokens,
+        priority=options.priority,
+        cache_salt=options.cache_salt,
+        dp_rank=options.dp_rank if options.HasField("dp_rank") else None,
+        send_prompt=output.prompt_token_ids,
+        cumulative=output.cumulative,
+        final_only=output.final_only,
+        heartbeat=output.heartbeat.ToNanoseconds() / 1e9 if output.HasField("heartbeat") else None,
+    )
+
+
+def _sampling(
+    options: GenerationOptions, model: ServedModel, bad: Sequence[TokenSequence], prompt: Prompt
+) -> SamplingParams:
+    if options.sampling.HasField("beam_search") and "beam_search" not in model.info.capabilities:
+        raise UnimplementedError(f"options.sampling.beam_search: the workers of {model.id} do not offer it")
+    sampling = SamplingParams()
+    sampling.CopyFrom(model.tokenizer.default_sampling)
+    sampling.MergeFrom(options.sampling)
+    if prompt.grammar:
+        sampling.structured_output.CopyFrom(prompt.grammar.constraint)
+    # What has a token that the model does not have never comes.
+    sampling.bad_token_sequences.extend(s for s in bad if max(s.token_ids) < model.info.vocab_size)
+    sampling.top_k = max(0, sampling.top_k)
+    for name in ("num_logprobs", "num_prompt_logprobs"):
+        if sampling.HasField(name):
+            setattr(sampling, name, min(getattr(sampling, name), model.info.vocab_size))
+    if not sampling.HasField("seed"):
+        sampling.seed = secrets.randbits(64)
+    if sampling.HasField("beam_search"):
+        for name in _PENALTIES:
+            sampling.ClearField(name)
+    return sampling

@@ -1,0 +1,107 @@
+"""What was asked, with every default filled in, and the group of sequences that a worker gets for it."""
+
+from collections.abc import Mapping
+from collections.abc import Sequence as List
+from dataclasses import dataclass, field
+
+from fissile.v1 import SamplingParams, Sequence, SequenceGroup, TokenSequence
+from router.asking.answer_grammar import AnswerGrammar
+from router.formats.registry import Reading
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """Tokens to continue."""
+
+    field: str
+    """Path of the field that they came from."""
+    token_ids: List[int]
+    reading: Reading | None = None
+    """How the answers to a conversation are read; None: they are text."""
+    grammar: AnswerGrammar | None = None
+    """What they are held to; None: what the request's own options say."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextRules:
+    """What of a completion is sent, how tokens become text and when text ends it."""
+
+    send_text: bool = True
+    send_token_ids: bool = False
+    send_logprobs: bool = False
+    stops: tuple[str, ...] = ()
+    special_stops: Mapping[int, str] = field(default_factory=dict)
+    """Stop strings that are special tokens: the worker ends there, as they may have no text."""
+    include_stop: bool = False
+    min_tokens: int = 0
+    """No stop string ends a completion that has fewer tokens."""
+    reading: Reading | None = None
+    """How text is sorted into content, reasoning and tool calls; None: all of it is content."""
+
+    @property
+    def shown_tokens(self) -> frozenset[str]:
+        """Special tokens that must be in the text."""
+        return self.reading.format.markers if self.reading else frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestSpec:
+    """One prompt and everything about its completions."""
+
+    request_id: str
+    model: str
+    tokenizer_fingerprint: str
+    """Of the tokenizer that made the prompt: only workers that have the same will do."""
+    prompt: Prompt
+    n: int
+    sampling: SamplingParams
+    max_tokens: int | None
+    """None: what context and cache of the worker leave."""
+    text: TextRules
+    stop_token_ids: List[int] = ()
+    stop_token_sequences: List[TokenSequence] = ()
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    priority: int = 0
+    cache_salt: bytes = b""
+    dp_rank: int | None = None
+    send_prompt: bool = False
+    cumulative: bool = False
+    final_only: bool = False
+    heartbeat: float | None = None
+    """Seconds."""
+
+    @property
+    def is_beam_search(self) -> bool:
+        return self.sampling.HasField("beam_search")
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        return self.sampling.HasField("num_prompt_logprobs")
+
+    def group(
+        self, generated: Mapping[int, List[int]], *, asks_prompt_logprobs: bool, deadline: float | None
+    ) -> SequenceGroup:
+        """For the completions with these indices, each going on behind its tokens so far. `deadline`: seconds left."""
+        sampling = SamplingParams()
+        sampling.CopyFrom(self.sampling)
+        sampling.ClearField("seed")
+        if not asks_prompt_logprobs:
+            sampling.ClearField("num_prompt_logprobs")
+        return SequenceGroup(
+            request_id=self.request_id,
+            prompt_token_ids=self.prompt.token_ids,
+            sampling=sampling,
+            stop_token_ids=self.stop_token_ids,
+            stop_token_sequences=self.stop_token_sequences,
+            max_tokens=self.max_tokens,
+            min_tokens=self.text.min_tokens,
+            ignore_eos=self.ignore_eos,
+            deadline_ms=None if deadline is None else max(0, int(deadline * 1000)),
+            priority=self.priority,
+            cache_salt=self.cache_salt,
+            sequences=[
+                Sequence(index=index, seed=(self.sampling.seed + index) % 2**64, token_ids=token_ids)
+                for index, token_ids in generated.items()
+            ],
+        )

@@ -1,0 +1,105 @@
+"""Checks a whole request: each field by its rule (`validation_rules`), then fields together (`validation_together`).
+
+Violations are reported together, each by the path of its field (`options.sampling.logit_bias[3].bias`); the search ends
+once there are more than a reply has room for. The entries of a list that is at fault itself, such as one that is too
+long, are not looked at.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import chain, islice
+from typing import Any
+
+from google.protobuf.message import Message
+
+from fissile.errors import MAX_VIOLATIONS, FieldViolation, InvalidArgumentError, UnimplementedError
+from fissile.v1 import ChatRequest, GenerateRequest
+from router.asking.checks import Check, Fault, Limits, too_long
+from router.asking.rules import RULES
+from router.asking.rules_together import broken_together
+
+
+@dataclass(slots=True)
+class _Node:
+    """Rules of one field, or with `is_each` of every entry of a list, and of what is below it."""
+
+    name: str
+    is_each: bool
+    has_presence: bool
+    check: Check | None = None
+    below: dict[str, "_Node"] = field(default_factory=dict)
+
+
+def _tree(kind: type[Message], rules: Mapping[str, Check]) -> dict[str, _Node]:
+    """Rules by the steps of their paths, so that what is not set costs one look, whatever is below it."""
+    root: dict[str, _Node] = {}
+    for path, check in rules.items():
+        level = root
+        holder: Any = kind.DESCRIPTOR
+        for step in path.split("."):
+            name = step.removesuffix("[]")
+            descriptor = holder.fields_by_name[name]
+            node = level.setdefault(step, _Node(name, step != name, descriptor.has_presence))
+            level, holder = node.below, descriptor.message_type
+        node.check = check
+    return root
+
+
+_TREES = {kind: _tree(kind, rules) for kind, rules in RULES.items()}
+
+
+def validate(request: Message, limits: Limits) -> None:
+    """Raises InvalidArgumentError with the first violations, and UnimplementedError for what nothing acts on yet."""
+    refuse(chain(_broken(request, _TREES[type(request)], limits), broken_together(request, limits)))
+    _refuse_unsupported(request)
+
+
+def refuse(violations: Iterable[FieldViolation]) -> None:
+    """Raises InvalidArgumentError with the first of them, if there are any; takes no more than that."""
+    first = list(islice(violations, MAX_VIOLATIONS + 1))
+    if first:
+        text = "; ".join(f"{v.field}: {v.description}" for v in first[:MAX_VIOLATIONS])
+        if len(first) > MAX_VIOLATIONS:
+            text += "; and more"
+        raise InvalidArgumentError(text, violations=first[:MAX_VIOLATIONS])
+
+
+def _refuse_unsupported(request: Message) -> None:
+    if not isinstance(request, (GenerateRequest, ChatRequest)):
+        return
+    if request.options.routing_key:
+        violation = FieldViolation("options.routing_key", "not implemented yet")
+        raise UnimplementedError(f"{violation.field}: {violation.description}", violations=[violation])
+
+
+def check_length(field: str, num_tokens: int, limits: Limits) -> None:
+    """Raises InvalidArgumentError when a prompt leaves no room for a token."""
+    if num_tokens == 0:
+        raise InvalidArgumentError.of(field, "has no tokens")
+    if num_tokens >= limits.max_model_len:
+        raise InvalidArgumentError.of(field, too_long(num_tokens, limits))
+
+
+def _broken(message: Message, tree: dict[str, _Node], limits: Limits, at: str = "") -> Iterator[FieldViolation]:
+    lists_at_fault = set()
+    for node in tree.values():
+        if (node.has_presence and not message.HasField(node.name)) or node.name in lists_at_fault:
+            continue
+        value = getattr(message, node.name)
+        if not node.is_each:
+            for violation in _broken_at(f"{at}{node.name}", node, value, limits):
+                lists_at_fault.add(node.name)
+                yield violation
+            continue
+        for i, entry in enumerate(value):
+            yield from _broken_at(f"{at}{node.name}[{i}]", node, entry, limits)
+
+
+def _broken_at(path: str, node: _Node, value: Any, limits: Limits) -> Iterator[FieldViolation]:
+    fault = node.check(value, limits) if node.check else None
+    if isinstance(fault, Fault):
+        yield FieldViolation(path + fault.at, fault.text)
+    elif fault:
+        yield FieldViolation(path, fault)
+    if node.below:
+        yield from _broken(value, node.below, limits, f"{path}.")

@@ -1,0 +1,312 @@
+"""One worker: connect, learn what it is, keep one Execute stream, watch its health and progress, reconnect.
+
+While the stream lives, its sequences are known here by id. When it breaks, for whatever reason, all of them are lost at
+once (the worker aborts them, too), and the link starts afresh: what comes back may be another process.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from fissile.channel import MAX_MESSAGE_BYTES, ClientTls, aio_channel
+from fissile.errors import STATUS_DETAILS_KEY, FissileError, InvalidArgumentError, from_rpc_error, is_of_tls
+from fissile.v1 import (
+    AbortSequence,
+    ExecuteCommand,
+    ExecuteRequest,
+    ExecuteResponse,
+    GetLoadRequest,
+    GetTokenizerRequest,
+    GetWorkerRequest,
+    GetWorkerResponse,
+    RequestOutput,
+    SequenceGroup,
+    WorkerServiceStub,
+)
+from router.fleet.load import LoadTracker
+from router.latency import LatencyWindows
+from router.model.tokenizer import Tokenizer, TokenizerStore, receive_files
+
+logger = logging.getLogger(__name__)
+
+MAX_BATCH_BYTES = 16 * 1024 * 1024
+"""Commands that wait travel together up to this size."""
+MAX_COMMAND_BYTES = MAX_MESSAGE_BYTES - 1024
+"""What is left for one alone, with what stands around it in its message."""
+ABORT_BYTES = 16
+"""Of the longest one."""
+MAX_BACKOFF_SECONDS = 1.0
+
+
+class Sink(Protocol):
+    """Whom a sequence's outputs are for. Neither may block or raise."""
+
+    def on_output(self, output: RequestOutput, now: float) -> None: ...
+
+    def on_lost(self, detail: str, *, worker_died: bool) -> None: ...
+
+
+class LinkLostError(Exception):
+    """The link ended; the text says why."""
+
+
+class WorkerStuckError(LinkLostError):
+    """The worker is there and does nothing: as good as dead."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkConfig:
+    """Seconds, all of them."""
+
+    connect_timeout: float = 10.0
+    reconnect_backoff: float = 0.2
+    load_interval: float = 1.0
+    silence_timeout: float = 120.0
+    tls: ClientTls | None = None
+
+
+class WorkerLink:
+    """`run` is one long task; the other methods are called on the same event loop and never wait."""
+
+    def __init__(
+        self, address: str, tokenizers: TokenizerStore, config: LinkConfig, on_change: Callable[[], None]
+    ) -> None:
+        self.address = address
+        self.load = LoadTracker()
+        self.latency = LatencyWindows()
+        self.info: GetWorkerResponse | None = None
+        """Of the last connection, kept while disconnected."""
+        self.tokenizer: Tokenizer | None = None
+        self.detail = "not connected yet"
+        """Why it is not available; empty when it is."""
+        self.is_retired = False
+        self._tokenizers = tokenizers
+        self._config = config
+        self._on_change = on_change
+        self._connected = False
+        self._serving = False
+        self._num_sessions = 0
+        self._sinks: dict[int, Sink] = {}
+        self._next_id = 1
+        self._outbox: list[tuple[ExecuteCommand, int]] = []
+        """With the bytes of each: to count them costs as much as to send them."""
+        self._outbox_filled = asyncio.Event()
+        self._last_progress = 0.0
+        self._last_step = 0
+
+    @property
+    def is_available(self) -> bool:
+        """Takes new sequences."""
+        return self._connected and self._serving and not self.is_retired
+
+    @property
+    def session(self) -> tuple[str, int]:
+        """Names this connection: what failed on it may work on the next."""
+        return self.address, self._num_sessions
+
+    @property
+    def num_open_requests(self) -> int:
+        """Of this router."""
+        return len(set(self._sinks.values()))
+
+    def set_retired(self, is_retired: bool) -> None:
+        """Retired: take nothing new; what runs may finish."""
+        if is_retired != self.is_retired:
+            self.is_retired = is_retired
+            self._on_change()
+
+    def start(self, group: SequenceGroup, sink: Sink) -> list[int]:
+        """Send a group and count its sequences into the load at once; returns the ids they got, which are set in
+        `group`, too. Raises InvalidArgumentError, and sends nothing, if it is larger than a message."""
+        ids = list(range(self._next_id, self._next_id + len(group.sequences)))
+        for sequence_id, sequence in zip(ids, group.sequences, strict=True):
+            sequence.id = sequence_id
+        size = group.ByteSize()
+        if size > MAX_COMMAND_BYTES:
+            raise InvalidArgumentError(
+                f"the request is too large: {size} bytes with its tokens so far, and {MAX_COMMAND_BYTES} reach a worker"
+            )
+        if not self._sinks:
+            self._last_progress = time.monotonic()
+        self._next_id += len(ids)
+        for sequence_id in ids:
+            self._sinks[sequence_id] = sink
+            self.load.opened()
+        self._send(ExecuteCommand(group=group), size)
+        return ids
+
+    def abort(self, sequence_id: int) -> None:
+        """End a sequence; its sink hears no more. Does nothing when it has ended."""
+        if self._forget(sequence_id):
+            self._send(ExecuteCommand(abort=AbortSequence(sequence_id=sequence_id)), ABORT_BYTES)
+
+    def _forget(self, sequence_id: int) -> Sink | None:
+        sink = self._sinks.pop(sequence_id, None)
+        if sink is not None:
+            self.load.closed()
+        return sink
+
+    def _send(self, command: ExecuteCommand, num_bytes: int) -> None:
+        self._outbox.append((command, num_bytes))
+        self._outbox_filled.set()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        backoff = self._config.reconnect_backoff
+        while True:
+            worker_died = False
+            try:
+                async with aio_channel(self.address, self._config.tls) as channel:
+                    await self._session(channel)
+            except grpc.aio.AioRpcError as error:
+                detail = from_rpc_error(error).message
+                worker_died = not _is_alive_after(error)
+            except WorkerStuckError as error:
+                detail, worker_died = str(error), True
+            except (LinkLostError, FissileError, TimeoutError) as error:
+                detail = str(error) or "timed out"
+            except Exception as error:
+                logger.exception("worker %s: the link failed", self.address)
+                detail = f"{type(error).__name__}: {error}"
+            backoff = self._config.reconnect_backoff if self._connected else min(MAX_BACKOFF_SECONDS, backoff * 2)
+            self._lose(detail, worker_died=worker_died)
+            await asyncio.sleep(backoff)
+
+    def _lose(self, detail: str, *, worker_died: bool) -> None:
+        if self._connected:
+            logger.warning("worker %s lost with %d open sequences: %s", self.address, len(self._sinks), detail)
+        elif detail != self.detail:
+            # A worker that was never there may be starting.
+            is_expected = self._num_sessions == 0 and not is_of_tls(detail)
+            logger.log(
+                logging.INFO if is_expected else logging.WARNING, "waiting for worker %s: %s", self.address, detail
+            )
+        self._connected = self._serving = False
+        self.detail = detail
+        sinks, self._sinks = set(self._sinks.values()), {}
+        self._outbox.clear()
+        self.load.reset()
+        for sink in sinks:
+            sink.on_lost(f"worker {self.address} lost: {detail}", worker_died=worker_died)
+        self._on_change()
+
+    async def _session(self, channel: grpc.aio.Channel) -> None:
+        """One connection, from its stream to its end. Always raises.
+
+        The stream comes first: it breaks with the worker's process, so while it lives, all that is asked later is
+        answered by the same process.
+        """
+        stub = WorkerServiceStub(channel)
+        timeout = self._config.connect_timeout
+        call = stub.Execute()
+        async with asyncio.timeout(timeout):
+            await call.initial_metadata()
+        info = await stub.GetWorker(GetWorkerRequest(), timeout=timeout)
+        tokenizer = self._tokenizers.get(info.tokenizer_fingerprint)
+        if tokenizer is None:
+            files = await receive_files(stub.GetTokenizer(GetTokenizerRequest(), timeout=timeout))
+            tokenizer = await self._tokenizers.load(files)
+        self.info, self.tokenizer = info, tokenizer
+        self._connected = True
+        self._num_sessions += 1
+        self._last_step = 0
+        self._on_change()
+        await _until_first_ends(
+            self._read(call), self._write(call), self._watch_health(channel), self._watch_progress(stub)
+        )
+
+    async def _read(self, call: Any) -> None:
+        while True:
+            response: ExecuteResponse = await call.read()
+            if response is grpc.aio.EOF:
+                raise LinkLostError("the worker ended the stream")
+            self._deliver(response)
+
+    def _deliver(self, response: ExecuteResponse) -> None:
+        now = self._last_progress = time.monotonic()
+        for output in response.outputs:
+            sink = self._forget(output.sequence_id) if output.finish_reason else self._sinks.get(output.sequence_id)
+            if sink is not None:
+                sink.on_output(output, now)
+        if response.HasField("load"):
+            self.load.reported(response.load)
+
+    async def _write(self, call: Any) -> None:
+        while True:
+            await self._outbox_filled.wait()
+            self._outbox_filled.clear()
+            waiting, self._outbox = self._outbox, []
+            for commands in _batches(waiting):
+                await call.write(ExecuteRequest(commands=commands))
+
+    async def _watch_health(self, channel: grpc.aio.Channel) -> None:
+        call = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+        async for response in call:
+            serving = response.status == health_pb2.HealthCheckResponse.SERVING
+            if serving != self._serving:
+                logger.info("worker %s %s", self.address, "is ready" if serving else "takes no new requests")
+            self._serving = serving
+            self.detail = "" if serving else "not serving"
+            self._on_change()
+        raise LinkLostError("the worker ended the health watch")
+
+    async def _watch_progress(self, stub: WorkerServiceStub) -> None:
+        """Ask a quiet worker for its load, which others may change; give up on a busy one that makes no step."""
+        interval = self._config.load_interval
+        while True:
+            await asyncio.sleep(interval)
+            if time.monotonic() - self._last_progress < interval:
+                continue
+            await self._ask_load(stub, interval)
+            silence = time.monotonic() - self._last_progress
+            if self._sinks and silence > self._config.silence_timeout:
+                raise WorkerStuckError(f"no progress for {silence:.1f} s")
+
+    async def _ask_load(self, stub: WorkerServiceStub, timeout: float) -> None:
+        try:
+            response = await stub.GetLoad(GetLoadRequest(), timeout=timeout)
+        except grpc.aio.AioRpcError:
+            return  # no answer is no progress; the caller judges by time
+        self.load.reported(response.load)
+        if response.step != self._last_step:
+            self._last_step = response.step
+            self._last_progress = time.monotonic()
+
+
+async def _until_first_ends(*loops: Coroutine[Any, Any, None]) -> None:
+    """Run all; when one ends (they end by raising), cancel the others and raise what it raised."""
+    tasks = [asyncio.create_task(loop) for loop in loops]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _is_alive_after(error: grpc.aio.AioRpcError) -> bool:
+    """The worker itself ended the call, as it does when it drains; or a message was too large for gRPC."""
+    keys = {key for key, _ in error.trailing_metadata() or ()}
+    return STATUS_DETAILS_KEY in keys or error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+def _batches(commands: list[tuple[ExecuteCommand, int]]) -> Iterator[list[ExecuteCommand]]:
+    """Join commands up to the size limit; one above it goes alone."""
+    batch: list[ExecuteCommand] = []
+    size = 0
+    for command, num_bytes in commands:
+        if batch and size + num_bytes > MAX_BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+        batch.append(command)
+        size += num_bytes
+    if batch:
+        yield batch

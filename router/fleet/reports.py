@@ -1,0 +1,56 @@
+"""What clients are told of models, workers and this router, as messages of the contract."""
+
+from collections.abc import Iterable
+
+from fissile.v1 import FinishCount, GetStatsResponse, Model, WorkerStats
+from router.fleet.link import WorkerLink
+from router.metrics import RouterMetrics
+from router.model.served import ServedModel
+
+
+def model(served: ServedModel) -> Model:
+    return Model(
+        id=served.id,
+        architectures=served.info.architectures,
+        max_model_len=served.info.max_model_len,
+        vocab_size=served.info.vocab_size,
+        tokenizer_fingerprint=served.info.tokenizer_fingerprint,
+        has_chat_template=served.tokenizer.template is not None,
+        eos_token_ids=served.info.eos_token_ids,
+        default_sampling=served.tokenizer.default_sampling,
+        num_workers=served.num_workers,
+        aliases=served.aliases,
+    )
+
+
+def stats(
+    metrics: RouterMetrics, links: Iterable[WorkerLink], num_open: int, window_seconds: float
+) -> GetStatsResponse:
+    latency = metrics.latency
+    answer = GetStatsResponse(
+        ttft=latency.ttft.quantiles(window_seconds),
+        tpot=latency.tpot.quantiles(window_seconds),
+        itl=latency.itl.quantiles(window_seconds),
+        e2e=latency.e2e.quantiles(window_seconds),
+        num_open_requests=num_open,
+        finished=[FinishCount(reason=reason, count=count) for reason, count in sorted(metrics.finished.items())],
+        num_prompt_tokens=metrics.num_prompt_tokens,
+        num_completion_tokens=metrics.num_completion_tokens,
+        workers=[_worker_stats(link, window_seconds) for link in sorted(links, key=lambda link: link.address)],
+    )
+    answer.uptime.FromNanoseconds(int(metrics.uptime * 1e9))
+    return answer
+
+
+def _worker_stats(link: WorkerLink, window_seconds: float) -> WorkerStats:
+    return WorkerStats(
+        address=link.address,
+        healthy=link.is_available,
+        detail=link.detail,
+        epoch=link.info.epoch if link.info else "",
+        num_open_requests=link.num_open_requests,
+        load=link.load.last_report,
+        ttft=link.latency.ttft.quantiles(window_seconds),
+        tpot=link.latency.tpot.quantiles(window_seconds),
+        dp_rank=link.info.dp_rank if link.info else 0,
+    )

@@ -1,0 +1,187 @@
+"""The set of workers: from a static list or from DNS, and what can be asked of it as a whole."""
+
+import asyncio
+import logging
+import socket
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import replace
+from itertools import chain
+
+from fissile.errors import InvalidArgumentError, NotFoundError, UnavailableError
+from fissile.v1 import GetWorkerResponse
+from router.config import DNS_PREFIX
+from router.fleet.link import LinkConfig, WorkerLink
+from router.model.served import ServedModel
+from router.model.tokenizer import TokenizerStore
+
+logger = logging.getLogger(__name__)
+
+Resolver = Callable[[str], Awaitable[list[str]]]
+"""All addresses of `host:port`, each as `host:port`. Raises OSError, and UnicodeError for what cannot be a name."""
+
+
+async def resolve_name(name: str) -> list[str]:
+    """The `Resolver` of this machine."""
+    host, _, port = name.rpartition(":")
+    found = await asyncio.get_running_loop().getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+    hosts = sorted({str(address[0]) for *_, address in found})
+    return [f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host in hosts]
+
+
+class WorkerSet:
+    """Links by address. `start` returns at once: workers may come later."""
+
+    def __init__(
+        self,
+        targets: Iterable[str],
+        tokenizers: TokenizerStore,
+        config: LinkConfig,
+        resolve_interval: float,
+        resolver: Resolver = resolve_name,
+    ) -> None:
+        self.links: dict[str, WorkerLink] = {}
+        targets = tuple(targets)
+        self._static = [target for target in targets if not target.startswith(DNS_PREFIX)]
+        self._names = [target.removeprefix(DNS_PREFIX) for target in targets if target.startswith(DNS_PREFIX)]
+        self._found: dict[str, list[str]] = {}
+        """Addresses by name, from the last time that it could be resolved."""
+        self._tokenizers = tokenizers
+        self._config = config
+        self._resolve_interval = resolve_interval
+        self._resolver = resolver
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._resolving: asyncio.Task[None] | None = None
+        self._changed = asyncio.Event()
+        self._models: Mapping[str, ServedModel] | None = None
+        """None: there was a change since they were last asked for."""
+
+    def start(self) -> None:
+        for address in self._static:
+            self._add(address, self._config)
+        if self._names:
+            self._resolving = asyncio.create_task(self._resolve_forever())
+
+    async def close(self) -> None:
+        tasks = [*self._tasks.values(), *([self._resolving] if self._resolving else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._tasks.clear()
+        self.links.clear()
+
+    @property
+    def is_ready(self) -> bool:
+        """A request would find a worker."""
+        return any(link.is_available for link in self.links.values())
+
+    def models(self) -> Mapping[str, ServedModel]:
+        """By id: of workers that are available, else of those that were."""
+        if self._models is None:
+            self._models = self._current_models()
+        return self._models
+
+    def _current_models(self) -> dict[str, ServedModel]:
+        result: dict[str, ServedModel] = {}
+        infos = [link.info for link in self.links.values() if link.info is not None]
+        for link in sorted(self.links.values(), key=lambda link: (not link.is_available, link.address)):
+            if link.info is None or link.tokenizer is None or link.info.model in result:
+                continue
+            name = link.info.model
+            num_workers = len(self.candidates(name, link.info.tokenizer_fingerprint))
+            result[name] = ServedModel(name, link.info, link.tokenizer, num_workers, _aliases(name, infos))
+        return result
+
+    def candidates(self, model: str, fingerprint: str, dp_rank: int | None = None) -> list[WorkerLink]:
+        """Available workers of a model, with this tokenizer and, when given, this rank."""
+        return [
+            link
+            for link in self.links.values()
+            if link.is_available
+            and link.info is not None
+            and link.info.model == model
+            and link.info.tokenizer_fingerprint == fingerprint
+            and dp_rank in (None, link.info.dp_rank)
+        ]
+
+    async def model(self, name: str, wait: float) -> ServedModel:
+        """The model called `name`, by id or alias; empty: the only one. Of several with one alias the first by id.
+        Waits for a first worker. Raises NotFoundError, InvalidArgumentError (empty, but there are several),
+        UnavailableError (no worker has come)."""
+        models = self.models()
+        if not models:
+            try:
+                async with asyncio.timeout(wait):
+                    while not models:
+                        await self.wait_for_change()
+                        models = self.models()
+            except TimeoutError:
+                raise UnavailableError(f"no worker has come within {wait:g} s", retry_after=wait) from None
+        if not name and len(models) > 1:
+            raise InvalidArgumentError.of("model", f"must be one of {', '.join(sorted(models))}")
+        model = models.get(name) if name else next(iter(models.values()))
+        if model is None:
+            aliased = (id for id in sorted(models) if name in models[id].aliases)
+            model = models.get(next(aliased, ""))
+        if model is None:
+            raise NotFoundError(f"model {name!r} is not served here; there is {', '.join(sorted(models))}")
+        return model
+
+    async def wait_for_change(self) -> None:
+        """Until a worker comes, goes or changes."""
+        await self._changed.wait()
+
+    def _on_change(self) -> None:
+        self._models = None
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def _add(self, address: str, config: LinkConfig) -> None:
+        if address in self.links:
+            return
+        link = WorkerLink(address, self._tokenizers, config, self._on_change)
+        self.links[address] = link
+        self._tasks[address] = asyncio.create_task(link.run())
+
+    async def _resolve_forever(self) -> None:
+        while True:
+            for name in self._names:
+                await self._resolve(name)
+            await self._retire_all_but({*self._static, *chain.from_iterable(self._found.values())})
+            await asyncio.sleep(self._resolve_interval)
+
+    async def _resolve(self, name: str) -> None:
+        """Add what is new behind the name. One that cannot be resolved now keeps what it had: an outage of DNS is none
+        of the workers."""
+        try:
+            self._found[name] = await self._resolver(name)
+        except (OSError, UnicodeError) as error:
+            # A name that was never there may come with its first worker.
+            logger.log(logging.WARNING if name in self._found else logging.INFO, "cannot resolve %s: %s", name, error)
+            return
+        tls = self._config.tls
+        # Certificates name the service; its addresses come and go.
+        host = name.rpartition(":")[0]
+        config = replace(self._config, tls=replace(tls, server_name=tls.server_name or host)) if tls else self._config
+        for address in self._found[name]:
+            self._add(address, config)
+            self.links[address].set_retired(False)
+
+    async def _retire_all_but(self, wanted: set[str]) -> None:
+        """Nothing new goes to the others; each is dropped once nothing runs there."""
+        for address in set(self.links) - wanted:
+            link = self.links[address]
+            link.set_retired(True)
+            if link.load.num_open == 0:
+                logger.info("worker %s left", address)
+                del self.links[address]
+                self._on_change()
+                task = self._tasks.pop(address)
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+
+
+def _aliases(model: str, infos: Iterable[GetWorkerResponse]) -> tuple[str, ...]:
+    """Of all its workers: while they are restarted with another alias, some have it and some do not."""
+    infos = tuple(infos)
+    names = {alias for info in infos if info.model == model for alias in info.model_aliases}
+    return tuple(sorted(names - {info.model for info in infos}))
