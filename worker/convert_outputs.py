@@ -16,7 +16,7 @@ from fissile.errors import (
     UnavailableError,
 )
 from worker.core.batch import TokenLogprobs
-from worker.core.errors import AdmissionError, QueueFullError
+from worker.core.errors import InvalidSequenceError, QueueFullError
 from worker.core.outputs import LoadSnapshot, SequenceOutput
 from worker.core.stopping import FinishReason
 
@@ -185,7 +185,7 @@ def load_to_pb(load: LoadSnapshot) -> v1.WorkerLoad:
     )
 
 
-def refusal_to_error(error: AdmissionError | QueueFullError) -> FissileError:
+def refusal_to_error(error: InvalidSequenceError | QueueFullError) -> FissileError:
     """The scheduler's refusal, as an error that has a status."""
     if isinstance(error, QueueFullError):
         return ResourceExhaustedError(str(error))

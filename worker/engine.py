@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from fissile.errors import UnavailableError
-from worker.core.errors import AdmissionError, QueueFullError
+from worker.core.errors import InvalidSequenceError, QueueFullError
 from worker.core.outputs import LoadSnapshot, SequenceOutput
 from worker.core.scheduler import Scheduler
 from worker.core.sequence import Sequence
@@ -46,7 +46,7 @@ class StepReport:
 
     step: int
     outputs: list[SequenceOutput]
-    refused: list[tuple[int, AdmissionError | QueueFullError]]
+    refused: list[tuple[int, InvalidSequenceError | QueueFullError]]
     load: LoadSnapshot
     finished: FinishedStep | None
     """None when no step ran: something was refused or ended without one."""
@@ -73,7 +73,7 @@ class Engine:
         self._on_failure = on_failure
         self._inbox = Inbox()
         self._collections = FullCollections()
-        self._refused: list[tuple[int, AdmissionError | QueueFullError]] = []
+        self._refused: list[tuple[int, InvalidSequenceError | QueueFullError]] = []
         self._calls: set[Future[Any]] = set()
         """Posted and not yet run."""
         self._is_stopping = False
@@ -215,7 +215,7 @@ class Engine:
                 self._scheduler.add(sequences[0])
             else:
                 self._scheduler.add_group(sequences)
-        except (AdmissionError, QueueFullError) as error:
+        except (InvalidSequenceError, QueueFullError) as error:
             self._refused += [(sequence.id, error) for sequence in sequences]
 
     def _abort(self, sequence_ids: list[int], detail: str) -> None:

@@ -78,8 +78,8 @@ class LocalEngine:
         """All prompts, token ids, to their ends; by default greedy, and without an ending but `max_tokens`.
 
         `sampling` has one entry a prompt; `stop` is for all of them, in place of `max_tokens`. `num_blocks` makes the
-        pool smaller than the cache. Raises AdmissionError for a prompt that cannot run, ExecutorError if the model's
-        processes fail.
+        pool smaller than the cache. Raises InvalidSequenceError for a prompt that cannot run, ExecutorError if the
+        model's processes fail.
         """
         scheduler = self._scheduler(async_depth, num_blocks, preemption_mode)
         stop = stop or StopConditions(max_tokens=max_tokens)

@@ -18,11 +18,11 @@ from common.metrics import new_registry, serve_metrics
 from common.server import ServiceServer, stop_event_on_signals, write_port_file
 from fissile import v1
 from fissile.errors import UnavailableError
+from worker.broker import Broker
 from worker.config import WorkerSettings
 from worker.convert import ModelLimits
 from worker.core.params import Grammar
 from worker.core.scheduler import Scheduler
-from worker.dispatcher import Dispatcher
 from worker.engine import Engine, EngineExecutor, StepReport
 from worker.executor import Executor
 from worker.garbage import freeze_loaded
@@ -83,7 +83,7 @@ class WorkerServer:
         self._server = ServiceServer(SERVICE_NAME, settings.tls())
         v1.add_WorkerServiceServicer_to_server(self._service, self._server.server)
         self._engine: Engine | None = None
-        self._dispatcher: Dispatcher | None = None
+        self._broker: Broker | None = None
         self._stop_metrics: Callable[[], None] | None = None
         self.port = 0
         self.failed = asyncio.Event()
@@ -120,7 +120,7 @@ class WorkerServer:
                 num_cacheable,
                 limits.max_model_len,
             )
-        self._dispatcher = Dispatcher(
+        self._broker = Broker(
             self._engine,
             GrammarsInUse(self._executor.compile, self._executor.release),
             limits,
@@ -128,9 +128,9 @@ class WorkerServer:
             self._settings.max_queued_messages,
         )
         self._engine.start()
-        await self._warm_up(self._dispatcher, limits)
+        await self._warm_up(self._broker, limits)
         self._metrics.start(model, lambda: engine.load)
-        self._service.attach(LoadedWorker(self._engine, self._dispatcher, model, tokenizer))
+        self._service.attach(LoadedWorker(self._engine, self._broker, model, tokenizer))
         await self._server.set_serving(True)
         seconds, name = self._loop.time() - started_at, self._settings.model_names[0]
         logger.info("ready after %.1f s: %s on %s", seconds, name, model.device)
@@ -149,7 +149,7 @@ class WorkerServer:
             on_failure=lambda error: self._call_soon(lambda: self._on_failure(error)),
         )
 
-    async def _warm_up(self, dispatcher: Dispatcher, limits: ModelLimits) -> None:
+    async def _warm_up(self, broker: Broker, limits: ModelLimits) -> None:
         """One request the way routers' requests go: SERVING must mean that the next one succeeds."""
         num_tokens = min(WARM_UP_TOKENS, limits.max_model_len - 1)
         group = v1.SequenceGroup(
@@ -160,8 +160,8 @@ class WorkerServer:
             ignore_eos=True,
             cache_salt=b"warm-up",
         )
-        stream = dispatcher.open_stream()
-        dispatcher.handle(stream, v1.ExecuteRequest(commands=[v1.ExecuteCommand(group=group)]))
+        stream = broker.open_stream()
+        broker.handle(stream, v1.ExecuteRequest(commands=[v1.ExecuteCommand(group=group)]))
         stream.half_close()
         try:
             while not stream.is_over:
@@ -170,16 +170,16 @@ class WorkerServer:
                     if output.finish_reason == v1.FINISH_REASON_ERROR:
                         raise WorkerFailedError(f"the first request failed: {output.detail}")
         finally:
-            dispatcher.close_stream(stream)
+            broker.close_stream(stream)
 
     async def stop(self) -> None:
         """Drain and end everything. What still loads is left to the end of the process."""
         await self._take_health_down()
-        if self._dispatcher is not None:
-            if num_open := self._dispatcher.num_open:
+        if self._broker is not None:
+            if num_open := self._broker.num_open:
                 logger.info("draining: open sequences (%d) have %g s to finish", num_open, self._settings.drain_timeout)
-            await self._dispatcher.drain(self._settings.drain_timeout)
-            self._dispatcher.end_streams(UnavailableError("the worker is shutting down"))
+            await self._broker.drain(self._settings.drain_timeout)
+            self._broker.end_streams(UnavailableError("the worker is shutting down"))
         await self._server.stop(CLOSE_SECONDS)
         if self._engine is not None and not await _in_thread(partial(self._engine.stop, ENGINE_STOP_SECONDS)):
             logger.warning("a step does not end; killing the device's processes")
@@ -193,14 +193,14 @@ class WorkerServer:
         await self._server.set_serving(False)
 
     def _on_report(self, report: StepReport) -> None:
-        if self._dispatcher is not None:
-            self._dispatcher.on_report(report)
+        if self._broker is not None:
+            self._broker.on_report(report)
 
     def _on_failure(self, error: Exception) -> None:
         summary = str(error).splitlines()[0] if str(error) else type(error).__name__
         self.failure = WorkerFailedError(summary)
-        if self._dispatcher is not None:
-            self._dispatcher.fail(summary)
+        if self._broker is not None:
+            self._broker.fail(summary)
         self.failed.set()
 
     def _on_rank_end(self) -> None:

@@ -15,10 +15,10 @@ from common.block_hash import HASH_SCHEME
 from common.version import package_version
 from fissile import v1
 from fissile.errors import FissileError, UnavailableError, UnimplementedError
+from worker.broker import Broker
 from worker.config import WorkerSettings
 from worker.convert_outputs import duration_to_pb, load_to_pb
 from worker.core.scheduler import Scheduler
-from worker.dispatcher import Dispatcher
 from worker.engine import Engine
 from worker.kv_watch import watch_kv_events
 from worker.loader.tokenizer import TokenizerFiles
@@ -37,7 +37,7 @@ class LoadedWorker:
     """What the service delegates to, once there is a model."""
 
     engine: Engine
-    dispatcher: Dispatcher
+    broker: Broker
     model: ModelInfo
     tokenizer: TokenizerFiles
 
@@ -65,17 +65,17 @@ class WorkerService(v1.WorkerServiceServicer):
         self, request_iterator: AsyncIterator[v1.ExecuteRequest], context: grpc.aio.ServicerContext
     ) -> None:
         """Writes by itself, not as a generator: a generator that waits for a slow reader could not be ended."""
-        dispatcher = self._loaded().dispatcher
-        stream = dispatcher.open_stream()
+        broker = self._loaded().broker
+        stream = broker.open_stream()
         receiver = sender = None
         try:
             await context.send_initial_metadata(())
-            receiver = asyncio.create_task(_receive(request_iterator, stream, dispatcher))
+            receiver = asyncio.create_task(_receive(request_iterator, stream, broker))
             sender = asyncio.create_task(self._send(stream, context))
             await asyncio.wait({sender, stream.cut}, return_when=asyncio.FIRST_COMPLETED)
             await (stream.cut if stream.is_cut else sender)
         finally:
-            dispatcher.close_stream(stream)
+            broker.close_stream(stream)
             for task in (receiver, sender):
                 if task is not None:
                     task.cancel()
@@ -144,12 +144,12 @@ class WorkerService(v1.WorkerServiceServicer):
         return v1.GetLoadResponse(load=load_to_pb(engine.load), step=engine.step, uptime=uptime)
 
     async def Drain(self, request: v1.DrainRequest, context: grpc.aio.ServicerContext) -> v1.DrainResponse:
-        dispatcher = self._loaded().dispatcher
+        broker = self._loaded().broker
         await self._on_drain()
         timeout = self._settings.drain_timeout
         if request.HasField("timeout"):
             timeout = request.timeout.ToNanoseconds() / 1e9
-        result = await dispatcher.drain(timeout)
+        result = await broker.drain(timeout)
         return v1.DrainResponse(num_finished=result.num_finished, num_aborted=result.num_aborted)
 
     async def ClearPrefixCache(
@@ -157,7 +157,7 @@ class WorkerService(v1.WorkerServiceServicer):
     ) -> v1.ClearPrefixCacheResponse:
         worker = self._loaded()
         num_blocks = await asyncio.wrap_future(worker.engine.call(Scheduler.clear_prefix_cache))
-        worker.dispatcher.progress.signal()
+        worker.broker.progress.signal()
         return v1.ClearPrefixCacheResponse(num_blocks=num_blocks)
 
     async def WatchKvEvents(
@@ -168,7 +168,7 @@ class WorkerService(v1.WorkerServiceServicer):
         await context.send_initial_metadata(())
         worker = self._loaded()
         async for response in watch_kv_events(
-            worker.engine, worker.dispatcher.progress, worker.model.block_size, request.from_sequence_number
+            worker.engine, worker.broker.progress, worker.model.block_size, request.from_sequence_number
         ):
             response.epoch = self._epoch
             yield response
@@ -184,10 +184,10 @@ class WorkerService(v1.WorkerServiceServicer):
         raise UnimplementedError("this worker has no profiler yet")
 
 
-async def _receive(requests: AsyncIterator[v1.ExecuteRequest], stream: ExecuteStream, dispatcher: Dispatcher) -> None:
+async def _receive(requests: AsyncIterator[v1.ExecuteRequest], stream: ExecuteStream, broker: Broker) -> None:
     try:
         async for request in requests:
-            dispatcher.handle(stream, request)
+            broker.handle(stream, request)
         stream.half_close()
     except FissileError as error:
         logger.warning("a router's stream is ended: %s", error.message)

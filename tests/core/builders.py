@@ -201,7 +201,7 @@ class Engine:
         if not self.checks_cache:
             return
         blocks, kv = self.scheduler._blocks, self.runner.kv
-        for stored in blocks.index.stored() if blocks.index is not None else ():
+        for stored in blocks.index.published() if blocks.index is not None else ():
             assert kv[stored.block_id] == list(unpack_tokens(stored.content, blocks.block_size))
         if self.is_secure:
             for block_id in set(blocks.pool._vacant) - set(blocks.pool._to_zero):

@@ -4,15 +4,15 @@ import pytest
 
 from tests.core.builders import Engine, make_group, make_sequence
 from worker.core.config import CacheConfig, SchedulerConfig, check_together
-from worker.core.errors import AdmissionError, ConfigError, QueueFullError
+from worker.core.errors import ConfigError, InvalidSequenceError, QueueFullError
 from worker.core.params import BeamParams
 from worker.core.sequence import Sequence, SequenceStatus
 from worker.core.stopping import FinishReason
 
 
-def refuse(engine: Engine, sequence: Sequence) -> AdmissionError:
+def refuse(engine: Engine, sequence: Sequence) -> InvalidSequenceError:
     """The refusal; and a small request behind it completes."""
-    with pytest.raises(AdmissionError) as refusal:
+    with pytest.raises(InvalidSequenceError) as refusal:
         engine.scheduler.add(sequence)
     assert not engine.scheduler.has_unfinished()
     engine.add(make_sequence(999, 2, 1))
@@ -85,7 +85,7 @@ def test_max_tokens_one_schedules_exactly_the_prompt() -> None:
 def test_id_in_use() -> None:
     engine = Engine()
     engine.add(make_sequence(1, 5))
-    with pytest.raises(AdmissionError, match="id 1 is unfinished"):
+    with pytest.raises(InvalidSequenceError, match="id 1 is unfinished"):
         engine.scheduler.add(make_sequence(1, 5))
 
 
@@ -103,7 +103,7 @@ def test_group_is_admitted_as_a_whole_or_not_at_all() -> None:
     with pytest.raises(QueueFullError):
         engine.scheduler.add_group(make_group(1, 5, 4))
     engine = Engine(max_num_seqs=3)
-    with pytest.raises(AdmissionError) as refusal:
+    with pytest.raises(InvalidSequenceError) as refusal:
         engine.scheduler.add_group(make_group(1, 5, 4))
     assert (refusal.value.field, refusal.value.value, refusal.value.limit) == ("n", 4, 3)
     assert not engine.scheduler.has_unfinished()

@@ -4,7 +4,7 @@ import pytest
 
 from tests.core.builders import Engine, expected_hypotheses, expected_output, make_sequence
 from worker.core.batch import BatchOutput
-from worker.core.errors import AdmissionError
+from worker.core.errors import InvalidSequenceError
 from worker.core.params import BeamParams
 from worker.core.stopping import FinishReason
 
@@ -110,7 +110,7 @@ def test_drained_scheduler_has_empty_queues() -> None:
     engine.add(*(make_sequence(id, 3 * id % 40 + 1, 20, deadline=1e9) for id in range(1, 12)))
     engine.run()
     state = engine.scheduler._state
-    queues = (state.sequences, state.parked, state.swapped, state.prefilling, state.decoding)
+    queues = (state.sequences, state.groups._parked, state.swapped, state.prefilling, state.decoding)
     assert not any(queues) and not state.beams and not state.beam_groups and not state.outputs and not state.swap_out
     assert len(state.waiting) == len(state.deadlines) == 0
     engine.assert_drained()
@@ -142,9 +142,9 @@ def test_without_a_limit_beams_end_at_their_share_of_the_pool() -> None:
 
 def test_a_limit_that_was_asked_for_and_cannot_fit_is_refused() -> None:
     engine = Engine(num_blocks=3)
-    with pytest.raises(AdmissionError) as refusal:
+    with pytest.raises(InvalidSequenceError) as refusal:
         engine.scheduler.add(make_sequence(1, 10, 40))
     assert (refusal.value.field, refusal.value.value, refusal.value.limit) == ("max_tokens", 40, 39)
-    with pytest.raises(AdmissionError) as refusal:
+    with pytest.raises(InvalidSequenceError) as refusal:
         engine.scheduler.add(make_sequence(1, 49, None))
     assert (refusal.value.field, refusal.value.value, refusal.value.limit) == ("token_ids", 49, 48)

@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from tests.core.builders import Engine, expected_output, make_group, make_sequence
-from worker.core.errors import AdmissionError, QueueFullError
+from worker.core.errors import InvalidSequenceError, QueueFullError
 from worker.core.sequence import Sequence
 from worker.core.stopping import FinishReason
 
@@ -24,7 +24,7 @@ def ragged_group(prompt: int, lengths: list[int]) -> list[Sequence]:
 def assert_forgotten(engine: Engine) -> None:
     engine.assert_drained()
     state = engine.scheduler._state
-    assert not (state.sequences or state.parked)
+    assert not (state.sequences or state.groups.num_parked)
     assert sorted(state.free_slots) == list(range(engine.config.max_num_seqs))
 
 
@@ -93,7 +93,7 @@ def test_member_stops_early_and_the_others_are_aborted_at_the_third_step() -> No
 
 def test_group_larger_than_the_batch_is_refused_whole() -> None:
     engine = Engine(max_num_seqs=3)
-    with pytest.raises(AdmissionError):
+    with pytest.raises(InvalidSequenceError):
         engine.scheduler.add_group(make_group(1, 5, 4))
     assert_forgotten(engine)
 
@@ -107,7 +107,7 @@ def test_group_larger_than_the_queue_is_refused_whole() -> None:
 
 def test_group_with_one_member_that_cannot_run_is_refused_whole() -> None:
     engine = Engine(num_blocks=4)
-    with pytest.raises(AdmissionError):
+    with pytest.raises(InvalidSequenceError):
         engine.scheduler.add_group(ragged_group(20, [5, 5, 500]))
     assert_forgotten(engine)
 

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.core.builders import Engine, expected_output, make_group, make_sequence
-from worker.core.errors import AdmissionError
+from worker.core.errors import InvalidSequenceError
 from worker.core.stopping import FinishReason
 
 BOTH_DEPTHS = pytest.mark.parametrize("depth", [0, 1])
@@ -104,7 +104,7 @@ def test_id_of_a_parent_is_taken_as_long_as_a_child_lives(depth: int) -> None:
     engine.scheduler.abort(1)
     wanted = expected_output(child, 256)[0]
     for again in ([make_sequence(1, 30)], make_group(1, 30, 2)):
-        with pytest.raises(AdmissionError) as refusal:
+        with pytest.raises(InvalidSequenceError) as refusal:
             engine.scheduler.add_group(again) if len(again) > 1 else engine.scheduler.add(*again)
         assert (refusal.value.field, refusal.value.value) == ("id", 1)
     engine.run()
@@ -115,6 +115,6 @@ def test_id_of_a_parent_is_taken_as_long_as_a_child_lives(depth: int) -> None:
 def test_a_member_comes_with_its_group_only() -> None:
     engine = Engine()
     engine.add(make_sequence(1, 20))
-    with pytest.raises(AdmissionError) as refusal:
+    with pytest.raises(InvalidSequenceError) as refusal:
         engine.scheduler.add(make_sequence(2, 20, parent_id=1, index=1))
     assert refusal.value.field == "parent_id"

@@ -181,8 +181,8 @@ def test_nothing_is_recorded_when_nobody_listens(monkeypatch: pytest.MonkeyPatch
 
     for name in ("stored", "removed", "cleared"):
         monkeypatch.setattr(KvEvents, name, fail)
-    monkeypatch.setattr("worker.core.cache.hash_index.StoredBlock", fail)
-    monkeypatch.setattr("worker.core.cache.radix_index.StoredBlock", fail)
+    monkeypatch.setattr("worker.core.cache.hash_index.PublishedBlock", fail)
+    monkeypatch.setattr("worker.core.cache.radix_index.PublishedBlock", fail)
     for prefix in ("hash", "radix"):
         engine = Engine(prefix=prefix, num_blocks=3)
         engine.checks_cache = False

@@ -155,7 +155,7 @@ def test_snapshot_lists_parents_first(index: PrefixIndex) -> None:
     publish(index, [1] * 8 + [2] * 4, [0, 1, 2])
     publish(index, [1] * 8 + [3] * 4, [0, 1, 3])
     seen = {0}
-    for block in index.stored():
+    for block in index.published():
         assert block.parent_hash in seen
         seen.add(block.hash)
     assert len(seen) == 5

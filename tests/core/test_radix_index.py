@@ -98,7 +98,7 @@ def test_trunk_released_first_is_still_evicted_last() -> None:
     publish(index, [1, 2, 4], [0, 1, 3])
     pool.give([0, 1, 2, 3])
     order = pool.take(1)
-    assert len(list(index.stored())) == 3
+    assert len(list(index.published())) == 3
     order += [pool.take(1)[0] for _ in range(3)]
     assert sorted(order[:2]) == [2, 3]
     assert order[2:] == [1, 0]
@@ -199,5 +199,5 @@ def test_many_at_once_are_those_that_would_go_one_by_one(chains, seed: int, num_
         for size in [num] if takes_all else [1] * num:
             pool.take(size)
         index.check_integrity()
-        left.append({block.hash for block in index.stored()})
+        left.append({block.hash for block in index.published()})
     assert left[0] == left[1]

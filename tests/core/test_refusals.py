@@ -3,13 +3,13 @@
 import pytest
 
 from tests.core.builders import Engine, make_group, make_sequence
-from worker.core.errors import AdmissionError, QueueFullError
+from worker.core.errors import InvalidSequenceError, QueueFullError
 from worker.core.params import BeamParams
 from worker.core.sequence import Sequence
 
 
-def refusal_of(engine: Engine, *sequences: Sequence) -> AdmissionError:
-    with pytest.raises(AdmissionError) as refusal:
+def refusal_of(engine: Engine, *sequences: Sequence) -> InvalidSequenceError:
+    with pytest.raises(InvalidSequenceError) as refusal:
         if len(sequences) == 1:
             engine.scheduler.add(sequences[0])
         else:
@@ -47,7 +47,7 @@ def test_one_sequence(settings: dict, sequence: dict, field: str, value: int, li
     engine = Engine(**settings)
     refusal = refusal_of(engine, make_sequence(1, **sequence))
     assert (refusal.field, refusal.value, refusal.limit) == (field, value, limit)
-    with pytest.raises(AdmissionError, match=words):
+    with pytest.raises(InvalidSequenceError, match=words):
         raise refusal
     assert not engine.scheduler.has_unfinished()
 

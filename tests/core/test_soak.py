@@ -47,4 +47,4 @@ def test_short_requests_leave_nothing_behind(is_soak: bool) -> None:
     load = scheduler.load()
     assert (load.num_blocks_free, load.num_waiting) == (256, 0)
     state = scheduler._state
-    assert not (state.sequences or state.parked or state.outputs or len(state.deadlines))
+    assert not (state.sequences or state.groups.num_parked or state.outputs or len(state.deadlines))

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from tests.core.builders import Engine, expected_hypotheses, expected_output, make_sequence
-from worker.core.errors import AdmissionError
+from worker.core.errors import InvalidSequenceError
 from worker.core.params import BeamParams
 from worker.core.sequence import Sequence
 
@@ -79,7 +79,7 @@ def test_searches_and_sequences_in_random_pools_all_end(mode: str, is_soak: bool
             )
             try:
                 engine.add(seq)
-            except AdmissionError:
+            except InvalidSequenceError:
                 continue
             wanted[id] = expected(seq)
             for _ in range(rng.choice([0, 0, 3])):

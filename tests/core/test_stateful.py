@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 from tests.core.builders import Engine, expected_hypotheses, expected_output, make_group, make_sequence
-from worker.core.errors import AdmissionError, QueueFullError
+from worker.core.errors import InvalidSequenceError, QueueFullError
 from worker.core.params import BeamParams
 from worker.core.scheduling.preemption import belongs_to_senior
 from worker.core.sequence import Sequence
@@ -73,7 +73,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 self.engine.scheduler.add(sequences[0])
             else:
                 self.engine.scheduler.add_group(sequences)
-        except (AdmissionError, QueueFullError):
+        except (InvalidSequenceError, QueueFullError):
             assert all(not self.engine.scheduler.abort(seq.id) for seq in sequences)
             return
         self.added |= {seq.id: seq for seq in sequences}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.engine.conftest import MAX_MODEL_LEN, NUM_TOKENS, PROMPTS, TinyModel
-from worker.core.errors import AdmissionError
+from worker.core.errors import InvalidSequenceError
 from worker.local import LocalEngine
 from worker.runner.config import RunnerConfig
 
@@ -26,7 +26,7 @@ def test_prompts_in_tokens_out(tiny: TinyModel) -> None:
         tight = engine.generate(PROMPTS, NUM_TOKENS, num_blocks=12)
         assert tight.token_ids == tiny.references
         assert tight.load.num_total_preemptions > 0
-        with pytest.raises(AdmissionError):
+        with pytest.raises(InvalidSequenceError):
             engine.generate([[1] * MAX_MODEL_LEN], 1)
 
 

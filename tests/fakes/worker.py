@@ -31,7 +31,7 @@ from tests.fakes import tokenizer as toys
 from worker.convert import ModelLimits, group_from_pb
 from worker.convert_outputs import error_to_pb, logprobs_to_pb, outputs_to_pb, refusal_to_error, responses_of
 from worker.core.config import CacheConfig, SchedulerConfig
-from worker.core.errors import AdmissionError
+from worker.core.errors import InvalidSequenceError
 from worker.core.outputs import SequenceOutput
 from worker.core.scheduling.feasibility import check_group, check_sequence
 
@@ -252,7 +252,7 @@ class FakeWorker(WorkerServiceServicer):
                 check_group(sequences, config)
         except FissileError as error:
             return error
-        except AdmissionError as error:
+        except InvalidSequenceError as error:
             return refusal_to_error(error)
         return None
 

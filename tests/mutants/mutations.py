@@ -153,8 +153,8 @@ MUTATIONS = [
     Mutation(
         "an ended parent leaves its group parked",
         "scheduling/state.py",
-        "        self.unpark(seq)\n        if seq.parent_id",
-        "        if seq.parent_id",
+        "        self.requeue(self.groups.unpark(seq))\n",
+        "",
     ),
     Mutation(
         "beams are dropped before they are forked",

@@ -50,7 +50,7 @@ def run_worker(
 ) -> Any:
     """Run `scenario` against a worker that is serving; with `prepare`, against one that may still be loading.
 
-    In the end nothing may be left open, in the dispatcher or in the scheduler.
+    In the end nothing may be left open, in the broker or in the scheduler.
     """
 
     async def run():
@@ -200,9 +200,9 @@ async def run_all(system: System, *commands: SequenceGroup | int) -> Router:
 
 async def quiet(system: System) -> None:
     """Nothing is open and no block is held; asks the engine, so that no report is outstanding."""
-    assert system.server._dispatcher is not None and system.server._engine is not None
+    assert system.server._broker is not None and system.server._engine is not None
     engine = system.server._engine
-    await until(lambda: system.server._dispatcher.num_open == 0)
+    await until(lambda: system.server._broker.num_open == 0)
     async with asyncio.timeout(WAIT_SECONDS):
         while (load := await asyncio.wrap_future(engine.call(lambda s: s.load()))).num_blocks_used:
             await asyncio.sleep(0.002)

@@ -22,7 +22,7 @@ def test_abort_of_a_waiting_sequence():
         await router.send(sequence(1, max_tokens=8), sequence(2))
         await router.send(2)
         await router.send(sequence(3))
-        await until(lambda: system.server._dispatcher.num_open == 3)
+        await until(lambda: system.server._broker.num_open == 3)
         system.executor.open.set()
         await router.finish(1, 2, 3)
         await quiet(system)
@@ -62,7 +62,7 @@ def test_abort_in_the_middle_of_a_chunked_prompt():
         await router.send(sequence(1, 48))
         await until(lambda: system.executor.num_submitted > before)
         await router.send(1, sequence(2))
-        await until(lambda: system.server._dispatcher.num_open == 2)
+        await until(lambda: system.server._broker.num_open == 2)
         system.executor.open.set()
         await router.finish(1, 2)
         await quiet(system)
@@ -144,7 +144,7 @@ def test_a_broken_stream_frees_everything_within_a_step():
         # The engine stands still in a step: what the cancel does can be counted in steps.
         system.executor.open.clear()
         router.call.cancel()
-        await until(lambda: system.server._dispatcher.num_open == 0)
+        await until(lambda: system.server._broker.num_open == 0)
         step = system.server._engine.step
         system.executor.open.set()
         await quiet(system)
@@ -207,7 +207,7 @@ def test_a_slow_reader_loses_its_stream_and_nobody_else(async_scheduling):
             slow = Router(WorkerServiceStub(channel).Execute())
             await slow.send(*many)
             await quick.send(message)
-            await until(lambda: system.server._dispatcher.num_open <= 1)
+            await until(lambda: system.server._broker.num_open <= 1)
             await quick.finish(1)
             await quiet(system)
             return quick.tokens[1], await slow.end()
@@ -226,7 +226,7 @@ def test_a_stream_that_only_cancels_leaves_nothing():
             await router.send(sequence(1, max_tokens=50))
             router.call.cancel()
         await quiet(system)
-        await until(lambda: not system.server._dispatcher._streams)
+        await until(lambda: not system.server._broker._streams)
         return (await system.stub.GetLoad(GetLoadRequest())).load
 
     load = run_worker(scenario)

@@ -60,9 +60,9 @@ def test_drain_finishes_what_runs_and_refuses_what_comes():
         system.executor.open.clear()
         router = connect(system)
         await router.send(sequence(1), sequence(2))
-        await until(lambda: system.server._dispatcher.num_open == 2)
+        await until(lambda: system.server._broker.num_open == 2)
         drain = asyncio.create_task(_drain(system))
-        await until(lambda: not system.server._dispatcher.is_accepting)
+        await until(lambda: not system.server._broker.is_accepting)
         status = await health(system)
         await router.send(sequence(3))
         late = await connect(system).end()
@@ -124,12 +124,12 @@ def failing(break_it, **settings):
         routers = [connect(system), connect(system)]
         await routers[0].send(sequence(1, max_tokens=50), sequence(2, max_tokens=50))
         await routers[1].send(sequence(1, max_tokens=50))
-        await until(lambda: system.server._dispatcher.num_open == 3)
+        await until(lambda: system.server._broker.num_open == 3)
         break_it(system)
         ends = [await router.end() for router in routers]
         await system.server.failed.wait()
         late = await connect(system).end()
-        return routers, ends, str(system.server.failure), late, system.server._dispatcher.num_open
+        return routers, ends, str(system.server.failure), late, system.server._broker.num_open
 
     return run_worker(scenario, **settings)
 
@@ -168,14 +168,14 @@ def test_a_device_that_dies_at_idle_is_noticed_without_a_request():
 
 
 def test_a_step_that_hangs_does_not_hang_the_shutdown(monkeypatch):
-    monkeypatch.setattr("worker.dispatcher.ABORT_SECONDS", 0.05)
+    monkeypatch.setattr("worker.broker.ABORT_SECONDS", 0.05)
     monkeypatch.setattr("worker.server.ENGINE_STOP_SECONDS", 0.05)
 
     async def scenario(system):
         system.executor.open.clear()
         router = connect(system)
         await router.send(sequence(1))
-        await until(lambda: system.server._dispatcher.num_open == 1)
+        await until(lambda: system.server._broker.num_open == 1)
         stopping = asyncio.create_task(system.server.stop())
         end = await router.end()
         await stopping

@@ -91,7 +91,7 @@ def test_a_cache_in_use_is_kept():
         system.executor.open.clear()
         router = connect(system)
         await router.send(sequence(1))
-        await until(lambda: system.server._dispatcher.num_open == 1)
+        await until(lambda: system.server._broker.num_open == 1)
         clear = asyncio.ensure_future(_clear(system))
         await until(lambda: system.server._engine._calls)
         system.executor.open.set()

@@ -64,7 +64,7 @@ def test_routers_that_leave_while_they_are_written_to(caplog):
             await router.read_tokens(1, 1 + number % 3)
             router.call.cancel()
         await quiet(system)
-        await until(lambda: not system.server._dispatcher._streams)
+        await until(lambda: not system.server._broker._streams)
 
     with caplog.at_level(logging.INFO):
         run_worker(scenario, max_model_len=300, num_blocks=2000)

@@ -242,7 +242,7 @@ def test_a_closed_stream_while_compiling():
         await router.send(group(2))
         await compiling(system)
         router.call.cancel()
-        await until(lambda: system.server._dispatcher.num_open == 0)
+        await until(lambda: system.server._broker.num_open == 0)
         before = system.executor.num_submitted
         system.executor.compiles[GRAMMAR].set_result(None)
         await quiet(system)
@@ -287,7 +287,7 @@ def test_drain_waits_for_what_is_compiled_in_time():
         await router.send(constrained(1, max_tokens=1))
         await compiling(system)
         drain = asyncio.ensure_future(system.stub.Drain(DrainRequest()))
-        await until(lambda: not system.server._dispatcher.is_accepting)
+        await until(lambda: not system.server._broker.is_accepting)
         system.executor.compiles[GRAMMAR].set_result(None)
         await router.finish(1)
         return await drain
@@ -323,7 +323,7 @@ def test_engine_failure_while_compiling():
         await router.finish(1)
         output, status = router.ended[1], await router.end()
         system.executor.compiles[GRAMMAR].set_exception(ExecutorDiedError("rank 0 has ended"))
-        await until(lambda: system.server._dispatcher.num_open == 0)
+        await until(lambda: system.server._broker.num_open == 0)
         return output, status
 
     output, (code, _) = run_worker(scenario)

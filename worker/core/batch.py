@@ -39,7 +39,7 @@ class NewSequence(NamedTuple):
     block_ids: tuple[int, ...]
     """The block table so far, including the blocks for this step. Later blocks come as `new_block_ids`."""
     group_id: int = -1
-    """Per-request state group (kv-cache: pools for other state), −1 if the model has none."""
+    """State group of the request (see `PoolKind.STATE`), −1 if the model has none."""
     min_length: int = 0
     """No ending token is sampled for a position before this (prompt and min_tokens together)."""
     ending_token_ids: tuple[int, ...] = ()

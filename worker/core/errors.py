@@ -9,7 +9,7 @@ class ConfigError(ValueError):
         self.field = field
 
 
-class AdmissionError(ValueError):
+class InvalidSequenceError(ValueError):
     """A sequence that could never run. Raised by `Scheduler.add`; nothing of it was kept."""
 
     def __init__(self, field: str, value: int, limit: int, message: str) -> None:

@@ -8,11 +8,12 @@ from worker.core.batch import BatchOutput, ScheduledBatch
 from worker.core.cache.block_manager import BlockManager
 from worker.core.cache.kv_events import KvEvents
 from worker.core.config import CacheConfig, SchedulerConfig, check_together
-from worker.core.errors import AdmissionError, QueueFullError
+from worker.core.errors import InvalidSequenceError, QueueFullError
 from worker.core.outputs import LoadSnapshot, SequenceOutput
 from worker.core.scheduling.beam_steps import BeamSteps
 from worker.core.scheduling.committer import Committer
 from worker.core.scheduling.feasibility import check_group, check_sequence, max_length_of
+from worker.core.scheduling.integrity import integrity_slices
 from worker.core.scheduling.planner import StepPlanner
 from worker.core.scheduling.state import InFlightStep, SchedulerState
 from worker.core.sequence import Sequence
@@ -48,10 +49,10 @@ class Scheduler:
     def add(self, sequence: Sequence) -> None:
         """Queues one sequence; the scheduler owns it from here.
 
-        Raises `AdmissionError` if it can never run, `QueueFullError` if the queue is full; then nothing is kept.
+        Raises `InvalidSequenceError` if it can never run, `QueueFullError` if the queue is full; then nothing is kept.
         """
         if sequence.parent_id is not None:
-            raise AdmissionError("parent_id", sequence.parent_id, 0, "a member of a group comes with its group only")
+            raise InvalidSequenceError("parent_id", sequence.parent_id, 0, "members of a group come with it only")
         self._check([sequence])
         self._accept(sequence)
         if sequence.beam is not None:
@@ -72,7 +73,7 @@ class Scheduler:
         self._check(sequences)
         for seq in sequences:
             self._accept(seq)
-        self._state.park(parent, sequences[1:])
+        self._state.groups.park(parent, sequences[1:])
         self._state.enqueue(parent)
         for seq in sequences:
             self._end_if_complete(seq)
@@ -184,15 +185,15 @@ class Scheduler:
 
         Give it up when anything changes, and start a new one.
         """
-        return self._state.integrity_slices()
+        return integrity_slices(self._state)
 
     def _check(self, sequences: list[Sequence]) -> None:
         state = self._state
         for seq in sequences:
             check_sequence(seq, self._config, self._cache)
             # A child finds its parent by id: that one must not be another's while it lives.
-            if seq.id in state.sequences or seq.id in state.num_members:
-                raise AdmissionError("id", seq.id, 0, f"a sequence with id {seq.id} is unfinished")
+            if seq.id in state.sequences or seq.id in state.groups:
+                raise InvalidSequenceError("id", seq.id, 0, f"a sequence with id {seq.id} is unfinished")
         limit = self._config.max_num_waiting
         if limit and state.num_waiting + len(sequences) > limit:
             raise QueueFullError(state.num_waiting, limit)

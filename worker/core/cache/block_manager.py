@@ -54,7 +54,7 @@ class BlockManager:
         if self.index is None:
             return None
         if self.index.events is None:
-            self.index.events = KvEvents(self.index.stored, self.block_size, capacity)
+            self.index.events = KvEvents(self.index.published, self.block_size, capacity)
         return self.index.events
 
     def num_blocks_for(self, num_tokens: int) -> int:

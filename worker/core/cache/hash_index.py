@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from common.block_hash import ROOT_HASH
 from worker.core.block_chain import Anchor, BlockChain
-from worker.core.cache.kv_events import StoredBlock
+from worker.core.cache.kv_events import PublishedBlock
 from worker.core.cache.prefix_index import PrefixIndex
 from worker.core.slices import in_slices
 
@@ -17,7 +17,7 @@ NONE = -1
 """In place of a block."""
 
 
-class _Published(Anchor):
+class _HashAnchor(Anchor):
     """A block as it was published then: the same block may have another content now."""
 
     __slots__ = ("block_id", "serial")
@@ -67,7 +67,7 @@ class HashPrefixIndex(PrefixIndex):
     ) -> Anchor | None:
         parent = NONE
         if anchor is not None:
-            assert isinstance(anchor, _Published)
+            assert isinstance(anchor, _HashAnchor)
             if self._hash_of[anchor.block_id] is not None and self._serial_of[anchor.block_id] == anchor.serial:
                 parent = anchor.block_id
             else:
@@ -86,7 +86,7 @@ class HashPrefixIndex(PrefixIndex):
         return self._anchor(parent)
 
     def _anchor(self, block_id: int) -> Anchor | None:
-        return _Published(block_id, self._serial_of[block_id]) if block_id != NONE else None
+        return _HashAnchor(block_id, self._serial_of[block_id]) if block_id != NONE else None
 
     def _store(self, block_id: int, hash: int, content: bytes, parent: int) -> None:
         self._by_hash[hash] = block_id
@@ -103,7 +103,7 @@ class HashPrefixIndex(PrefixIndex):
                 self._previous[sibling] = block_id
         self._next[block_id] = sibling
         if self.events is not None:
-            self.events.stored(StoredBlock(block_id, hash, self._parent_hash(block_id), content))
+            self.events.stored(PublishedBlock(block_id, hash, self._parent_hash(block_id), content))
 
     def _parent_hash(self, block_id: int) -> int:
         parent = self._parent_of[block_id]
@@ -162,13 +162,13 @@ class HashPrefixIndex(PrefixIndex):
             self.events.cleared()
         return vacant
 
-    def stored(self) -> Iterator[StoredBlock]:
+    def published(self) -> Iterator[PublishedBlock]:
         pending = [block for block in self._by_hash.values() if self._parent_of[block] == NONE]
         while pending:
             block = pending.pop()
             hash = self._hash_of[block]
             assert hash is not None
-            yield StoredBlock(block, hash, self._parent_hash(block), self._content_of[block])
+            yield PublishedBlock(block, hash, self._parent_hash(block), self._content_of[block])
             pending.extend(self._children(block))
 
     def integrity_slices(self) -> Iterator[None]:

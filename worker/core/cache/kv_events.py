@@ -9,7 +9,7 @@ from common.block_hash import decode_salt, unpack_tokens
 
 
 @dataclass(frozen=True, slots=True)
-class StoredBlock:
+class PublishedBlock:
     """A published block as an index knows it; `content` is its packed tokens, on a first block with the salt."""
 
     block_id: int
@@ -52,16 +52,16 @@ class KvEvents:
     the buffer it starts again from a snapshot.
     """
 
-    def __init__(self, stored: Callable[[], Iterable[StoredBlock]], block_size: int, capacity: int) -> None:
-        """`stored` lists what is published now, parents first."""
-        self._list_stored = stored
+    def __init__(self, published: Callable[[], Iterable[PublishedBlock]], block_size: int, capacity: int) -> None:
+        """`published` lists what is published now, parents first."""
+        self._list_published = published
         self._block_size = block_size
         self._events: deque[KvEvent] = deque(maxlen=capacity)
         self.last_number = 0
 
     def snapshot(self) -> tuple[int, list[BlockStored]]:
         """Everything that can be hit now, parents before children, and the number of the last event it includes."""
-        return self.last_number, [self._describe(block) for block in self._list_stored()]
+        return self.last_number, [self._describe(block) for block in self._list_published()]
 
     def since(self, number: int) -> list[tuple[int, KvEvent]] | None:
         """Events after `number` with their numbers; None if some of them are gone, or `number` was never given."""
@@ -73,7 +73,7 @@ class KvEvents:
 
     # Called by the prefix index.
 
-    def stored(self, block: StoredBlock) -> None:
+    def stored(self, block: PublishedBlock) -> None:
         self._append(self._describe(block))
 
     def removed(self, hash: int) -> None:
@@ -86,6 +86,6 @@ class KvEvents:
         self.last_number += 1
         self._events.append(event)
 
-    def _describe(self, block: StoredBlock) -> BlockStored:
+    def _describe(self, block: PublishedBlock) -> BlockStored:
         tokens = unpack_tokens(block.content, self._block_size)
         return BlockStored(block.hash, block.parent_hash, tokens, decode_salt(block.content, self._block_size))

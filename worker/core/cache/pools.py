@@ -9,7 +9,7 @@ class PoolKind(Enum):
     PAGE = "page"
     """The pool of KV blocks; an entry is one block of all layers that share the table."""
     STATE = "state"
-    """Groups of consecutive slots, one group a request."""
+    """Groups of consecutive entries, one group a request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class PoolSpec:
     kind: PoolKind
     bytes_per_entry: int
     entries_per_request: int = 0
-    """STATE only: slots in a group."""
+    """STATE only: entries in a group."""
 
 
 class PoolBudgetError(ValueError):

@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 
 from worker.core.block_chain import Anchor, BlockChain
-from worker.core.cache.kv_events import KvEvents, StoredBlock
+from worker.core.cache.kv_events import KvEvents, PublishedBlock
 from worker.core.slices import exhaust
 
 
@@ -93,7 +93,7 @@ class PrefixIndex(ABC):
         """Withdraws everything; returns the blocks that were evictable. No published block may be referenced."""
 
     @abstractmethod
-    def stored(self) -> Iterator[StoredBlock]:
+    def published(self) -> Iterator[PublishedBlock]:
         """All published blocks, parents before children."""
 
     def check_integrity(self) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from common.block_hash import ROOT_HASH
 from worker.core.block_chain import Anchor, BlockChain
-from worker.core.cache.kv_events import StoredBlock
+from worker.core.cache.kv_events import PublishedBlock
 from worker.core.cache.prefix_index import PrefixIndex
 from worker.core.slices import in_slices
 
@@ -58,7 +58,7 @@ class RadixPrefixIndex(PrefixIndex):
             self._depth_of[block_table[index]] = index
             if self.events is not None:
                 content, parent = chain.contents[index], chain.parent_hash(index)
-                self.events.stored(StoredBlock(block_table[index], hashes[index], parent, content))
+                self.events.stored(PublishedBlock(block_table[index], hashes[index], parent, content))
         return node
 
     def holds(self, block_id: int) -> bool:
@@ -89,13 +89,13 @@ class RadixPrefixIndex(PrefixIndex):
             self.events.cleared()
         return vacant
 
-    def stored(self) -> Iterator[StoredBlock]:
+    def published(self) -> Iterator[PublishedBlock]:
         pending = [self._root]
         while pending:
             node = pending.pop()
             parent_hash = node.parent.hashes[-1] if node.parent is not None and node.parent.hashes else ROOT_HASH
             for block_id, hash, content in zip(node.blocks, node.hashes, node.contents, strict=True):
-                yield StoredBlock(block_id, hash, parent_hash, content)
+                yield PublishedBlock(block_id, hash, parent_hash, content)
                 parent_hash = hash
             pending.extend(reversed(node.children.values()))
 

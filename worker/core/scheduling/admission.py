@@ -120,7 +120,7 @@ class Admission:
         senior = state.seniority.peek()
         if senior is None or seq.order < senior[0] or belongs_to_senior(seq, senior[1]):
             return 0  # it will not be thrown out
-        num_spare = self._num_watermark_blocks + len(state.parked.get(seq.id, ()))
+        num_spare = self._num_watermark_blocks + state.groups.num_parked_of(seq)
         if seq.num_preemptions:
             num_steps = GROWTH_STEPS << (seq.num_preemptions - 1)
             num_growing = self._blocks.num_blocks_for((state.num_running + 1) * num_steps)

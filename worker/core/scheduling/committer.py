@@ -72,10 +72,10 @@ class Committer:
             # A search that ended meanwhile has dropped its beams.
             if row in output.candidates and step.rows[row].status not in over:
                 self._beams.receive(step.rows[row], output.candidates[row])
-        if state.parked:
+        if state.groups.num_parked:
             self._unpark(step.rows)
         if state.leaders:
-            state.release(state.leaders.advance(step.rows))
+            state.requeue(state.leaders.advance(step.rows))
         state.counters.sampled_tokens += num_sampled
         if step.has_prefill:
             state.last_prefill_seconds = output.run_seconds
@@ -118,5 +118,5 @@ class Committer:
 
     def _unpark(self, rows: list[Sequence]) -> None:
         for seq in rows:
-            if seq.num_computed_tokens >= seq.num_prompt_tokens and seq.id in self._state.parked:
-                self._state.unpark(seq)
+            if seq.num_computed_tokens >= seq.num_prompt_tokens:
+                self._state.requeue(self._state.groups.unpark(seq))

@@ -1,7 +1,7 @@
 """Requests that could never run, refused at once with the numbers."""
 
 from worker.core.config import CacheConfig, SchedulerConfig
-from worker.core.errors import AdmissionError
+from worker.core.errors import InvalidSequenceError
 from worker.core.sequence import Sequence
 
 
@@ -26,12 +26,12 @@ def _num_beams(seq: Sequence) -> int:
 
 
 def check_sequence(seq: Sequence, config: SchedulerConfig, cache: CacheConfig) -> None:
-    """Raises `AdmissionError` if `seq` could not run even alone. Changes nothing."""
+    """Raises `InvalidSequenceError` if `seq` could not run even alone. Changes nothing."""
     _check_tokens(seq, config)
     # Of a resumed sequence only the prompt counts: what outgrew one step since comes in over several.
     num_tokens = seq.num_prompt_tokens
     if not config.can_chunk and num_tokens > config.max_num_batched_tokens:
-        raise AdmissionError(
+        raise InvalidSequenceError(
             "token_ids",
             num_tokens,
             config.max_num_batched_tokens,
@@ -45,11 +45,11 @@ def check_sequence(seq: Sequence, config: SchedulerConfig, cache: CacheConfig) -
 
 def _check_tokens(seq: Sequence, config: SchedulerConfig) -> None:
     if seq.num_prompt_tokens < 1 or seq.num_tokens < seq.num_prompt_tokens:
-        raise AdmissionError("token_ids", seq.num_tokens, 1, "the prompt is empty; at least 1 token is needed")
+        raise InvalidSequenceError("token_ids", seq.num_tokens, 1, "the prompt is empty; at least 1 token is needed")
     if seq.stop.max_tokens is not None and seq.stop.max_tokens < 1:
-        raise AdmissionError("max_tokens", seq.stop.max_tokens, 1, "max_tokens must be at least 1")
+        raise InvalidSequenceError("max_tokens", seq.stop.max_tokens, 1, "max_tokens must be at least 1")
     if seq.num_prompt_tokens >= config.max_model_len:
-        raise AdmissionError(
+        raise InvalidSequenceError(
             "token_ids",
             seq.num_prompt_tokens,
             config.max_model_len - 1,
@@ -71,30 +71,30 @@ def _check_blocks(seq: Sequence, config: SchedulerConfig, cache: CacheConfig) ->
     )
     if max_tokens is None:
         message = f"a prompt of {seq.num_prompt_tokens} tokens {needs}, the first generated one among them"
-        raise AdmissionError("token_ids", seq.num_prompt_tokens, num_fitting - 1, message)
+        raise InvalidSequenceError("token_ids", seq.num_prompt_tokens, num_fitting - 1, message)
     message = f"a prompt of {seq.num_prompt_tokens} tokens with max_tokens {max_tokens} {needs}"
-    raise AdmissionError("max_tokens", max_tokens, max(num_fitting - seq.num_prompt_tokens, 0), message)
+    raise InvalidSequenceError("max_tokens", max_tokens, max(num_fitting - seq.num_prompt_tokens, 0), message)
 
 
 def _check_beam(seq: Sequence, config: SchedulerConfig, cache: CacheConfig) -> None:
     assert seq.beam is not None
     width = seq.beam.width
     if not 1 <= width <= config.max_num_seqs:
-        raise AdmissionError(
+        raise InvalidSequenceError(
             "beam.width", width, config.max_num_seqs, f"beam width {width}; 1 to {config.max_num_seqs} is possible"
         )
     if cache.num_groups:
-        raise AdmissionError("beam.width", width, 0, "beam search is not possible for a model with recurrent state")
+        raise InvalidSequenceError("beam.width", width, 0, "a model with recurrent state has no beam search")
     if seq.num_resumed_tokens:
-        raise AdmissionError(
+        raise InvalidSequenceError(
             "token_ids", seq.num_tokens, seq.num_prompt_tokens, "a beam search starts from its prompt alone"
         )
 
 
 def check_group(sequences: list[Sequence], config: SchedulerConfig) -> None:
-    """Raises `AdmissionError` unless the members of a group could run beside each other."""
+    """Raises `InvalidSequenceError` unless the members of a group could run beside each other."""
     if len(sequences) > config.max_num_seqs:
-        raise AdmissionError(
+        raise InvalidSequenceError(
             "n",
             len(sequences),
             config.max_num_seqs,
@@ -103,8 +103,8 @@ def check_group(sequences: list[Sequence], config: SchedulerConfig) -> None:
     parent = sequences[0]
     for seq in sequences:
         if seq.beam is not None:
-            raise AdmissionError("n", len(sequences), 1, "a beam search is no member of a group")
+            raise InvalidSequenceError("n", len(sequences), 1, "a beam search is no member of a group")
         if seq is not parent and seq.parent_id != parent.id:
-            raise AdmissionError("parent_id", seq.id, parent.id, f"member {seq.id} does not name parent {parent.id}")
+            raise InvalidSequenceError("parent_id", seq.id, parent.id, f"member {seq.id} does not name {parent.id}")
     if len({seq.id for seq in sequences}) < len(sequences):
-        raise AdmissionError("id", parent.id, 0, "members of one request have ids of their own")
+        raise InvalidSequenceError("id", parent.id, 0, "members of one request have ids of their own")

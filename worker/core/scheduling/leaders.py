@@ -80,7 +80,7 @@ class Leaders:
                 continue
             num_published = seq.publish_at // self._block_size - 1
             if num_published >= leader.first + len(leader.hashes):
-                released += self.retire(seq)
+                released += self.dismiss(seq)
                 continue
             followers = self._followers.get(seq.id, {})
             ready = [follower for needed, follower in followers.values() if needed <= num_published]
@@ -89,7 +89,7 @@ class Leaders:
             released += ready
         return released
 
-    def retire(self, seq: Sequence) -> list[Sequence]:
+    def dismiss(self, seq: Sequence) -> list[Sequence]:
         """`seq` leads nobody any more; returns those that followed it."""
         leader = self._leaders.pop(seq.id, None)
         if leader is None:

@@ -1,12 +1,13 @@
 """Where every sequence is, and what it holds: the queues, the slots, the endings."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from worker.core.batch import ScheduledBatch
 from worker.core.cache.block_manager import BlockManager
 from worker.core.config import SchedulerConfig
 from worker.core.outputs import Hypothesis, SequenceOutput, SequenceTimings
+from worker.core.scheduling.groups import Groups
 from worker.core.scheduling.lazy_heap import LazyHeap
 from worker.core.scheduling.leaders import Leaders
 from worker.core.sequence import BeamGroup, Sequence, SequenceStatus
@@ -23,7 +24,9 @@ class InFlightStep:
 
 
 @dataclass(slots=True)
-class _DeferredFree:
+class DeferredFree:
+    """What nobody holds any more but a step in flight."""
+
     last_step: int
     block_table: list[int]
     group_id: int
@@ -42,7 +45,7 @@ class Counters:
 
 
 class SchedulerState:
-    """Owned by one scheduler; planner and committer work on it. All methods keep the invariants of scheduler.md."""
+    """Owned by one scheduler; planner and committer work on it. Between any two calls it is whole: see `integrity`."""
 
     def __init__(self, config: SchedulerConfig, blocks: BlockManager, clock: Callable[[], float]) -> None:
         self.config = config
@@ -53,11 +56,8 @@ class SchedulerState:
         self.waiting: LazyHeap[tuple[int, int, int]] = LazyHeap()
         self.leaders = Leaders(blocks.block_size)
         """Who computes what others wait for, and these others."""
-        self.num_members: dict[int, int] = {}
-        """Parent → its unfinished children, be it unfinished itself or not."""
-        self.parked: dict[int, list[Sequence]] = {}
-        """Parent → members of its group that wait for its prompt to be computed."""
-        self.num_parked = 0
+        self.groups = Groups()
+        """Parents, and their children that wait for the prompt."""
         self.swapped: LazyHeap[tuple[int, int, int]] = LazyHeap()
         self.prefilling: dict[int, Sequence] = {}
         """Running, with committed tokens still to be scheduled. Insertion order is admission order."""
@@ -79,7 +79,7 @@ class SchedulerState:
         self.last_prefill_seconds = 0.0
         self.swap_out: list[tuple[int, int]] = []
         """(device, host) copies that the next step starts with."""
-        self._deferred: list[_DeferredFree] = []
+        self.deferred: list[DeferredFree] = []
 
     def running(self) -> Iterable[Sequence]:
         """All running sequences that hold blocks."""
@@ -100,17 +100,17 @@ class SchedulerState:
         """Free slots that must exist to admit `seq`: a group comes in only where all its members can follow."""
         if seq.beam_group is not None:
             return 0 if seq.beam_group.slots else seq.beam_group.search.params.width
-        return 1 + len(self.parked.get(seq.id, ()))
+        return 1 + self.groups.num_parked_of(seq)
 
     @property
     def num_waiting(self) -> int:
         """In the queue, or aside until another sequence has computed what they share."""
-        return len(self.waiting) + self.num_parked + self.leaders.num_followers
+        return len(self.waiting) + self.groups.num_parked + self.leaders.num_followers
 
     @property
     def num_deferred_blocks(self) -> int:
         """Blocks that come free when steps in flight are retired (an upper bound: some may be shared)."""
-        return sum(len(free.block_table) for free in self._deferred)
+        return sum(len(free.block_table) for free in self.deferred)
 
     def enqueue(self, seq: Sequence) -> None:
         """Puts a WAITING sequence in its place in the queue."""
@@ -199,9 +199,8 @@ class SchedulerState:
         seq.move_to(SequenceStatus.ABORTED if reason in ABORT_REASONS else SequenceStatus.FINISHED)
         del self.sequences[seq.id]
         self.deadlines.discard(seq.id)
-        self.unpark(seq)
-        if seq.parent_id is not None:
-            self._leave_group(seq.parent_id)
+        self.requeue(self.groups.unpark(seq))
+        self.groups.leave(seq)
         self.counters.finished += 1
         self.outputs.append(
             SequenceOutput(
@@ -239,30 +238,17 @@ class SchedulerState:
         group.slots = []
         del self.beam_groups[group.root.id]
 
-    def park(self, parent: Sequence, members: list[Sequence]) -> None:
-        """Keeps the other members of a group out of the queue until the parent has computed the prompt."""
-        if members:
-            self.parked[parent.id] = members
-            self.num_parked += len(members)
-            self.num_members[parent.id] = len(members)
-
-    def release(self, followers: list[Sequence]) -> None:
-        """Lets sequences that followed another one back into the queue, at their places."""
-        for seq in followers:
+    def requeue(self, sequences: list[Sequence]) -> None:
+        """Lets sequences that waited for another one into the queue, at their places."""
+        for seq in sequences:
             self.enqueue(seq)
-
-    def unpark(self, parent: Sequence) -> None:
-        """Lets the other members of a group into the queue: the prompt is computed, or will never be."""
-        for member in self.parked.pop(parent.id, ()):
-            self.num_parked -= 1
-            self.enqueue(member)
 
     def retire(self, step: int) -> None:
         """`step` is over on the device: what waited for it is free."""
         self.retired_step = step
-        if self._deferred:
-            due = [free for free in self._deferred if free.last_step <= step]
-            self._deferred = [free for free in self._deferred if free.last_step > step]
+        if self.deferred:
+            due = [free for free in self.deferred if free.last_step <= step]
+            self.deferred = [free for free in self.deferred if free.last_step > step]
             for free in due:
                 self.blocks.give_back(free.block_table, free.group_id)
 
@@ -273,7 +259,7 @@ class SchedulerState:
         seq.slot = -1
         block_table, group_id = self.blocks.unbind(seq)
         if seq.last_step > self.retired_step:
-            self._deferred.append(_DeferredFree(seq.last_step, block_table, group_id))
+            self.deferred.append(DeferredFree(seq.last_step, block_table, group_id))
         else:
             self.blocks.give_back(block_table, group_id)
 
@@ -290,59 +276,10 @@ class SchedulerState:
             self.seniority.discard(seq.id)
             for queue in (self.decoding, self.prefilling, self.beams):
                 queue.pop(seq.id, None)
-            self.release(self.leaders.retire(seq))
+            self.requeue(self.leaders.dismiss(seq))
         elif seq.status is SequenceStatus.SWAPPED:
             self.swapped.discard(seq.id)
         elif seq.status is SequenceStatus.WAITING:
             self.waiting.discard(seq.id)
             self.leaders.discard(seq)
-            if seq.parent_id in self.parked:
-                members = [member for member in self.parked[seq.parent_id] if member is not seq]
-                self.num_parked -= len(self.parked[seq.parent_id]) - len(members)
-                self.parked[seq.parent_id] = members
-
-    def _leave_group(self, parent_id: int) -> None:
-        self.num_members[parent_id] -= 1
-        if not self.num_members[parent_id]:
-            del self.num_members[parent_id]
-
-    def integrity_slices(self) -> Iterator[None]:
-        """Raises `RuntimeError` unless every sequence is in exactly one place and the pools agree with what is held.
-
-        In slices: between two of them nothing must change; stop at any.
-        """
-        held: dict[int, int] = {}
-        host_held: dict[int, int] = {}
-        num_groups = 0
-        places = [self.waiting.sequences(), self.swapped.sequences(), self.running()]
-        places += [*self.parked.values(), self.leaders.followers()]
-        seen: set[int] = set()
-        for place in places:
-            for seq in place:
-                if seq.id in seen or seq.is_ended:
-                    raise RuntimeError(f"sequence {seq.id} ({seq.status.name}) is in two places, or ended")
-                seen.add(seq.id)
-                _count(held, seq.block_table)
-                _count(host_held, seq.host_block_table)
-                num_groups += seq.group_id >= 0
-                if seq.status is not SequenceStatus.RUNNING and (seq.block_table or seq.slot >= 0):
-                    raise RuntimeError(f"sequence {seq.id} holds blocks or a slot while {seq.status.name}")
-        for free in self._deferred:
-            _count(held, free.block_table)
-            num_groups += free.group_id >= 0
-        # A root that handed over to its beams is nowhere itself.
-        seen |= self.beam_groups.keys()
-        if not self.sequences.keys() <= seen:
-            raise RuntimeError(f"sequences {sorted(self.sequences.keys() - seen)} are nowhere")
-        slots = [seq.slot for seq in self.running() if seq.beam_group is None] + self.free_slots
-        slots += [slot for group in self.beam_groups.values() for slot in group.slots]
-        if sorted(slots) != list(range(self.config.max_num_seqs)):
-            raise RuntimeError("slots: one is lost or belongs to two")
-        if sorted(seq.id for seq in self.seniority.sequences()) != sorted(seq.id for seq in self.running()):
-            raise RuntimeError("seniority: not of those that run")
-        yield from self.blocks.integrity_slices(held, host_held, num_groups)
-
-
-def _count(held: dict[int, int], blocks: list[int]) -> None:
-    for block in blocks:
-        held[block] = held.get(block, 0) + 1
+            self.groups.discard(seq)

@@ -59,7 +59,7 @@ class _OpenSequence:
     grammar: Grammar | None
 
 
-class Dispatcher:
+class Broker:
     """One per worker, between its streams and its engine."""
 
     def __init__(
