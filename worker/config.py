@@ -48,6 +48,7 @@ class WorkerSettings(Settings):
     # The device
     device: str = Field("auto", description="auto, cpu or cuda.")
     kernel_backend: str = Field("auto", description="Whose kernels go first: auto, torch, triton or aiter.")
+    enforce_eager: bool = Field(False, description="No CUDA graphs; for looking for faults.")
     tensor_parallel_size: int = Field(1, ge=1, description="Devices that share the model, a process each.")
     num_threads: int | None = Field(None, ge=1, description="CPU threads for computing; unset: one a physical core.")
 
@@ -178,6 +179,7 @@ class WorkerSettings(Settings):
             dtype=self.dtype,
             device=self.device,
             kernel_backend=self.kernel_backend,
+            enforce_eager=self.enforce_eager,
             tensor_parallel_size=self.tensor_parallel_size,
             num_threads=self.num_threads,
             block_size=self.block_size,

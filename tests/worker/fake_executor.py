@@ -55,7 +55,7 @@ class FakeExecutor:
         return ModelInfo(
             config=MODEL, dtype="float32", device="cpu", kernels={"all": "fake"}, block_size=self.block_size,
             num_blocks=self.num_blocks, num_groups=0, num_host_blocks=0, max_model_len=self.max_model_len,
-            memory=MemoryReport(weights=0, activations=0, kv_cache=0, state=0, swap=0, num_cache_tokens=0),
+            memory=MemoryReport(weights=0, activations=0, graphs=0, kv_cache=0, state=0, swap=0, num_cache_tokens=0),
         )  # fmt: skip
 
     def compile(self, grammar: Grammar) -> "Future[None]":

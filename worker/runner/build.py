@@ -27,6 +27,8 @@ from worker.models.weights import fill_with_noise, load_weights, pack_weights
 from worker.parallel.group import Group
 from worker.runner.config import DTYPES, MemoryReport, ModelInfo, RunnerConfig
 from worker.runner.entries import EntryMover
+from worker.runner.forward import ForwardPass
+from worker.runner.graphs import GraphSizes
 from worker.runner.memory import GIB, physical_cores, plan_on_cpu, plan_on_gpu
 from worker.runner.model_runner import ModelRunner, RunnerParts
 from worker.runner.prepare import StepPreparer
@@ -37,6 +39,8 @@ logger = logging.getLogger(__name__)
 
 NOTHING = PoolPlan(num_blocks=0, num_groups=0, num_page_bytes=0, num_state_bytes=0)
 """The spare block and group alone: what a dummy step needs."""
+
+NO_GRAPHS = GraphSizes()
 
 MAX_FILLERS = 8
 """Threads that fill masks of grammars: more would keep the cores from what feeds the device."""
@@ -83,18 +87,22 @@ def build_runner(config: RunnerConfig, tp: Group) -> tuple[ModelRunner, ModelInf
     blocks_per_seq = -(-max_model_len // config.block_size)
     grammars = _grammars(source, model_config, device) if tp.rank == 0 else None
 
-    def assembled(plan: PoolPlan, num_host_blocks: int) -> ModelRunner:
-        return assemble(config, kernels, tp, model, builders, plan, num_host_blocks, max_model_len, grammars)
+    sizes = _graph_sizes(config, device)
 
-    activations = 0
+    def assembled(plan: PoolPlan, num_host_blocks: int) -> ModelRunner:
+        return assemble(
+            config, kernels, tp, model, builders, plan, num_host_blocks, max_model_len, grammars, sizes or NO_GRAPHS
+        )
+
+    activations = graphs = 0
     if config.num_blocks is not None:
         plan = pool_plan(specs, config.num_blocks, config.max_num_seqs)
     elif device.type == "cpu":
         plan = plan_on_cpu(config, specs, config.max_num_seqs * blocks_per_seq)
     else:
         largest = dummy_batch(config.max_num_batched_tokens, config.max_num_seqs, max_model_len)
-        peak = measure_peak(assembled(NOTHING, 0), largest, device)
-        activations = peak.activations
+        peak = measure_peak(assembled(NOTHING, 0), largest, sizes.largest() if sizes else None, device)
+        activations, graphs = peak.activations, peak.graphs
         plan = plan_on_gpu(config, specs, peak.used, peak.total)
     plan = pool_plan(specs, tp.minimum(plan.num_blocks, device), config.max_num_seqs)
     bytes_per_block = bytes_of(specs, PoolKind.PAGE)
@@ -102,10 +110,13 @@ def build_runner(config: RunnerConfig, tp: Group) -> tuple[ModelRunner, ModelInf
     runner = assembled(plan, num_host_blocks)
     # Libraries set themselves up at their first call; no request should wait for that.
     runner.execute(dummy_batch(1, config.max_num_seqs, max_model_len))
+    if sizes is not None:
+        runner.capture(sizes)
 
     memory = MemoryReport(
         weights=weights,
         activations=activations,
+        graphs=graphs,
         kv_cache=plan.num_page_bytes,
         state=plan.num_state_bytes,
         swap=num_host_blocks * bytes_per_block,
@@ -113,9 +124,10 @@ def build_runner(config: RunnerConfig, tp: Group) -> tuple[ModelRunner, ModelInf
     )
     dtype_name = str(dtype).removeprefix("torch.")
     logger.info(
-        "%s on %s in %s: weights %.2f GiB, activations %.2f GiB, KV cache %.2f GiB = %d blocks of %d = %d tokens, "
-        "swap %.2f GiB",
-        model_config.architecture, device, dtype_name, weights / GIB, activations / GIB,
+        "%s on %s in %s: weights %.2f GiB, activations %.2f GiB, CUDA graphs %.2f GiB, "
+        "KV cache %.2f GiB = %d blocks of %d = %d tokens, swap %.2f GiB",
+        model_config.architecture, device, dtype_name,
+        weights / GIB, activations / GIB, graphs / GIB,
         memory.kv_cache / GIB, plan.num_blocks, config.block_size, memory.num_cache_tokens, memory.swap / GIB,
     )  # fmt: skip
     return runner, ModelInfo(
@@ -142,8 +154,12 @@ def assemble(
     num_host_blocks: int,
     max_model_len: int,
     grammars: SlotGrammars | None = None,
+    sizes: GraphSizes = NO_GRAPHS,
 ) -> ModelRunner:
-    """A runner of `model` over caches of this size, in place of those that the builders had before."""
+    """A runner of `model` over caches of this size, in place of those that the builders had before.
+
+    `sizes`: of the graphs that `ModelRunner.capture` will be asked for.
+    """
     for builder in builders:
         builder.allocate(plan)
     blocks_per_seq = -(-max_model_len // config.block_size)
@@ -154,9 +170,16 @@ def assemble(
     buffers = StepBuffers.allocate(
         config.max_num_batched_tokens, config.max_num_seqs, blocks_per_seq, plan.num_blocks, kernels.device
     )
-    preparer = StepPreparer(slots, buffers, kernels, config.block_size)
+    forward = ForwardPass(model, builders, buffers, max_model_len)
+    preparer = StepPreparer(slots, buffers, kernels, config.block_size, sizes.rows if forward.can_capture else ())
     mover = EntryMover(builders, kernels, num_host_blocks)
-    return ModelRunner(RunnerParts(kernels, tp, model, builders, mover, slots, preparer, grammars))
+    return ModelRunner(RunnerParts(kernels, tp, model, builders, mover, slots, preparer, forward, grammars))
+
+
+def _graph_sizes(config: RunnerConfig, device: torch.device) -> GraphSizes | None:
+    if device.type != "cuda" or config.enforce_eager:
+        return None
+    return GraphSizes.up_to(config.max_num_seqs, config.max_num_batched_tokens)
 
 
 def _max_model_len(config: RunnerConfig, model: ModelConfig) -> int:

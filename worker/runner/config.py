@@ -31,6 +31,8 @@ class RunnerConfig:
     kv_cache_gib: float | None = None
     """Size of a rank's cache; None: from free memory."""
     gpu_memory_utilization: float = 0.9
+    enforce_eager: bool = False
+    """No CUDA graphs: each operation of a step is launched by itself."""
     swap_space_gib: float = 0.0
     """Host memory of a rank for swapped blocks."""
     seed: int = 0
@@ -44,6 +46,8 @@ class MemoryReport:
     weights: int
     activations: int
     """Peak beyond weights in a dummy step at the largest batch; measured on a GPU, 0 on a CPU."""
+    graphs: int
+    """Of CUDA graphs, beyond the other parts; measured at the largest."""
     kv_cache: int
     state: int
     """Groups of per-request state."""

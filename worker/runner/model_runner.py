@@ -1,12 +1,12 @@
 """The model runner of one rank: carries out scheduled batches, in three phases (prepare, run, postprocess)."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from worker.attention.context import ForwardContext, forward_context
 from worker.attention.interface import CacheBuilder
 from worker.core.batch import BatchOutput, ScheduledBatch
 from worker.grammars.masks import PendingMasks, SlotGrammars
@@ -15,6 +15,8 @@ from worker.kernels.transfer import to_device
 from worker.models.base import CausalLM
 from worker.parallel.group import Group
 from worker.runner.entries import EntryMover
+from worker.runner.forward import ForwardPass
+from worker.runner.graphs import GraphSizes, Outputs
 from worker.runner.pending import PendingStep
 from worker.runner.prepare import PromptInputs, StepInputs, StepPreparer
 from worker.runner.slots import SlotState
@@ -23,6 +25,9 @@ from worker.sampling.edits import History
 from worker.sampling.logprobs import LogprobTensors, token_logprobs
 from worker.sampling.sampler import Sampler, SamplingRows
 
+logger = logging.getLogger(__name__)
+
+OUT_OF_MEMORY = "the device ran out of memory"
 PROMPT_LOGITS = 256
 """Prompt tokens whose logits exist at a time: they are as wide as the vocabulary."""
 
@@ -38,6 +43,7 @@ class RunnerParts:
     mover: EntryMover
     slots: SlotState
     preparer: StepPreparer
+    forward: ForwardPass
     grammars: SlotGrammars | None
     """On rank 0, whose choice of tokens the others take over."""
 
@@ -54,29 +60,41 @@ class ModelRunner:
         self._timer = StepTimer(self._device)
 
     @torch.inference_mode()
+    def capture(self, sizes: GraphSizes) -> None:
+        """CUDA graphs of these sizes, for the steps to come."""
+        self._parts.preparer.prepare_padding()
+        self._parts.forward.capture(sizes)
+
+    @torch.inference_mode()
     def submit(self, batch: ScheduledBatch) -> PendingStep:
         """Start a step. On a GPU this returns while the device still works; on a CPU the step is done."""
         timing = self._timer.start()
         self._parts.mover.move(batch)
         inputs = self._parts.preparer.prepare(batch)
         masks = self.grammars.start(batch, inputs.sampled_rows) if self.grammars is not None else None
-        hidden = self._run(inputs)
-        return self._postprocess(batch, inputs, hidden, timing, masks)
+        try:
+            outputs = self._parts.forward.run(inputs.step)
+            return self._postprocess(batch, inputs, outputs, timing, masks)
+        except torch.OutOfMemoryError as error:
+            if self._tp.size > 1:
+                raise  # the other ranks are in the midst of it
+            return self._out_of_memory(batch, timing, error)
 
     def execute(self, batch: ScheduledBatch) -> BatchOutput:
         """`submit` and wait."""
         return self.submit(batch).result()
 
-    def _run(self, inputs: StepInputs) -> Tensor:
-        step, buffers = inputs.step, self._parts.preparer.buffers
-        metadata = tuple(builder.prepare(step, buffers) for builder in self._parts.builders)
-        with forward_context(ForwardContext(metadata)):
-            return self._model(buffers.input_ids[: step.num_tokens])
+    def _out_of_memory(self, batch: ScheduledBatch, timing: Timing, error: torch.OutOfMemoryError) -> PendingStep:
+        """The step's requests end: their slots are bound anew by whoever comes next. No other entry was written."""
+        logger.error("step %d ran out of memory: %s", batch.step, error)
+        torch.cuda.empty_cache()
+        timing.stop()
+        return PendingStep(batch, [], timing, failure=OUT_OF_MEMORY)
 
     def _postprocess(
-        self, batch: ScheduledBatch, inputs: StepInputs, hidden: Tensor, timing: Timing, masks: PendingMasks | None
+        self, batch: ScheduledBatch, inputs: StepInputs, outputs: Outputs, timing: Timing, masks: PendingMasks | None
     ) -> PendingStep:
-        rows = inputs.sampled_rows
+        rows, hidden = inputs.sampled_rows, outputs.hidden
         pending = PendingStep(batch, rows, timing)
         if inputs.other_tokens is not None:
             # Its last token has looked at all keys and values of the row. Logits tell the same of the sampled rows.
@@ -87,7 +105,7 @@ class ModelRunner:
             if found is not None:
                 pending.prompt_rows, pending.prompt_logprobs = inputs.prompt.rows, self._logprobs_to_host(found)
         if rows:
-            token_ids = self._sample(batch, inputs, hidden, pending, masks)
+            token_ids = self._sample(batch, inputs, outputs, pending, masks)
             if not batch.is_dummy:
                 self._slots.remember(inputs.sampled_slots, inputs.sampled_positions, token_ids.clamp(min=0))
             pending.token_ids = self._to_host(token_ids)
@@ -95,12 +113,12 @@ class ModelRunner:
         return pending
 
     def _sample(
-        self, batch: ScheduledBatch, inputs: StepInputs, hidden: Tensor, pending: PendingStep,
+        self, batch: ScheduledBatch, inputs: StepInputs, outputs: Outputs, pending: PendingStep,
         masks: PendingMasks | None,
     ) -> Tensor:  # fmt: skip
         """The tokens of the sampled rows, int64 [R]: rank 0 has the logits and chooses for all ranks."""
         rows = inputs.sampled_rows
-        logits = self._model.logits(hidden.index_select(0, inputs.logit_tokens))
+        logits = self._logits(outputs, inputs)
         if logits is None:
             return self._tp.broadcast(torch.empty(len(rows), dtype=torch.int64, device=self._device))
         logits = logits.float().contiguous()
@@ -113,6 +131,12 @@ class ModelRunner:
             pending.logprob_rows = sampling.plan.logprobs
             pending.logprobs = self._logprobs_to_host(sampled.logprobs)
         return self._tp.broadcast(sampled.token_ids)
+
+    def _logits(self, outputs: Outputs, inputs: StepInputs) -> Tensor | None:
+        """[R, V] of the sampled rows, which are all rows but padding where the pass has logits."""
+        if not outputs.has_logits:
+            return self._model.logits(outputs.hidden.index_select(0, inputs.logit_tokens))
+        return None if outputs.logits is None else outputs.logits[: len(inputs.sampled_rows)]
 
     def _sampling_rows(self, batch: ScheduledBatch, inputs: StepInputs, grammar_mask: Tensor | None) -> SamplingRows:
         slots = inputs.sampled_slots

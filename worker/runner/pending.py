@@ -39,6 +39,9 @@ class PendingStep:
     """(batch row, number of tokens, most likely tokens it asks for)."""
     prompt_logprobs: LogprobTensors | None = None
 
+    failure: str | None = None
+    """Why no row has a result."""
+
     def sampled_token(self, index: int) -> int:
         """That of `sampled_rows[index]`, FAILED or NOTHING_ALLOWED. Waits for the device."""
         assert self.token_ids is not None
@@ -48,6 +51,8 @@ class PendingStep:
     def result(self) -> BatchOutput:
         """Wait for the device, then translate."""
         seconds = self.timing.wait()
+        if self.failure is not None:
+            return self._failed(self.failure, seconds)
         sampled = dict(zip(self.sampled_rows, self._sampled_tokens(), strict=True))
         unmet = {row: NO_TOKEN_LEFT for row, token in sampled.items() if token == NOTHING_ALLOWED} | self.grammar_errors
         broken = [row for row, token in sampled.items() if token == FAILED] + self._broken_other_rows()
@@ -64,6 +69,12 @@ class PendingStep:
             prompt_logprobs=self._prompt_logprobs(),
             candidates=self._candidates(errors),
             run_seconds=seconds,
+        )
+
+    def _failed(self, why: str, seconds: float) -> BatchOutput:
+        rows = range(len(self.batch.slots))
+        return BatchOutput(
+            step=self.batch.step, token_ids=[[] for _ in rows], errors=dict.fromkeys(rows, why), run_seconds=seconds
         )
 
     def _sampled_tokens(self) -> list[int]:

@@ -139,6 +139,13 @@ class StepPreparer:
             prompt=None,
         )
 
+    def prepare_padding(self) -> None:
+        """Fill the buffers with a step of padding rows alone, as many as there can be."""
+        num_rows = len(self._places)
+        slots = torch.full_like(self._places, self._slots.spare_slot)
+        step = Step(num_uniform_rows=num_rows, max_context_len=1, num_padding_rows=num_rows)
+        self._fill(StagedRows(slots, self._places, self._ones), step)
+
     def _to_device(self, arrays: dict[str, np.ndarray]) -> dict[str, Tensor]:
         """The arrays on the device, and the slots there brought up to date with what is new in them."""
         staged = self._staging.to_device(arrays)

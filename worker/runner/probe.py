@@ -6,6 +6,7 @@ import torch
 
 from worker.core.batch import ScheduledBatch
 from worker.core.tokens import token_array
+from worker.runner.graphs import GraphSizes
 from worker.runner.model_runner import ModelRunner
 
 
@@ -18,10 +19,15 @@ class PeakMemory:
     total: int
     activations: int
     """Of `used`, what the step itself takes."""
+    graphs: int
+    """Of `used`, what CUDA graphs take."""
 
 
-def measure_peak(runner: ModelRunner, largest: ScheduledBatch, device: torch.device) -> PeakMemory:
-    """Runs `largest` on a CUDA device. `runner` has the spare block and group alone."""
+def measure_peak(
+    runner: ModelRunner, largest: ScheduledBatch, graphs: GraphSizes | None, device: torch.device
+) -> PeakMemory:
+    """Runs `largest` on a CUDA device, and captures `graphs`, whose memory the smaller ones share. `runner` has the
+    spare block and group alone."""
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
@@ -29,8 +35,12 @@ def measure_peak(runner: ModelRunner, largest: ScheduledBatch, device: torch.dev
     torch.cuda.synchronize(device)
     activations = torch.cuda.max_memory_allocated(device) - before
     torch.cuda.empty_cache()
-    free, total = torch.cuda.mem_get_info(device)
-    return PeakMemory(total - free + activations, total, activations)
+    without_graphs, total = torch.cuda.mem_get_info(device)
+    if graphs is not None:
+        runner.capture(graphs)
+    torch.cuda.empty_cache()
+    free = torch.cuda.mem_get_info(device)[0]
+    return PeakMemory(total - free + activations, total, activations, without_graphs - free)
 
 
 def dummy_batch(num_tokens: int, num_slots: int, max_model_len: int) -> ScheduledBatch:

@@ -1,0 +1,53 @@
+"""Phase 2 of a step, run: the forward pass over the step's buffers, replayed from a graph where one fits."""
+
+import logging
+from bisect import bisect_left
+from collections.abc import Sequence
+
+from worker.attention.context import ForwardContext, forward_context
+from worker.attention.interface import CacheBuilder
+from worker.kernels.step import Step, StepBuffers
+from worker.models.base import CausalLM
+from worker.runner.graphs import GraphCapture, Graphs, GraphSizes, Outputs
+
+logger = logging.getLogger(__name__)
+
+
+class ForwardPass:
+    """Of one model over caches that are bound. Eager until `capture`."""
+
+    def __init__(
+        self, model: CausalLM, builders: Sequence[CacheBuilder], buffers: StepBuffers, max_context_len: int
+    ) -> None:
+        self._model, self._builders, self._buffers = model, builders, buffers
+        self._max_context_len = max_context_len
+        self._graphs = Graphs()
+        self._token_sizes: tuple[int, ...] = ()
+
+    def capture(self, sizes: GraphSizes) -> None:
+        """On a CUDA device, once the buffers hold a step of padding."""
+        captured = GraphCapture(self._model, self._builders, self._buffers, self._max_context_len)
+        rows = sizes.rows if self.can_capture else ()
+        self._graphs, self._token_sizes = captured.capture(GraphSizes(rows, sizes.tokens)), sizes.tokens
+
+    @property
+    def can_capture(self) -> bool:
+        """Whether steps of uniform rows can be captured whole."""
+        return all(builder.can_capture for builder in self._builders)
+
+    def run(self, step: Step) -> Outputs:
+        """Decides how, and says why at debug level."""
+        is_uniform = not step.chunks and step.uniform_len == 1
+        full = self._graphs.full.get(step.num_rows) if is_uniform else None
+        if full is not None:
+            logger.debug("full graph of %d rows", step.num_rows)
+            return full.replay()
+        metadata = tuple(builder.prepare(step, self._buffers) for builder in self._builders)
+        at = bisect_left(self._token_sizes, step.num_tokens)
+        with forward_context(ForwardContext(metadata)):
+            if at == len(self._token_sizes):
+                logger.debug("eager: no graph of %d tokens", step.num_tokens)
+                return Outputs(self._model(self._buffers.input_ids[: step.num_tokens]))
+            size = self._token_sizes[at]
+            logger.debug("piecewise graph of %d tokens for %d in %d rows", size, step.num_tokens, step.num_rows)
+            return self._graphs.piecewise[size].replay(step.num_tokens)

@@ -1,0 +1,194 @@
+"""CUDA graphs of the forward pass, captured once at start-up: a step is then one launch, or one for each layer.
+
+*Full* graphs serve steps of uniform rows alone, logits included. *Piecewise* graphs serve all other steps: the cache
+layers, whose work depends on the rows' lengths, are the cuts, and everything between two of them is one graph.
+All read and write the same memory, step after step: the step's buffers, and one pool that all graphs share, which is
+right because the steps follow each other on one stream and a graph's results are used up before the next is replayed.
+"""
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from worker.attention.context import ForwardContext, forward_context
+from worker.attention.interface import CacheBuilder, CacheLayer
+from worker.kernels.step import Step, StepBuffers
+from worker.models.base import CausalLM
+
+logger = logging.getLogger(__name__)
+
+ROWS = (1, 2, 4, *range(8, 64, 8), *range(64, 256, 32), *range(256, 1025, 64))
+"""Uniform rows of full graphs: few enough to be captured in a second or two, dense enough that padding costs little."""
+TOKENS = (8, 16, 32, 64, 128, 192, 256, 320, 384, 512)
+"""Tokens of piecewise graphs. Above, launching takes less time than the device's work."""
+
+
+@dataclass(frozen=True, slots=True)
+class GraphSizes:
+    """Rising."""
+
+    rows: tuple[int, ...] = ()
+    tokens: tuple[int, ...] = ()
+
+    @classmethod
+    def up_to(cls, max_rows: int, max_tokens: int) -> "GraphSizes":
+        """A step of `max_rows` uniform rows is always among them."""
+        rows = tuple(size for size in ROWS if size < max_rows)
+        return cls((*rows, max_rows), tuple(size for size in TOKENS if size <= max_tokens))
+
+    def largest(self) -> "GraphSizes":
+        return GraphSizes(self.rows[-1:], self.tokens[-1:])
+
+
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """What a forward pass leaves. Of a graph: valid until the next pass."""
+
+    hidden: Tensor
+    """[T, hidden], padding included."""
+    has_logits: bool = False
+    logits: Tensor | None = None
+    """[R, V] of uniform rows, if the pass has logits; None on ranks that get none."""
+
+
+@dataclass(slots=True)
+class Piece:
+    """A graph, and the cache layer that comes after it."""
+
+    graph: torch.cuda.CUDAGraph
+    layer: CacheLayer | None = None
+    """None: it is the last."""
+    given: Tensor | None = None
+    """The layer's input, which the graph leaves."""
+    wanted: Tensor | None = None
+    """Where the next graph expects the layer's output."""
+
+
+@dataclass(frozen=True, slots=True)
+class FullGraph:
+    graph: torch.cuda.CUDAGraph
+    outputs: Outputs
+
+    def replay(self) -> Outputs:
+        self.graph.replay()
+        return self.outputs
+
+
+@dataclass(frozen=True, slots=True)
+class PiecewiseGraph:
+    pieces: list[Piece]
+    hidden: Tensor
+
+    def replay(self, num_tokens: int) -> Outputs:
+        """In the forward context of a step of so many tokens, at most the graph's size."""
+        for piece in self.pieces:
+            piece.graph.replay()
+            if piece.layer is not None and piece.given is not None and piece.wanted is not None:
+                piece.wanted[:num_tokens].copy_(piece.layer.attend(piece.given[:num_tokens]))
+        return Outputs(self.hidden)
+
+
+@dataclass(slots=True)
+class Graphs:
+    full: dict[int, FullGraph] = field(default_factory=dict)
+    piecewise: dict[int, PiecewiseGraph] = field(default_factory=dict)
+
+
+class GraphCapture:
+    """Captures the passes of one model over one set of buffers and caches. Those must stay where they are."""
+
+    def __init__(
+        self, model: CausalLM, builders: Sequence[CacheBuilder], buffers: StepBuffers, max_context_len: int
+    ) -> None:
+        self._model, self._builders, self._buffers = model, builders, buffers
+        self._max_context_len = max_context_len
+        self._device = buffers.input_ids.device
+        self._pool = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream(self._device)
+        self._wanted: dict[int, Tensor] = {}
+        """Where cache layers leave their outputs: by their size, for all layers and graphs."""
+
+    def capture(self, sizes: GraphSizes) -> Graphs:
+        """The buffers hold a step of padding, which is run a few times. The largest come first, so that the smaller
+        ones find their memory in the pool."""
+        start = time.perf_counter()
+        graphs = Graphs()
+        torch.cuda.synchronize(self._device)
+        with torch.cuda.stream(self._stream):
+            for num_tokens in reversed(sizes.tokens):
+                graphs.piecewise[num_tokens] = self._capture_piecewise(num_tokens)
+            for rows in reversed(sizes.rows):
+                graphs.full[rows] = self._capture_full(rows)
+        torch.cuda.synchronize(self._device)
+        logger.info(
+            "CUDA graphs: %d full and %d piecewise captured in %.1f s",
+            len(graphs.full), len(graphs.piecewise), time.perf_counter() - start,
+        )  # fmt: skip
+        return graphs
+
+    def _capture_full(self, rows: int) -> FullGraph:
+        step = Step(num_uniform_rows=rows, max_context_len=self._max_context_len)
+
+        def run() -> tuple[Tensor, Tensor | None]:
+            metadata = tuple(builder.prepare(step, self._buffers) for builder in self._builders)
+            with forward_context(ForwardContext(metadata)):
+                hidden = self._model(self._buffers.input_ids[:rows])
+            return hidden, self._model.logits(hidden)
+
+        # Kernels are compiled and libraries set up at their first call, which cannot be captured.
+        run()
+        graph = self._begin()
+        hidden, logits = run()
+        graph.capture_end()
+        return FullGraph(graph, Outputs(alias(hidden), True, None if logits is None else alias(logits)))
+
+    def _capture_piecewise(self, num_tokens: int) -> PiecewiseGraph:
+        input_ids = self._buffers.input_ids[:num_tokens]
+        with forward_context(ForwardContext((), cut=self._output_of)):
+            self._model(input_ids)  # see `_capture_full`
+        pieces = [Piece(self._begin())]
+
+        def cut(layer: CacheLayer, x: Tensor) -> Tensor:
+            piece = pieces[-1]
+            piece.graph.capture_end()
+            piece.layer, piece.given, piece.wanted = layer, alias(x), self._output_of(layer, x)
+            pieces.append(Piece(self._begin()))
+            return piece.wanted
+
+        with forward_context(ForwardContext((), cut=cut)):
+            hidden = self._model(input_ids)
+        pieces[-1].graph.capture_end()
+        return PiecewiseGraph(pieces, alias(hidden))
+
+    def _output_of(self, layer: CacheLayer, x: Tensor) -> Tensor:
+        """The first to ask has the most tokens."""
+        if layer.output_size not in self._wanted:
+            shape = (len(x), layer.output_size)
+            self._wanted[layer.output_size] = torch.zeros(shape, dtype=x.dtype, device=x.device)
+        return self._wanted[layer.output_size][: len(x)]
+
+    def _begin(self) -> torch.cuda.CUDAGraph:
+        graph = torch.cuda.CUDAGraph()
+        # Other threads of this process may allocate meanwhile.
+        graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+        return graph
+
+
+class _Address:
+    """The memory of a tensor, as the CUDA array interface describes it: not owned."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (tensor.numel() * tensor.element_size(),), "typestr": "|u1", "data": (tensor.data_ptr(), False),
+            "version": 3,
+        }  # fmt: skip
+
+
+def alias(tensor: Tensor) -> Tensor:
+    """The same contiguous memory, which the pool may give to what comes later in the same pass or in another one."""
+    assert tensor.is_contiguous()
+    return torch.as_tensor(_Address(tensor), device=tensor.device).view(tensor.dtype).view(tensor.shape)
