@@ -1,15 +1,13 @@
 """Each operation of the kernel table against a float64 reference. A new backend joins by its name in BACKENDS."""
 
 import os
-from dataclasses import dataclass
 
 import pytest
 import torch
-from torch import Tensor
 
+from tests.kernels.rig import Rig, Rows
 from worker.kernels.interface import (
     EMBEDDING,
-    GQA,
     LINEAR,
     MOVE_ENTRIES,
     PREPARE_STEP,
@@ -18,14 +16,10 @@ from worker.kernels.interface import (
     SILU_AND_MUL,
     ActivationSpec,
     EmbeddingSpec,
-    GqaSpec,
-    KernelT,
     LinearSpec,
     NormSpec,
-    Operation,
     QkNorm,
     RopeTable,
-    SpecT,
 )
 from worker.kernels.select import Kernels
 from worker.kernels.step import Chunk, SlotTables, StagedRows, Step, StepBuffers
@@ -42,32 +36,6 @@ else:
     BACKENDS = [("torch", "cpu")] + ([(name, "cuda") for name in ("torch", "triton")] * torch.cuda.is_available())
 DTYPES = [torch.float32, torch.float16 if IS_INTERPRETED else torch.bfloat16]
 """Triton's interpreter cannot compute in bfloat16."""
-TOLERANCE = {torch.float32: 2e-5, torch.float16: 5e-3, torch.bfloat16: 3e-2}
-
-
-@dataclass(frozen=True)
-class Rig:
-    """A backend's kernels in one dtype."""
-
-    kernels: Kernels
-    dtype: torch.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.kernels.device
-
-    def choose(self, operation: Operation[SpecT, KernelT], spec: SpecT) -> KernelT:
-        return self.kernels.choose(operation, spec, self.dtype)
-
-    def noise(self, *shape: int, seed: int = 0) -> Tensor:
-        values = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-        return values.to(self.device, self.dtype)
-
-    def assert_close(self, got: Tensor, expected: Tensor) -> None:
-        """Error relative to the largest expected value."""
-        assert got.shape == expected.shape and got.dtype == self.dtype
-        error = (got.double() - expected).abs().max() / expected.abs().max()
-        assert error < TOLERANCE[self.dtype]
 
 
 @pytest.fixture(params=BACKENDS, ids="-".join)
@@ -128,93 +96,6 @@ def test_linear(rig: Rig, rows: int, with_bias: bool) -> None:
 # --- attention
 
 SHAPES = [(6, 2, 16), (4, 4, 8), (3, 1, 64)]
-SCALE = 0.3
-
-
-class Rows:
-    """Rows of a step with random qkv, and a cache with their histories scattered over blocks, NaN everywhere else."""
-
-    def __init__(
-        self, rig: Rig, shape: tuple[int, int, int], query_lens: list[int], context_lens: list[int], block_size: int
-    ) -> None:
-        self.rig, self.query_lens, self.context_lens, self.block_size = rig, query_lens, context_lens, block_size
-        self.heads, self.kv_heads, self.head_dim = shape
-        self.spec = GqaSpec(*shape, scale=SCALE, dtype=rig.dtype)
-        self.kernel = rig.choose(GQA, self.spec)
-        counts = [-(-n // block_size) for n in context_lens]
-        num_blocks = sum(counts) + 3
-        pool = self.kernel.allocate(2, num_blocks + 1, block_size, rig.device)
-        for entry in pool.entries:
-            assert len(entry) == num_blocks + 1
-            entry.fill_(torch.nan)
-        self.cache = pool.layers[1]
-        order = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(4)).tolist()
-        self.tables = [[order.pop() for _ in range(count)] for count in counts]
-        self.buffers = StepBuffers.allocate(sum(context_lens), len(counts), max(counts) + 2, num_blocks, rig.device)
-        # The histories, written by a step of their own; then the step itself.
-        self.history = [self._write([n - q for n, q in zip(context_lens, query_lens, strict=True)])]
-        self.step, self.metadata = self._prepare(query_lens, context_lens)
-        self.qkv = self._noise(sum(query_lens), seed=1)
-        self.q, self.k, self.v = self.kernel.write_qkv(self.qkv.clone(), None, None, self.cache, self.metadata)
-
-    def _noise(self, num_tokens: int, seed: int) -> Tensor:
-        return self.rig.noise(num_tokens, (self.heads + 2 * self.kv_heads) * self.head_dim, seed=seed)
-
-    def _write(self, lens: list[int]) -> Tensor:
-        qkv = self._noise(sum(lens), seed=2)
-        if sum(lens):
-            rows = [row for row, n in enumerate(lens) if n]
-            _, metadata = self._prepare([lens[row] for row in rows], [lens[row] for row in rows], rows, uniform=False)
-            self.kernel.write_qkv(qkv.clone(), None, None, self.cache, metadata)
-        return qkv
-
-    def _prepare(
-        self, query_lens: list[int], context_lens: list[int], rows: list[int] | None = None, *, uniform: bool = True
-    ) -> tuple[Step, object]:
-        """As `prepare_step` would fill the buffers."""
-        tables = self.tables if rows is None else [self.tables[row] for row in rows]
-        num_uniform = sum(n == 1 for n in query_lens) if uniform else 0
-        assert not uniform or query_lens[:num_uniform] == [1] * num_uniform
-        size, buffers = self.block_size, self.buffers
-        positions = [p for q, n in zip(query_lens, context_lens, strict=True) for p in range(n - q, n)]
-        owners = [row for row, q in enumerate(query_lens) for _ in range(q)]
-        slots = [tables[row][p // size] * size + p % size for row, p in zip(owners, positions, strict=True)]
-        buffers.positions[: len(positions)] = torch.tensor(positions)
-        buffers.token_slots[: len(slots)] = torch.tensor(slots)
-        buffers.context_lens[: len(tables)] = torch.tensor(context_lens)
-        for row, table in enumerate(tables):
-            buffers.block_tables[row, : len(table)] = torch.tensor(table)
-        step = Step(
-            num_uniform_rows=num_uniform,
-            chunks=tuple(map(Chunk, query_lens[num_uniform:], context_lens[num_uniform:])),
-            max_context_len=max(context_lens),
-        )
-        return step, self.kernel.prepare(step, buffers, size)
-
-    def exact(self) -> Tensor:
-        """Causal attention in float64: [T, H × D]."""
-        group = self.heads // self.kv_heads
-        split = [self.heads, self.kv_heads, self.kv_heads]
-        old = self.history[0].double().unflatten(-1, (-1, self.head_dim)).split(split, 1)
-        new = self.qkv.double().unflatten(-1, (-1, self.head_dim)).split(split, 1)
-        outs, old_at, new_at = [], 0, 0
-        for q_len, context_len in zip(self.query_lens, self.context_lens, strict=True):
-            before = context_len - q_len
-            k, v = (
-                torch.cat((old[i][old_at : old_at + before], new[i][new_at : new_at + q_len])).repeat_interleave(
-                    group, 1
-                )
-                for i in (1, 2)
-            )
-            scores = torch.einsum("qhd,khd->hqk", new[0][new_at : new_at + q_len], k) * SCALE
-            hidden = torch.arange(context_len) > torch.arange(before, context_len)[:, None]
-            weights = scores.masked_fill(hidden.to(scores.device), -torch.inf).softmax(-1)
-            outs.append(torch.einsum("hqk,khd->qhd", weights, v))
-            old_at, new_at = old_at + before, new_at + q_len
-        return torch.cat(outs).flatten(1)
-
-    def attend(self) -> Tensor:
-        return self.kernel.attend(self.q, self.k, self.v, self.cache, self.metadata)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)

@@ -1,0 +1,167 @@
+"""A backend's kernels in one dtype, and rows of a step for its attention, with their exact results."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from worker.kernels.interface import GQA, GqaSpec, KernelT, Operation, SpecT
+from worker.kernels.select import Kernels
+from worker.kernels.step import Chunk, Step, StepBuffers
+
+TOLERANCE = {torch.float32: 2e-5, torch.float16: 5e-3, torch.bfloat16: 3e-2}
+SCALE = 0.3
+
+
+@dataclass(frozen=True)
+class Rig:
+    """A backend's kernels in one dtype."""
+
+    kernels: Kernels
+    dtype: torch.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.kernels.device
+
+    def choose(self, operation: Operation[SpecT, KernelT], spec: SpecT) -> KernelT:
+        return self.kernels.choose(operation, spec, self.dtype)
+
+    def noise(self, *shape: int, seed: int = 0) -> Tensor:
+        values = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+        return values.to(self.device, self.dtype)
+
+    def assert_close(self, got: Tensor, expected: Tensor) -> None:
+        """Error relative to the largest expected value."""
+        assert got.shape == expected.shape and got.dtype == self.dtype
+        error = (got.double() - expected).abs().max() / expected.abs().max()
+        assert error < TOLERANCE[self.dtype]
+
+
+@dataclass(frozen=True)
+class Row:
+    num_tokens: int
+    context_len: int
+    """0: a row of padding."""
+    table: list[int]
+
+    def token_slots(self, block_size: int) -> list[int]:
+        if not self.context_len:
+            return [-1] * self.num_tokens
+        return [self.table[p // block_size] * block_size + p % block_size for p in self.positions]
+
+    @property
+    def positions(self) -> range:
+        """Of padding as `prepare_step` has them: those of the spare slot."""
+        before = self.context_len - self.num_tokens if self.context_len else 0
+        return range(before, before + self.num_tokens)
+
+
+class Rows:
+    """Rows of a step with random qkv, and a cache with their histories scattered over blocks, NaN everywhere else.
+
+    Those at the front with `uniform_len` tokens are uniform, with `num_padding` rows after them; the others are chunks.
+    """
+
+    def __init__(
+        self,
+        rig: Rig,
+        shape: tuple[int, int, int],
+        query_lens: list[int],
+        context_lens: list[int],
+        block_size: int,
+        *,
+        uniform_len: int = 1,
+        num_padding: int = 0,
+        scale: float = SCALE,
+    ) -> None:
+        self.rig, self.block_size = rig, block_size
+        self.heads, self.kv_heads, self.head_dim = shape
+        self.spec = GqaSpec(*shape, scale=scale, dtype=rig.dtype)
+        self.kernel = rig.choose(GQA, self.spec)
+        counts = [-(-n // block_size) for n in context_lens]
+        num_blocks = sum(counts) + 3
+        pool = self.kernel.allocate(2, num_blocks + 1, block_size, rig.device)
+        for entry in pool.entries:
+            assert len(entry) == num_blocks + 1
+            entry.fill_(torch.nan)
+        self.entries, self.cache = pool.entries, pool.layers[1]
+        order = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(4)).tolist()
+        rows = [
+            Row(num_tokens, context_len, [order.pop() for _ in range(count)])
+            for num_tokens, context_len, count in zip(query_lens, context_lens, counts, strict=True)
+        ]
+        num_uniform = next((i for i, row in enumerate(rows) if row.num_tokens != uniform_len), len(rows))
+        padding = [Row(uniform_len, 0, [num_blocks])] * num_padding
+        self.rows = rows[:num_uniform] + padding + rows[num_uniform:]
+        num_tokens = sum(row.num_tokens for row in self.rows)
+        self.buffers = StepBuffers.allocate(
+            max(num_tokens, sum(context_lens)), len(self.rows), max(counts) + 2, num_blocks, rig.device
+        )
+        # The histories, written by a step of their own; then the step itself.
+        before = [Row(n, n, row.table) for row in self.rows if (n := row.context_len - row.num_tokens) > 0]
+        self.history = self._noise(sum(row.num_tokens for row in before), seed=2)
+        if before:
+            _, metadata = self._prepare(before, 0)
+            self.kernel.write_qkv(self.history.clone(), None, None, self.cache, metadata)
+        self.step, self.metadata = self._prepare(self.rows, num_uniform, uniform_len, num_padding)
+        self.qkv = self._noise(num_tokens, seed=1)
+        self.q, self.k, self.v = self.kernel.write_qkv(self.qkv.clone(), None, None, self.cache, self.metadata)
+
+    def _noise(self, num_tokens: int, seed: int) -> Tensor:
+        return self.rig.noise(num_tokens, (self.heads + 2 * self.kv_heads) * self.head_dim, seed=seed)
+
+    def _prepare(
+        self, rows: list[Row], num_uniform: int, uniform_len: int = 1, num_padding: int = 0
+    ) -> tuple[Step, object]:
+        """As `prepare_step` would fill the buffers."""
+        size, buffers = self.block_size, self.buffers
+        lens = torch.tensor([row.num_tokens for row in rows])
+        num_tokens = int(lens.sum())
+        buffers.query_starts[1 : len(rows) + 1] = lens.cumsum(0)
+        buffers.positions[:num_tokens] = torch.tensor([p for row in rows for p in row.positions])
+        buffers.token_slots[:num_tokens] = torch.tensor([slot for row in rows for slot in row.token_slots(size)])
+        buffers.context_lens[: len(rows)] = torch.tensor([row.context_len for row in rows])
+        for i, row in enumerate(rows):
+            buffers.block_tables[i, : len(row.table)] = torch.tensor(row.table)
+        chunks = rows[num_uniform + num_padding :]
+        step = Step(
+            num_uniform_rows=num_uniform + num_padding,
+            uniform_len=uniform_len,
+            chunks=tuple(Chunk(row.num_tokens, row.context_len) for row in chunks),
+            max_context_len=max(row.context_len for row in rows),
+            num_padding_rows=num_padding,
+        )
+        return step, self.kernel.prepare(step, buffers, size)
+
+    @property
+    def _is_real(self) -> Tensor:
+        """bool [T]: not padding."""
+        return torch.tensor([row.context_len > 0 for row in self.rows for _ in range(row.num_tokens)])
+
+    def exact(self) -> Tensor:
+        """Causal attention in float64, of all tokens but padding: [T, H × D]."""
+        group = self.heads // self.kv_heads
+        split = [self.heads, self.kv_heads, self.kv_heads]
+        old = self.history.double().unflatten(-1, (-1, self.head_dim)).split(split, 1)
+        new = self.qkv.double().unflatten(-1, (-1, self.head_dim)).split(split, 1)
+        outs, old_at, new_at = [], 0, 0
+        for row in self.rows:
+            q_len, before = row.num_tokens, max(0, row.context_len - row.num_tokens)
+            if row.context_len:
+                k, v = (
+                    torch.cat((old[i][old_at : old_at + before], new[i][new_at : new_at + q_len])).repeat_interleave(
+                        group, 1
+                    )
+                    for i in (1, 2)
+                )
+                scores = torch.einsum("qhd,khd->hqk", new[0][new_at : new_at + q_len], k) * self.spec.scale
+                hidden = torch.arange(row.context_len) > torch.arange(before, row.context_len)[:, None]
+                weights = scores.masked_fill(hidden.to(scores.device), -torch.inf).softmax(-1)
+                outs.append(torch.einsum("hqk,khd->qhd", weights, v))
+            old_at, new_at = old_at + before, new_at + q_len
+        return torch.cat(outs).flatten(1)
+
+    def attend(self) -> Tensor:
+        """Of all tokens but padding."""
+        return self.kernel.attend(self.q, self.k, self.v, self.cache, self.metadata)[self._is_real]
