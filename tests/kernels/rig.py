@@ -1,5 +1,6 @@
 """A backend's kernels in one dtype, and rows of a step for its attention, with their exact results."""
 
+import os
 from dataclasses import dataclass
 
 import torch
@@ -9,6 +10,15 @@ from worker.kernels.interface import GQA, GqaSpec, KernelT, Operation, SpecT
 from worker.kernels.select import Kernels
 from worker.kernels.step import Chunk, Step, StepBuffers
 
+CPU = torch.device("cpu")
+IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+if IS_INTERPRETED:
+    BACKENDS = [("triton", "cpu")]
+else:
+    BACKENDS = [("torch", "cpu")] + ([(name, "cuda") for name in ("torch", "triton")] * torch.cuda.is_available())
+"""A new backend joins here."""
+DTYPES = [torch.float32, torch.float16 if IS_INTERPRETED else torch.bfloat16]
+"""Triton's interpreter cannot compute in bfloat16."""
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 5e-3, torch.bfloat16: 3e-2}
 SCALE = 0.3
 
@@ -74,10 +84,13 @@ class Rows:
         uniform_len: int = 1,
         num_padding: int = 0,
         scale: float = SCALE,
+        window: int | None = None,
+        has_sinks: bool = False,
     ) -> None:
         self.rig, self.block_size = rig, block_size
         self.heads, self.kv_heads, self.head_dim = shape
-        self.spec = GqaSpec(*shape, scale=scale, dtype=rig.dtype)
+        self.spec = GqaSpec(*shape, scale, rig.dtype, window, has_sinks)
+        self.sinks = rig.noise(self.heads, seed=3) if has_sinks else None
         self.kernel = rig.choose(GQA, self.spec)
         counts = [-(-n // block_size) for n in context_lens]
         num_blocks = sum(counts) + 3
@@ -104,6 +117,7 @@ class Rows:
         if before:
             _, metadata = self._prepare(before, 0)
             self.kernel.write_qkv(self.history.clone(), None, None, self.cache, metadata)
+        self.before = [entry.clone() for entry in self.entries]
         self.step, self.metadata = self._prepare(self.rows, num_uniform, uniform_len, num_padding)
         self.qkv = self._noise(num_tokens, seed=1)
         self.q, self.k, self.v = self.kernel.write_qkv(self.qkv.clone(), None, None, self.cache, self.metadata)
@@ -155,13 +169,22 @@ class Rows:
                     )
                     for i in (1, 2)
                 )
-                scores = torch.einsum("qhd,khd->hqk", new[0][new_at : new_at + q_len], k) * self.spec.scale
-                hidden = torch.arange(row.context_len) > torch.arange(before, row.context_len)[:, None]
-                weights = scores.masked_fill(hidden.to(scores.device), -torch.inf).softmax(-1)
-                outs.append(torch.einsum("hqk,khd->qhd", weights, v))
+                outs.append(self._exact_row(new[0][new_at : new_at + q_len], k, v))
             old_at, new_at = old_at + before, new_at + q_len
         return torch.cat(outs).flatten(1)
 
+    def _exact_row(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        keys = torch.arange(len(k), device=q.device)
+        queries = keys[len(k) - len(q) :, None]
+        hidden = keys > queries
+        if self.spec.window is not None:
+            hidden |= keys <= queries - self.spec.window
+        scores = torch.einsum("qhd,khd->hqk", q, k).mul(self.spec.scale).masked_fill(hidden, -torch.inf)
+        if self.sinks is not None:
+            column = self.sinks.double()[:, None, None].expand(-1, len(q), 1)
+            scores = torch.cat((scores, column), -1)
+        return torch.einsum("hqk,khd->qhd", scores.softmax(-1)[..., : len(k)], v)
+
     def attend(self) -> Tensor:
         """Of all tokens but padding."""
-        return self.kernel.attend(self.q, self.k, self.v, self.cache, self.metadata)[self._is_real]
+        return self.kernel.attend(self.q, self.k, self.v, self.cache, self.metadata, self.sinks)[self._is_real]

@@ -1,11 +1,9 @@
-"""Each operation of the kernel table against a float64 reference. A new backend joins by its name in BACKENDS."""
-
-import os
+"""Each operation of the kernel table but attention against a float64 reference."""
 
 import pytest
 import torch
 
-from tests.kernels.rig import Rig, Rows
+from tests.kernels.rig import CPU, Rig
 from worker.kernels.interface import (
     EMBEDDING,
     LINEAR,
@@ -18,35 +16,11 @@ from worker.kernels.interface import (
     EmbeddingSpec,
     LinearSpec,
     NormSpec,
-    QkNorm,
-    RopeTable,
 )
 from worker.kernels.select import Kernels
 from worker.kernels.step import Chunk, SlotTables, StagedRows, Step, StepBuffers
-from worker.kernels.torch import linear as torch_linear
-from worker.kernels.torch.linear import OneDnnLinear, PlainLinear
 from worker.kernels.weights import Dense
 from worker.parallel.group import Group
-
-CPU = torch.device("cpu")
-IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-if IS_INTERPRETED:
-    BACKENDS = [("triton", "cpu")]
-else:
-    BACKENDS = [("torch", "cpu")] + ([(name, "cuda") for name in ("torch", "triton")] * torch.cuda.is_available())
-DTYPES = [torch.float32, torch.float16 if IS_INTERPRETED else torch.bfloat16]
-"""Triton's interpreter cannot compute in bfloat16."""
-
-
-@pytest.fixture(params=BACKENDS, ids="-".join)
-def kernels(request: pytest.FixtureRequest) -> Kernels:
-    name, device = request.param
-    return Kernels(torch.device(device), name)
-
-
-@pytest.fixture(params=DTYPES, ids=str)
-def rig(request: pytest.FixtureRequest, kernels: Kernels) -> Rig:
-    return Rig(kernels, request.param)
 
 
 @pytest.mark.parametrize("tokens", [1, 7])
@@ -91,57 +65,6 @@ def test_linear(rig: Rig, rows: int, with_bias: bool) -> None:
     out = torch.full_like(exact, torch.nan, dtype=rig.dtype)
     assert linear(x, packed, out).data_ptr() == out.data_ptr()
     rig.assert_close(out, exact)
-
-
-# --- attention
-
-SHAPES = [(6, 2, 16), (4, 4, 8), (3, 1, 64)]
-
-
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("block_size", [1, 16, 32])
-@pytest.mark.parametrize("context_lens", [[1], [17], [20, 20, 20], [1, 40, 16, 33]], ids=str)
-def test_attention_of_uniform_rows(
-    rig: Rig, shape: tuple[int, int, int], block_size: int, context_lens: list[int]
-) -> None:
-    rows = Rows(rig, shape, [1] * len(context_lens), context_lens, block_size)
-    rig.assert_close(rows.attend(), rows.exact())
-
-
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("block_size", [1, 16])
-def test_attention_of_chunks_with_and_without_a_cached_prefix(
-    rig: Rig, shape: tuple[int, int, int], block_size: int
-) -> None:
-    """After one uniform row: no prefix, a prefix, a prefix that ends inside a block."""
-    rows = Rows(rig, shape, [1, 9, 16, 5], [8, 9, 48, 30], block_size)
-    rig.assert_close(rows.attend(), rows.exact())
-
-
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_padded_rows_equal_exact_ones(rig: Rig, shape: tuple[int, int, int]) -> None:
-    """What runs where lengths are device facts, on the CPU, too: one token a row and two, as drafts would be."""
-    rows = Rows(rig, shape, [1, 1, 1], [8, 1, 30], 16)
-    uniform = rows.kernel._padded_rows(rows.step, rows.buffers, rows.buffers.block_tables[:3, :2], 16)  # type: ignore[attr-defined]
-    got = rows.kernel._attend_padded(rows.q, rows.cache, uniform)  # type: ignore[attr-defined]
-    rig.assert_close(got.flatten(1), rows.exact())
-
-
-def test_queries_and_keys_are_normed_and_rotated(rig: Rig) -> None:
-    rows = Rows(rig, (4, 2, 16), [1, 9], [8, 9], 16)
-    norm = QkNorm(rig.noise(16, seed=5), rig.noise(16, seed=6), 1e-5)
-    angles = torch.arange(30)[:, None] * torch.linspace(1, 0.1, 8)
-    c, s = angles.cos(), angles.sin()
-    rope = RopeTable(*(torch.cat(pair, -1).to(rig.device, rig.dtype) for pair in ((c, c), (-s, s))))
-    q, k, v = rows.kernel.write_qkv(rows.qkv.clone(), norm, rope, rows.cache, rows.metadata)
-    exact_q, exact_k, exact_v = rows.qkv.double().unflatten(-1, (8, 16)).split([4, 2, 2], 1)
-    positions = torch.tensor([7, *range(9)], device=rig.device)
-    cos, sin = rope.cos.double()[positions, None, :8], rope.sin.double()[positions, None, 8:]
-    for got, plain, weight in ((q, exact_q, norm.q_weight), (k, exact_k, norm.k_weight)):
-        normed = plain * (plain.square().mean(-1, keepdim=True) + 1e-5).rsqrt() * weight.double()
-        first, second = normed.chunk(2, -1)
-        rig.assert_close(got, torch.cat((first * cos - second * sin, second * cos + first * sin), -1))
-    assert torch.equal(v, exact_v.to(rig.dtype))
 
 
 # --- the runner's own
@@ -195,37 +118,8 @@ def test_moves_of_entries(rig: Rig) -> None:
 
 def test_random_bits_are_the_same_on_every_device(kernels: Kernels) -> None:
     seeds, positions = torch.tensor([3, -9]), torch.tensor([5, 6])
-    here = Kernels(CPU).choose(RANDOM_UNIFORM, None, torch.float64)(seeds, positions, 1, 300)
+    here = Kernels(CPU, "torch").choose(RANDOM_UNIFORM, None, torch.float64)(seeds, positions, 1, 300)
     there = kernels.choose(RANDOM_UNIFORM, None, torch.float64)(
         seeds.to(kernels.device), positions.to(kernels.device), 1, 300
     )
     assert torch.equal(here, there.cpu())
-
-
-# --- the choice
-
-
-def linear_kernel() -> object:
-    torch_linear._onednn_works.cache_clear()
-    return Kernels(CPU).choose(LINEAR, LinearSpec(8, 8), torch.float32)
-
-
-def test_wrong_results_of_the_packed_product_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = OneDnnLinear.__call__
-    monkeypatch.setattr(OneDnnLinear, "__call__", lambda self, x, packed, out=None: right(self, x, packed) * 1.01)
-    assert isinstance(linear_kernel(), PlainLinear)
-
-
-def test_missing_packed_operator_falls_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(self: OneDnnLinear) -> None:
-        raise AttributeError("no such operator")
-
-    monkeypatch.setattr(OneDnnLinear, "__init__", missing)
-    assert isinstance(linear_kernel(), PlainLinear)
-
-
-def test_the_table_says_what_was_chosen() -> None:
-    kernels = Kernels(CPU)
-    kernels.choose(RMS_NORM, NormSpec(8), torch.float32)
-    assert kernels.describe() == {"rms_norm": "torch"}
-    assert kernels.choose(RMS_NORM, NormSpec(8), torch.float32) is kernels.choose(RMS_NORM, NormSpec(8), torch.float32)

@@ -99,6 +99,9 @@ class GqaSpec:
     scale: float
     dtype: torch.dtype
     """Of the cache."""
+    window: int | None = None
+    """A token sees the last so many tokens, itself included; None: all."""
+    has_sinks: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,9 +164,12 @@ class GqaKernel(Protocol):
         qkv [T, (H + 2K) × D] → q [T, H, D], k and v [T, K, D]; may overwrite qkv.
         """
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, cache: GqaCache, metadata: GqaMetadata) -> Tensor:
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, cache: GqaCache, metadata: GqaMetadata, sinks: Tensor | None = None
+    ) -> Tensor:
         """Causal attention of each token over its row's context: [T, H × D]. k and v are this step's, written already.
 
+        `sinks`, where the spec has them: [H], a logit of each head that is in the softmax's sum, with no value.
         Reads no cache entry outside a row's context: what is there may be NaN. Rows of the spare slot are undefined.
         """
 

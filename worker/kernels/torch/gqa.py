@@ -134,16 +134,18 @@ class TorchGqa:
         cache.v.flatten(0, 1).index_copy_(0, metadata.write_slots, v.to(cache.v.dtype))
         return q, k, v
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, cache: GqaCache, metadata: Metadata) -> Tensor:
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, cache: GqaCache, metadata: Metadata, sinks: Tensor | None = None
+    ) -> Tensor:
         split, parts = metadata.step.num_uniform_tokens, []
         if isinstance(metadata.uniform, ExactRows):
-            parts.append(self._attend_exact(q[:split], cache, metadata.uniform))
+            parts.append(self._attend_exact(q[:split], cache, metadata.uniform, sinks))
         elif metadata.uniform is not None:
-            parts.append(self._attend_padded(q[:split], cache, metadata.uniform))
+            parts.append(self._attend_padded(q[:split], cache, metadata.uniform, sinks))
         at = split
         for chunk in metadata.chunks:
             end = at + chunk.num_tokens
-            parts.append(self._attend_chunk(q[at:end], k[at:end], v[at:end], cache, chunk))
+            parts.append(self._attend_chunk(q[at:end], k[at:end], v[at:end], cache, chunk, sinks))
             at = end
         mixed = parts[0] if len(parts) == 1 else torch.cat(parts)
         return mixed.flatten(1)
@@ -151,8 +153,16 @@ class TorchGqa:
     def _exact_rows(self, step: Step, buffers: StepBuffers, tables: Tensor, block_size: int) -> ExactRows:
         num_rows, heads, kv_heads = step.num_uniform_rows, self._spec.num_heads, self._spec.num_kv_heads
         lens = buffers.context_lens[:num_rows].long()
-        longest, shortest = int(lens.max()), int(lens.min())
-        token_slots = _token_slots(tables[:num_rows], longest, block_size)
+        if self._spec.window is None:
+            longest, shortest = int(lens.max()), int(lens.min())
+            token_slots = _token_slots(tables[:num_rows], longest, block_size)
+        else:
+            token_slots = _token_slots(tables[:num_rows], int(lens.max()), block_size)
+            first = (lens - self._spec.window).clamp_(min=0)
+            lens = lens - first
+            longest, shortest = int(lens.max()), int(lens.min())
+            within = first[:, None] + torch.arange(longest)
+            token_slots = token_slots.gather(1, within.clamp_(max=token_slots.shape[1] - 1))
         by_kv_head = token_slots[:, None, :] * kv_heads + torch.arange(kv_heads)[:, None]
         key_rows = by_kv_head.repeat_interleave(heads // kv_heads, 1, output_size=heads).flatten()
         padded_index = None
@@ -179,27 +189,34 @@ class TorchGqa:
         kv_heads = torch.arange(self._spec.num_kv_heads, device=tables.device)[:, None]
         key_rows = token_slots[:, None, :] * self._spec.num_kv_heads + kv_heads
         last_seen = (lens - length + torch.arange(length, device=tables.device)).clamp_(min=0)
-        return PaddedRows(key_rows.flatten(), (positions > last_seen[:, :, None])[:, None, :, None])
+        return PaddedRows(key_rows.flatten(), self._hidden(positions, last_seen[:, :, None])[:, None, :, None])
+
+    def _hidden(self, positions: Tensor, query_positions: Tensor) -> Tensor:
+        """bool: which of the keys at `positions` each query does not see."""
+        hidden = positions > query_positions
+        return hidden if self._spec.window is None else hidden | (positions <= query_positions - self._spec.window)
 
     def _chunk_row(self, num_tokens: int, context_len: int, table: Tensor, block_size: int) -> ChunkRow:
-        if num_tokens == context_len:
+        token_slots = None
+        if num_tokens != context_len:
+            token_slots = _token_slots(table[None], context_len, block_size)[0]
+        elif self._spec.window is None and not self._spec.has_sinks:
             return ChunkRow(num_tokens, None, None)
-        token_slots = _token_slots(table[None], context_len, block_size)[0]
         positions = torch.arange(context_len, device=table.device)
-        hidden = positions > positions[context_len - num_tokens :, None]
+        hidden = self._hidden(positions, positions[context_len - num_tokens :, None])
         mask = torch.zeros(num_tokens, context_len, device=table.device, dtype=self._spec.dtype)
         return ChunkRow(num_tokens, token_slots, mask.masked_fill_(hidden, -torch.inf))
 
-    def _attend_exact(self, q: Tensor, cache: GqaCache, rows: ExactRows) -> Tensor:
+    def _attend_exact(self, q: Tensor, cache: GqaCache, rows: ExactRows, sinks: Tensor | None) -> Tensor:
         head_dim = q.shape[-1]
         keys, values = cache.k.view(-1, head_dim), cache.v.view(-1, head_dim)
         scores = self._sampled_scores(q.reshape(-1, head_dim), keys, rows)
         if rows.padded_index is None:
-            weights = torch.softmax(scores.view(rows.padded_shape), -1).flatten()
+            weights = _softmax(scores.view(rows.padded_shape), sinks).flatten()
         else:
             padded = scores.new_full((rows.padded_shape[0] * rows.padded_shape[1],), -torch.inf)
             padded.index_copy_(0, rows.padded_index, scores)
-            weights = torch.softmax(padded.view(rows.padded_shape), -1).flatten().index_select(0, rows.padded_index)
+            weights = _softmax(padded.view(rows.padded_shape), sinks).flatten().index_select(0, rows.padded_index)
         mixed = functional.embedding_bag(
             rows.key_rows, values, rows.starts, mode="sum", per_sample_weights=weights, include_last_offset=True
         )
@@ -219,7 +236,7 @@ class TorchGqa:
         )
         return torch.sparse.sampled_addmm(pattern, q, keys.T, beta=0.0, alpha=self._spec.scale).values()
 
-    def _attend_padded(self, q: Tensor, cache: GqaCache, rows: PaddedRows) -> Tensor:
+    def _attend_padded(self, q: Tensor, cache: GqaCache, rows: PaddedRows, sinks: Tensor | None = None) -> Tensor:
         """Products spelt out: with a mask, torch's fused attention takes several times as long for so few queries."""
         num_rows, _, length, _, longest = rows.hidden.shape
         kv_heads, head_dim = self._spec.num_kv_heads, self._spec.head_dim
@@ -230,23 +247,43 @@ class TorchGqa:
         by_kv_head = q.reshape(num_rows, length, kv_heads, -1, head_dim).transpose(1, 2)
         scores = torch.bmm(by_kv_head.reshape(num_rows * kv_heads, -1, head_dim), k.transpose(1, 2))
         scores = scores.float().mul_(self._spec.scale).view(num_rows, kv_heads, length, -1, longest)
-        weights = scores.masked_fill_(rows.hidden, -torch.inf).softmax(-1).to(v.dtype)
-        mixed = torch.bmm(weights.view(num_rows * kv_heads, -1, longest), v)
+        scores = scores.masked_fill_(rows.hidden, -torch.inf).transpose(2, 3)
+        by_head = None if sinks is None else sinks.view(kv_heads, -1, 1)
+        weights = _softmax(scores, by_head).transpose(2, 3).to(v.dtype)
+        mixed = torch.bmm(weights.reshape(num_rows * kv_heads, -1, longest), v)
         return mixed.view(num_rows, kv_heads, length, -1, head_dim).transpose(1, 2).reshape(q.shape)
 
-    def _attend_chunk(self, q: Tensor, k: Tensor, v: Tensor, cache: GqaCache, chunk: ChunkRow) -> Tensor:
+    def _attend_chunk(
+        self, q: Tensor, k: Tensor, v: Tensor, cache: GqaCache, chunk: ChunkRow, sinks: Tensor | None
+    ) -> Tensor:
         if chunk.token_slots is not None:
             k = cache.k.flatten(0, 1).index_select(0, chunk.token_slots)
             v = cache.v.flatten(0, 1).index_select(0, chunk.token_slots)
+        mask = chunk.mask
+        if sinks is not None and mask is not None:
+            # One more key and value of zeros, whose score is the sink.
+            k, v = (functional.pad(tensor, (0, 0, 0, 0, 0, 1)) for tensor in (k, v))
+            column = sinks.to(mask.dtype)[:, None, None].expand(-1, chunk.num_tokens, 1)
+            mask = torch.cat((mask.expand(len(sinks), -1, -1), column), -1)
         mixed = functional.scaled_dot_product_attention(
             q.transpose(0, 1)[None], k.transpose(0, 1)[None], v.transpose(0, 1)[None],
-            attn_mask=chunk.mask, is_causal=chunk.mask is None, scale=self._spec.scale, enable_gqa=self._is_grouped,
+            attn_mask=mask, is_causal=mask is None, scale=self._spec.scale, enable_gqa=self._is_grouped,
         )  # fmt: skip
         return mixed[0].transpose(0, 1)
 
     @property
     def _is_grouped(self) -> bool:
         return self._spec.num_heads != self._spec.num_kv_heads
+
+
+def _softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
+    """Over the last dimension; sinks [H], repeated along the first, or as wide as the scores but for the last."""
+    if sinks is None:
+        return scores.softmax(-1)
+    if sinks.dim() == 1:
+        sinks = sinks.repeat(scores.shape[0] // len(sinks))
+    column = sinks.to(scores.dtype).expand(scores.shape[:-1])[..., None]
+    return torch.cat((scores, column), -1).softmax(-1)[..., :-1]
 
 
 def _token_slots(tables: Tensor, length: int, block_size: int) -> Tensor:

@@ -1,0 +1,108 @@
+"""Attention over a paged cache against float64. What no row wrote is NaN, in the cache and in new tensors."""
+
+import pytest
+import torch
+
+from tests.kernels.rig import Rig, Rows
+from worker.kernels.interface import QkNorm, RopeTable
+from worker.kernels.step import Step
+
+SHAPES = [(6, 2, 16), (4, 4, 8), (3, 1, 64)]
+"""(heads, kv heads, head_dim)"""
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("block_size", [1, 16, 32])
+@pytest.mark.parametrize("context_lens", [[1], [17], [20, 20, 20], [1, 40, 16, 33]], ids=str)
+def test_uniform_rows(rig: Rig, shape: tuple[int, int, int], block_size: int, context_lens: list[int]) -> None:
+    rows = Rows(rig, shape, [1] * len(context_lens), context_lens, block_size)
+    rig.assert_close(rows.attend(), rows.exact())
+
+
+@pytest.mark.parametrize("shape", [(2, 1, 80), (2, 2, 96), (7, 1, 128), (4, 1, 256)], ids=str)
+def test_sizes_of_heads(rig: Rig, shape: tuple[int, int, int]) -> None:
+    """A long row, a chunk with a prefix and one without."""
+    rows = Rows(rig, shape, [1, 5, 9], [300, 70, 9], 16)
+    rig.assert_close(rows.attend(), rows.exact())
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("block_size", [1, 16])
+def test_chunks_with_and_without_a_cached_prefix(rig: Rig, shape: tuple[int, int, int], block_size: int) -> None:
+    """After one uniform row: no prefix, a prefix, a prefix that ends inside a block."""
+    rows = Rows(rig, shape, [1, 9, 16, 5], [8, 9, 48, 30], block_size)
+    rig.assert_close(rows.attend(), rows.exact())
+
+
+def test_long_chunks(rig: Rig) -> None:
+    """Of more than one tile of queries and of keys."""
+    rows = Rows(rig, (4, 2, 16), [150, 1, 90], [150, 3, 260], 16)
+    rig.assert_close(rows.attend(), rows.exact())
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_rows_of_several_tokens(rig: Rig, shape: tuple[int, int, int]) -> None:
+    """As drafts would be, behind a context of some length and with none."""
+    rows = Rows(rig, shape, [4, 4, 4], [40, 4, 129], 16, uniform_len=4)
+    rig.assert_close(rows.attend(), rows.exact())
+
+
+@pytest.mark.parametrize("window", [1, 7, 40])
+def test_a_window_and_sinks(rig: Rig, window: int) -> None:
+    for size, has_sinks in ((window, False), (None, True), (window, True)):
+        rows = Rows(rig, (6, 2, 16), [1, 1, 9, 70, 5], [120, 3, 9, 90, 30], 16, window=size, has_sinks=has_sinks)
+        rig.assert_close(rows.attend(), rows.exact())
+    drafts = Rows(rig, (6, 2, 16), [3, 3], [120, 3], 16, uniform_len=3, window=window, has_sinks=True)
+    rig.assert_close(drafts.attend(), drafts.exact())
+    same_len = Rows(rig, (6, 2, 16), [1, 1], [50, 50], 16, window=window, has_sinks=True)
+    rig.assert_close(same_len.attend(), same_len.exact())
+
+
+@pytest.mark.parametrize("uniform_len", [1, 3])
+def test_padding_rows_write_nothing(rig: Rig, uniform_len: int) -> None:
+    """Every bit of the cache outside of the rows' own tokens, and of the spare block, stays."""
+    rows = Rows(rig, (6, 2, 16), [uniform_len] * 2, [20, 33], 16, uniform_len=uniform_len, num_padding=2)
+    rig.assert_close(rows.attend(), rows.exact())
+    written = {slot for slot in rows.buffers.token_slots[: len(rows.qkv)].tolist() if slot >= 0}
+    num_blocks = rows.buffers.spare_block
+    for before, after in zip(rows.before, rows.entries, strict=True):
+        changed = ~torch.isclose(before, after, rtol=0, atol=0, equal_nan=True)
+        blocks = {block for block in range(num_blocks) if changed[block].any()}
+        assert blocks == {slot // 16 for slot in written}
+        values = 2 * rows.spec.num_kv_heads * rows.spec.head_dim // len(rows.entries)
+        assert changed[:num_blocks].sum() == len(written) * values
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_torchs_padded_rows_equal_its_exact_ones(rig: Rig, shape: tuple[int, int, int]) -> None:
+    """What torch runs where lengths are device facts, on the CPU, too."""
+    rows = Rows(rig, shape, [1, 1, 1], [8, 1, 30], 16)
+    if not hasattr(rows.kernel, "_padded_rows"):
+        pytest.skip("this backend has one way alone")
+    step = Step(num_uniform_rows=3, max_context_len=30)
+    uniform = rows.kernel._padded_rows(step, rows.buffers, rows.buffers.block_tables[:3, :2], 16)
+    rig.assert_close(rows.kernel._attend_padded(rows.q, rows.cache, uniform).flatten(1), rows.exact())
+
+
+@pytest.mark.parametrize("head_dim", [16, 80])
+@pytest.mark.parametrize("with_norm", [True, False])
+@pytest.mark.parametrize("with_rope", [True, False])
+def test_queries_and_keys_are_normed_and_rotated(rig: Rig, head_dim: int, with_norm: bool, with_rope: bool) -> None:
+    rows = Rows(rig, (4, 2, head_dim), [1, 9], [8, 9], 16)
+    half = head_dim // 2
+    norm = QkNorm(rig.noise(head_dim, seed=5), rig.noise(head_dim, seed=6), 1e-5) if with_norm else None
+    angles = torch.arange(30)[:, None] * torch.linspace(1, 0.1, half)
+    c, s = angles.cos(), angles.sin()
+    rope = RopeTable(*(torch.cat(pair, -1).to(rig.device, rig.dtype) for pair in ((c, c), (-s, s))))
+    q, k, v = rows.kernel.write_qkv(rows.qkv.clone(), norm, rope if with_rope else None, rows.cache, rows.metadata)
+    exact_q, exact_k, exact_v = rows.qkv.double().unflatten(-1, (8, head_dim)).split([4, 2, 2], 1)
+    positions = torch.tensor([7, *range(9)], device=rig.device)
+    cos, sin = rope.cos.double()[positions, None, :half], rope.sin.double()[positions, None, half:]
+    for got, exact, name in ((q, exact_q, "q_weight"), (k, exact_k, "k_weight")):
+        if norm is not None:
+            exact = exact * (exact.square().mean(-1, keepdim=True) + 1e-5).rsqrt() * getattr(norm, name).double()
+        if with_rope:
+            first, second = exact.chunk(2, -1)
+            exact = torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
+        rig.assert_close(got, exact)
+    assert torch.equal(v, exact_v.to(rig.dtype))
