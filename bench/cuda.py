@@ -103,7 +103,7 @@ def swap(gpu: LocalEngine, prompts: list[list[int]], num_tokens: int) -> dict[st
         a == b for xs, ys in zip(roomy.token_ids, tight.token_ids, strict=True) for a, b in zip(xs, ys, strict=True)
     )
     return {
-        "num_swaps": tight.load.num_total_swaps,
+        "num_swaps": tight.load.num_swaps,
         "equal_tokens_swap": equal,
         "swap_tok_s": round(tight.tokens_per_second, 1),
     }

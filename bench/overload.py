@@ -92,7 +92,7 @@ def simulate(lengths: list[int], *, is_exact: bool, policy: Policy, mode: Preemp
             if output.timings is not None:
                 outcome.most_preemptions = max(outcome.most_preemptions, output.timings.num_preemptions)
     load = scheduler.load()
-    outcome.steps, outcome.preemptions = load.num_total_steps, load.num_total_preemptions
+    outcome.steps, outcome.preemptions = load.num_steps, load.num_preemptions
     outcome.recomputed_tokens = runner.num_tokens - sum(PROMPT + length - 1 for length in lengths)
     return outcome
 

@@ -86,7 +86,7 @@ def shared_prefix_tokens_ratio() -> float:
         rows = [[0] if samples else [] for samples in batch.samples]
         scheduler.postprocess(batch, BatchOutput(step=batch.step, token_ids=rows))
     ideal = NUM_SHARED_TOKENS + NUM_SHARING * NUM_OWN_TOKENS
-    return scheduler.load().num_total_scheduled_tokens / ideal
+    return scheduler.load().num_scheduled_tokens / ideal
 
 
 def lookup_ms(kind: str, num_repeats: int) -> float:

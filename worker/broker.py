@@ -259,7 +259,7 @@ class Broker:
         if seq is None:
             return
         timings = SequenceTimings(seq.arrival_time, None, None, 0)
-        output = SequenceOutput(seq.id, seq.index, seq.num_output_tokens, [], reason, detail, timings=timings)
+        output = SequenceOutput(seq.id, seq.index, seq.num_generated_tokens, [], reason, detail, timings=timings)
         self._metrics.observe_end(output)
         entry = self._forget(seq.id)
         if entry is not None:

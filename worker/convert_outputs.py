@@ -175,13 +175,13 @@ def load_to_pb(load: LoadSnapshot) -> v1.WorkerLoad:
         num_swapped=load.num_swapped,
         num_waiting_tokens=load.num_waiting_tokens,
         num_blocks=load.num_blocks,
-        num_used_blocks=load.num_blocks_used,
-        num_cached_blocks=load.num_blocks_cached,
-        num_prefix_queries=load.num_total_prefix_queries,
-        num_prefix_hits=load.num_total_prefix_hits,
-        num_preemptions=load.num_total_preemptions,
-        num_evictions=load.num_total_evictions,
-        num_generated_tokens=load.num_total_sampled_tokens,
+        num_used_blocks=load.num_used_blocks,
+        num_cached_blocks=load.num_cached_blocks,
+        num_prefix_queries=load.num_prefix_queries,
+        num_prefix_hits=load.num_prefix_hits,
+        num_preemptions=load.num_preemptions,
+        num_evictions=load.num_evictions,
+        num_generated_tokens=load.num_generated_tokens,
     )
 
 

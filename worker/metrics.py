@@ -104,24 +104,24 @@ class _LoadCollector(Collector):
             "swapped_sequences": ("Sequences swapped out.", load.num_swapped),
             "waiting_tokens": ("Tokens of waiting sequences.", load.num_waiting_tokens),
             "blocks": ("KV cache blocks.", load.num_blocks),
-            "used_blocks": ("KV cache blocks held by sequences.", load.num_blocks_used),
-            "cached_blocks": ("Free KV cache blocks with reusable content.", load.num_blocks_cached),
+            "used_blocks": ("KV cache blocks held by sequences.", load.num_used_blocks),
+            "cached_blocks": ("Free KV cache blocks with reusable content.", load.num_cached_blocks),
         }
         counters = {
             "prefix_queries": (
                 "Prompt tokens looked up in the prefix cache.",
-                load.num_total_prefix_queries - before.num_total_prefix_queries,
+                load.num_prefix_queries - before.num_prefix_queries,
             ),
-            "prefix_hits": ("Of these, found there.", load.num_total_prefix_hits - before.num_total_prefix_hits),
-            "preemptions": ("Preemptions.", load.num_total_preemptions - before.num_total_preemptions),
-            "swaps": ("Preemptions by swap.", load.num_total_swaps - before.num_total_swaps),
-            "evictions": ("Cached blocks evicted.", load.num_total_evictions - before.num_total_evictions),
-            "steps": ("Engine steps.", load.num_total_steps - before.num_total_steps),
+            "prefix_hits": ("Of these, found there.", load.num_prefix_hits - before.num_prefix_hits),
+            "preemptions": ("Preemptions.", load.num_preemptions - before.num_preemptions),
+            "swaps": ("Preemptions by swap.", load.num_swaps - before.num_swaps),
+            "evictions": ("Cached blocks evicted.", load.num_evictions - before.num_evictions),
+            "steps": ("Engine steps.", load.num_steps - before.num_steps),
             "scheduled_tokens": (
                 "Tokens computed.",
-                load.num_total_scheduled_tokens - before.num_total_scheduled_tokens,
+                load.num_scheduled_tokens - before.num_scheduled_tokens,
             ),
-            "generated_tokens": ("Tokens generated.", load.num_total_sampled_tokens - before.num_total_sampled_tokens),
+            "generated_tokens": ("Tokens generated.", load.num_generated_tokens - before.num_generated_tokens),
         }
         for name, (text, value) in gauges.items():
             gauge = GaugeMetricFamily(f"fissile_worker_{name}", text, labels=["model"])

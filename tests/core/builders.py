@@ -211,6 +211,6 @@ class Engine:
         """Nothing is held by anyone."""
         load = self.scheduler.load()
         assert (load.num_running, load.num_waiting, load.num_swapped) == (0, 0, 0)
-        assert load.num_blocks_free == load.num_blocks
-        assert load.num_host_blocks_used == 0
+        assert load.num_free_blocks == load.num_blocks
+        assert load.num_used_host_blocks == 0
         assert not self.scheduler.has_unfinished()

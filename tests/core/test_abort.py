@@ -56,7 +56,7 @@ def test_blocks_of_a_failed_row_are_not_published() -> None:
     engine.add(make_sequence(1, 40, 5))
     engine.runner.failing_slots = {0}
     engine.step()
-    assert engine.scheduler.load().num_blocks_cached == 0
+    assert engine.scheduler.load().num_cached_blocks == 0
     engine.runner.failing_slots = set()
     engine.add(again := make_sequence(2, [1000 + at for at in range(40)], 5))
     engine.run()

@@ -62,13 +62,13 @@ def test_blocks_are_not_handed_out_before_the_last_step_that_uses_them_is_retire
     engine.submit()
     engine.scheduler.abort(1)
     engine.check()
-    assert engine.scheduler.load().num_blocks_free == 1
+    assert engine.scheduler.load().num_free_blocks == 1
     engine.add(make_sequence(2, 20, 1))
     engine.retire()
-    assert engine.scheduler.load().num_blocks_free == 1, "step 1 still reads them"
+    assert engine.scheduler.load().num_free_blocks == 1, "step 1 still reads them"
     assert engine.submit() is None
     engine.retire()
-    assert engine.scheduler.load().num_blocks_free == 4
+    assert engine.scheduler.load().num_free_blocks == 4
     assert engine.submit().slots == [0]
 
 
@@ -133,7 +133,7 @@ def test_streams_are_those_of_the_synchronous_run_under_pressure(mode: str, poli
         )
         engine.add(*(make_sequence(id, 30, 60) for id in range(1, 7)))
         engine.run()
-        assert engine.scheduler.load().num_total_preemptions > 2
+        assert engine.scheduler.load().num_preemptions > 2
         streams.append(engine.tokens)
         engine.assert_drained()
     assert streams[0] == streams[1]

@@ -139,5 +139,5 @@ def test_two_searches_that_do_not_fit_together_both_finish(mode: str) -> None:
     engine.add(*sequences)
     engine.run()
     assert {id: ended.hypotheses for id, ended in engine.ended.items()} == wanted
-    assert engine.scheduler.load().num_total_preemptions
+    assert engine.scheduler.load().num_preemptions
     engine.assert_drained()

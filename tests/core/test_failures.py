@@ -31,7 +31,7 @@ def test_earlier_chunks_of_a_failed_prompt_are_not_found(prefix: str) -> None:
     engine.step()
     fail_next_step(engine)
     assert engine.ended[1].finish_reason is FinishReason.ERROR
-    assert engine.scheduler.load().num_blocks_cached == 0
+    assert engine.scheduler.load().num_cached_blocks == 0
     engine.add(again := make_sequence(2, TOKENS[:40], 1))
     engine.run()
     assert again.num_cached_tokens == 0
@@ -48,7 +48,7 @@ def test_blocks_published_before_a_failing_decode_are_not_found(prefix: str, dep
         engine.retire()
     assert engine.scheduler._blocks.index.holds(1)
     fail_next_step(engine)
-    assert engine.scheduler.load().num_blocks_cached == 0
+    assert engine.scheduler.load().num_cached_blocks == 0
     engine.assert_drained()
 
 
@@ -91,7 +91,7 @@ def test_preempted_with_the_failing_step_in_flight(prefix: str, mode: str) -> No
     engine.scheduler._state.preempt(failing)
     engine.retire()
     assert engine.ended[2].finish_reason is FinishReason.ERROR
-    assert engine.scheduler.load().num_blocks_cached == 0
+    assert engine.scheduler.load().num_cached_blocks == 0
     engine.assert_drained()
 
 
@@ -130,7 +130,7 @@ def test_broken_hit_of_a_sequence_that_is_aborted_meanwhile_is_withdrawn(prefix:
     engine.submit()
     engine.scheduler.abort(2)
     engine.retire()
-    assert engine.scheduler.load().num_blocks_cached == 0
+    assert engine.scheduler.load().num_cached_blocks == 0
 
 
 @BOTH_INDEXES
@@ -140,7 +140,7 @@ def test_another_salt_is_another_prefix(prefix: str) -> None:
     engine.run()
     engine.add(make_sequence(2, TOKENS[:40], 20))
     fail_next_step(engine)
-    assert engine.scheduler.load().num_blocks_cached == 2
+    assert engine.scheduler.load().num_cached_blocks == 2
 
 
 @BOTH_INDEXES
@@ -154,7 +154,7 @@ def test_request_whose_rules_leave_no_token_withdraws_nothing(prefix: str) -> No
     engine.scheduler.postprocess(batch, output)
     (ended,) = engine.scheduler.take_outputs()
     assert (ended.finish_reason, ended.is_request_fault) == (FinishReason.ERROR, True)
-    assert engine.scheduler.load().num_blocks_cached == 2
+    assert engine.scheduler.load().num_cached_blocks == 2
 
 
 @BOTH_INDEXES
@@ -195,7 +195,7 @@ def test_withdrawal_is_told_and_is_no_eviction(prefix: str) -> None:
     news = [event for _, event in events.since(0)]
     assert [type(event) for event in news] == [BlockStored, BlockStored, BlockRemoved, BlockRemoved]
     assert {event.hash for event in news[:2]} == {event.hash for event in news[2:]}
-    assert engine.scheduler.load().num_total_evictions == 0
+    assert engine.scheduler.load().num_evictions == 0
 
 
 def test_withdrawn_blocks_are_cleared_in_secure_mode() -> None:
@@ -229,7 +229,7 @@ def test_member_that_fails_takes_the_prompt_of_its_group_along() -> None:
     fail_next_step(engine, slot=1)
     assert engine.ended[2].finish_reason is FinishReason.ERROR
     engine.run()
-    assert engine.scheduler.load().num_blocks_cached == 0
+    assert engine.scheduler.load().num_cached_blocks == 0
     engine.assert_drained()
 
 
@@ -240,5 +240,5 @@ def test_failed_beam_takes_the_blocks_of_the_search_along(prefix: str) -> None:
     engine.step()
     fail_next_step(engine, slot=1)
     assert engine.ended[1].finish_reason is FinishReason.ERROR
-    assert engine.scheduler.load().num_blocks_cached == 0
+    assert engine.scheduler.load().num_cached_blocks == 0
     engine.assert_drained()

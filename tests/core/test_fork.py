@@ -130,7 +130,7 @@ def test_group_waits_for_blocks_that_its_copies_will_need() -> None:
     engine.scheduler.add_group(make_group(1, 20, 3, 2))
     assert engine.step().num_scheduled_tokens == [1], "2 blocks and 2 copies do not fit into 3"
     engine.run()
-    assert engine.scheduler.load().num_total_preemptions == 0
+    assert engine.scheduler.load().num_preemptions == 0
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_prompt_is_held_once(num: int) -> None:
     engine.scheduler.add_group(make_group(1, 160, num, 4))
     for _ in range(2):
         engine.step()
-    assert engine.scheduler.load().num_blocks_used == 10 + (num - 1)
+    assert engine.scheduler.load().num_used_blocks == 10 + (num - 1)
 
 
 def test_member_takes_the_first_token_with_its_own_seed() -> None:

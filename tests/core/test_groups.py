@@ -32,7 +32,7 @@ def test_members_share_full_blocks_and_copy_the_one_they_write() -> None:
     assert [new.block_ids for new in batch.new_sequences] == [(0, 2), (0, 3)]
     assert batch.blocks_to_copy == [(1, 2), (1, 3)]
     assert (batch.num_computed_tokens, batch.num_scheduled_tokens) == ([19, 19], [1, 1])
-    assert engine.scheduler.load().num_blocks_used == 4
+    assert engine.scheduler.load().num_used_blocks == 4
 
 
 def test_members_wait_for_the_prompt_without_blocking_others() -> None:

@@ -105,7 +105,7 @@ def test_preempted_sequence_is_not_readmitted_before_its_token_arrives() -> None
     assert (sequences[1].status, sequences[1].num_in_flight_tokens) == (SequenceStatus.WAITING, 1)
     engine.retire()
     assert sequences[1].num_in_flight_tokens == 0
-    assert sequences[1].num_output_tokens == 1
+    assert sequences[1].num_generated_tokens == 1
 
 
 def test_token_that_arrives_after_a_preemption_may_end_the_sequence() -> None:
@@ -115,7 +115,7 @@ def test_token_that_arrives_after_a_preemption_may_end_the_sequence() -> None:
     engine.add(first, make_sequence(2, 80, 30, stop_ids=(token,)))
     engine.submit()
     engine.submit()
-    assert engine.scheduler.load().num_total_preemptions == 1
+    assert engine.scheduler.load().num_preemptions == 1
     engine.retire()
     assert (engine.tokens[2], engine.ended[2].finish_reason) == ([token], FinishReason.STOP_TOKEN)
     engine.run()
@@ -132,7 +132,7 @@ def test_every_token_is_computed_once_but_for_what_was_thrown_away(mode: str, de
         sum(batch.num_scheduled_tokens[row] for row in range(len(batch.slots)) if batch.num_computed_tokens[row] == 0)
         for batch in engine.batches[1:]
     )
-    assert engine.scheduler.load().num_total_preemptions == 1
+    assert engine.scheduler.load().num_preemptions == 1
     assert (lost > 0) is (mode == "recompute")
     assert engine.runner.num_tokens == 2 * (40 + 19) + (lost - 1 if lost else 0)
 

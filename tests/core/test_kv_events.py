@@ -154,7 +154,7 @@ def test_clearing_is_no_eviction(prefix: str) -> None:
     engine.add(make_sequence(9, TOKENS[:20], 4))
     engine.step()
     engine.scheduler.clear_prefix_cache()
-    assert engine.scheduler.load().num_total_evictions == 0
+    assert engine.scheduler.load().num_evictions == 0
 
 
 @BOTH_INDEXES
@@ -188,7 +188,7 @@ def test_nothing_is_recorded_when_nobody_listens(monkeypatch: pytest.MonkeyPatch
         engine.checks_cache = False
         run(engine, TOKENS[:33])
         run(engine, list(range(48)))
-        assert engine.scheduler.load().num_total_evictions == 2
+        assert engine.scheduler.load().num_evictions == 2
         assert engine.scheduler.clear_prefix_cache()
 
 

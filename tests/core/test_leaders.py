@@ -34,7 +34,7 @@ def test_one_computes_and_the_others_take_over(prefix: str, depth: int, policy: 
     engine = Engine(prefix=prefix, async_depth=depth, scheduling_policy=policy)
     run(engine, *[sharing(id) for id in range(1, 9)])
     assert engine.runner.num_tokens == 32 + 8 * (3 + 2)
-    assert engine.scheduler.load().num_total_prefix_hits == 7 * 32
+    assert engine.scheduler.load().num_prefix_hits == 7 * 32
 
 
 @BOTH_INDEXES
@@ -96,7 +96,7 @@ def test_when_the_first_is_preempted_nobody_waits_for_it(mode: str) -> None:
         max_num_seqs=4,
     )
     run(engine, make_sequence(9, 30, 30), sharing(1), sharing(2), sharing(3))
-    assert engine.scheduler.load().num_total_preemptions
+    assert engine.scheduler.load().num_preemptions
 
 
 def test_a_follower_can_be_aborted_and_counts_as_waiting() -> None:

@@ -25,14 +25,14 @@ def assert_counts(engine: Engine, sequences: list[Sequence]) -> None:
     pool = engine.scheduler._blocks.pool
     used = {block for block in range(load.num_blocks) if pool.ref_count(block)}
     assert held <= used
-    assert (load.num_blocks_used, load.num_blocks_free) == (len(used), load.num_blocks - len(used))
+    assert (load.num_used_blocks, load.num_free_blocks) == (len(used), load.num_blocks - len(used))
     if not engine.pending:
         assert held == used
-    assert load.num_host_blocks_used == sum(len(seq.host_block_table) for seq in sequences)
-    assert load.num_total_steps == len(engine.batches)
-    assert load.num_total_scheduled_tokens == sum(batch.num_tokens for batch in engine.batches)
-    assert load.num_total_finished == sum(seq.is_ended for seq in sequences)
-    assert load.num_total_preemptions == sum(seq.num_preemptions for seq in sequences)
+    assert load.num_used_host_blocks == sum(len(seq.host_block_table) for seq in sequences)
+    assert load.num_steps == len(engine.batches)
+    assert load.num_scheduled_tokens == sum(batch.num_tokens for batch in engine.batches)
+    assert load.num_finished == sum(seq.is_ended for seq in sequences)
+    assert load.num_preemptions == sum(seq.num_preemptions for seq in sequences)
 
 
 @pytest.mark.parametrize("depth", [0, 1])
@@ -58,8 +58,8 @@ def test_counters_equal_a_recount_at_every_step(depth: int, policy: str, mode: s
             engine.check()
         assert_counts(engine, sequences)
     load = engine.scheduler.load()
-    assert load.num_total_preemptions > 0
-    assert (load.num_total_swaps > 0) is (mode == "swap")
+    assert load.num_preemptions > 0
+    assert (load.num_swaps > 0) is (mode == "swap")
 
 
 @pytest.mark.parametrize("depth", [0, 1])
@@ -90,14 +90,14 @@ def test_sampled_tokens_are_those_that_arrived() -> None:
     engine = Engine()
     engine.add(*(make_sequence(id, 5, id) for id in (1, 2, 3)))
     engine.run()
-    assert engine.scheduler.load().num_total_sampled_tokens == 1 + 2 + 3
+    assert engine.scheduler.load().num_generated_tokens == 1 + 2 + 3
 
 
 def test_tokens_scheduled_at_known_limits_are_prompt_and_output_less_one() -> None:
     engine = Engine(async_depth=1)
     engine.add(*(make_sequence(id, 5, id) for id in (1, 2, 3)))
     engine.run()
-    assert engine.scheduler.load().num_total_scheduled_tokens == (5 + 0) + (5 + 1) + (5 + 2)
+    assert engine.scheduler.load().num_scheduled_tokens == (5 + 0) + (5 + 1) + (5 + 2)
 
 
 def test_cached_blocks_are_free_blocks_with_content() -> None:
@@ -105,7 +105,7 @@ def test_cached_blocks_are_free_blocks_with_content() -> None:
     engine.add(make_sequence(1, 40, 1))
     engine.run()
     load = engine.scheduler.load()
-    assert (load.num_blocks_used, load.num_blocks_free, load.num_blocks_cached) == (0, 10, 2)
+    assert (load.num_used_blocks, load.num_free_blocks, load.num_cached_blocks) == (0, 10, 2)
 
 
 def test_abort_counts_as_finished() -> None:
@@ -113,7 +113,7 @@ def test_abort_counts_as_finished() -> None:
     engine.add(make_sequence(1, 5), make_sequence(2, 5))
     engine.scheduler.abort(1)
     engine.scheduler.abort(2, FinishReason.DEADLINE)
-    assert engine.scheduler.load().num_total_finished == 2
+    assert engine.scheduler.load().num_finished == 2
 
 
 def test_beams_are_counted_while_they_run_and_gone_after() -> None:
@@ -123,9 +123,9 @@ def test_beams_are_counted_while_they_run_and_gone_after() -> None:
     assert engine.scheduler.load().num_running == 3
     engine.run()
     engine.assert_drained()
-    assert engine.scheduler.load().num_total_finished == 1
+    assert engine.scheduler.load().num_finished == 1
 
 
 def test_idle_scheduler_that_never_ran_has_no_load() -> None:
     load = asdict(Engine(num_blocks=7).scheduler.load())
-    assert {name: value for name, value in load.items() if value} == {"num_blocks": 7, "num_blocks_free": 7}
+    assert {name: value for name, value in load.items() if value} == {"num_blocks": 7, "num_free_blocks": 7}

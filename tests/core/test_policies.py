@@ -54,7 +54,7 @@ def test_decode_quota_bounds_prefill_steps_in_a_row(quota: int) -> None:
     for id in range(2, 32):
         engine.add(make_sequence(id, 8, 1))
         engine.step()
-    assert decoder.num_output_tokens - 1 == 30 // (quota + 1)
+    assert decoder.num_generated_tokens - 1 == 30 // (quota + 1)
 
 
 def test_chunked_decoder_gains_a_token_every_step_under_sustained_arrivals() -> None:
@@ -64,7 +64,7 @@ def test_chunked_decoder_gains_a_token_every_step_under_sustained_arrivals() -> 
     for id in range(2, 32):
         engine.add(make_sequence(id, 8, 1))
         engine.step()
-    assert decoder.num_output_tokens == 31
+    assert decoder.num_generated_tokens == 31
 
 
 def test_priority_goes_first_and_ties_keep_their_order() -> None:
@@ -98,7 +98,7 @@ def test_watermark_keeps_blocks_free_beside_running_sequences() -> None:
     engine.add(make_sequence(1, 64, 40), make_sequence(2, 64, 40))
     engine.step()
     engine.add(make_sequence(3, 1, 1))
-    assert engine.scheduler.load().num_blocks_free == 2
+    assert engine.scheduler.load().num_free_blocks == 2
     assert engine.step().num_scheduled_tokens == [1, 1]
     assert engine.scheduler.load().num_waiting == 1
 
@@ -164,10 +164,10 @@ def test_timings_and_load() -> None:
     engine.clock.now += 5
     engine.step()
     load = engine.scheduler.load()
-    assert (load.num_running, load.num_waiting, load.num_running_tokens, load.num_blocks_used) == (2, 0, 33, 3)
+    assert (load.num_running, load.num_waiting, load.num_running_tokens, load.num_used_blocks) == (2, 0, 33, 3)
     engine.clock.now += 5
     engine.run()
     timings = engine.ended[1].timings
     assert (timings.queued, timings.scheduled, timings.first_token) == (100.0, 105.0, 105.0)
     load = engine.scheduler.load()
-    assert (load.num_total_finished, load.num_total_sampled_tokens, load.num_total_scheduled_tokens) == (2, 11, 42)
+    assert (load.num_finished, load.num_generated_tokens, load.num_scheduled_tokens) == (2, 11, 42)

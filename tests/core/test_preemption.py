@@ -24,7 +24,7 @@ def test_last_admitted_gives_way_and_returns_to_the_front() -> None:
         SequenceStatus.RUNNING,
         SequenceStatus.WAITING,
     ]
-    assert (sequences[2].num_computed_tokens, sequences[2].num_output_tokens) == (0, 3)
+    assert (sequences[2].num_computed_tokens, sequences[2].num_generated_tokens) == (0, 3)
     engine.run()
     assert engine.tokens == wanted
     assert list(engine.ended) == [1, 2, 3, 4]
@@ -47,7 +47,7 @@ def test_victim_policies(policy: str, victim: int) -> None:
     if policy == "fcfs":
         sequences = [sequences[0], sequences[1], sequences[3], sequences[2]]
         victim = 4 if sequences[2].order > sequences[3].order else 3
-    while not engine.scheduler.load().num_total_preemptions:
+    while not engine.scheduler.load().num_preemptions:
         engine.step()
     assert {seq.id for seq in sequences if seq.num_preemptions} == {victim}
 
@@ -66,7 +66,7 @@ def test_recompute_finds_its_own_blocks_again() -> None:
     assert again[0].num_scheduled_tokens[0] == len(again[0].new_sequences[0].token_ids) - 16
     # They say nothing about the cache, so neither counts: not what was looked up, nor what was found.
     load = engine.scheduler.load()
-    assert (load.num_total_prefix_queries, load.num_total_prefix_hits) == (80, 0)
+    assert (load.num_prefix_queries, load.num_prefix_hits) == (80, 0)
 
 
 @pytest.mark.parametrize("mode", ["recompute", "swap"])
@@ -121,7 +121,7 @@ def test_swap_restores_what_was_computed() -> None:
         engine.step()
     swapped_at = engine.batches[-1]
     assert [host for _, host in swapped_at.blocks_to_swap_out] == [0, 1, 2]
-    assert engine.scheduler.load().num_host_blocks_used == 3
+    assert engine.scheduler.load().num_used_host_blocks == 3
     engine.run()
     back = next(batch for batch in engine.batches if batch.blocks_to_swap_in)
     assert [host for host, _ in back.blocks_to_swap_in] == [0, 1, 2]
@@ -150,7 +150,7 @@ def test_full_swap_space_falls_back_to_recompute() -> None:
     engine.add(*sequences)
     engine.run()
     load = engine.scheduler.load()
-    assert (load.num_total_preemptions, load.num_total_swaps) == (1, 0)
+    assert (load.num_preemptions, load.num_swaps) == (1, 0)
     assert engine.tokens == wanted
 
 
@@ -161,7 +161,7 @@ def test_abort_of_a_swapped_sequence_gives_its_host_blocks_back() -> None:
     while sequences[1].status is not SequenceStatus.SWAPPED:
         engine.step()
     assert engine.scheduler.abort(2)
-    assert engine.scheduler.load().num_host_blocks_used == 0
+    assert engine.scheduler.load().num_used_host_blocks == 0
     engine.run()
     engine.assert_drained()
 

@@ -46,7 +46,7 @@ def test_partial_blocks_are_never_published() -> None:
     engine = Engine()
     engine.add(make_sequence(1, TOKENS[:28], 1))
     engine.run()
-    assert engine.scheduler.load().num_blocks_cached == 1
+    assert engine.scheduler.load().num_cached_blocks == 1
 
 
 @BOTH_INDEXES
@@ -71,7 +71,7 @@ def test_of_equal_prompts_in_one_step_one_is_computed_and_stored(prefix: str) ->
     assert engine.step().num_scheduled_tokens == [1]
     engine.run()
     assert engine.tokens[1] == engine.tokens[2]
-    assert engine.scheduler.load().num_blocks_cached == 2
+    assert engine.scheduler.load().num_cached_blocks == 2
     engine.assert_drained()
 
 
@@ -83,7 +83,7 @@ def test_hit_shares_the_blocks_of_a_running_sequence(prefix: str) -> None:
     engine.add(make_sequence(2, TOKENS[:40], 5))
     (bound,) = engine.step().new_sequences
     assert bound.block_ids == (0, 1, 3)
-    assert engine.scheduler.load().num_blocks_used == 4
+    assert engine.scheduler.load().num_used_blocks == 4
     engine.run()
     engine.assert_drained()
 
@@ -108,9 +108,9 @@ def test_oldest_content_is_evicted_first() -> None:
     engine = Engine(num_blocks=4)
     for start in (0, 20, 40):
         cached(engine, TOKENS[start : start + 17])
-    assert engine.scheduler.load().num_total_evictions == 0
+    assert engine.scheduler.load().num_evictions == 0
     cached(engine, TOKENS[60:93])  # takes the vacant block, then the two oldest
-    assert engine.scheduler.load().num_total_evictions == 2
+    assert engine.scheduler.load().num_evictions == 2
     assert cached(engine, TOKENS[40:57]) == 16
 
 
@@ -134,7 +134,7 @@ def test_clearing_keeps_what_is_in_use() -> None:
     engine.add(make_sequence(2, TOKENS[:40], 3))
     engine.step()
     assert engine.scheduler.clear_prefix_cache() == 2, "the two full blocks of the sequence that has ended"
-    assert engine.scheduler.load().num_total_evictions == 0
+    assert engine.scheduler.load().num_evictions == 0
     engine.run()
     assert cached(engine, TOKENS[40:80]) == 0
     assert cached(engine, TOKENS[:40]) == 32
@@ -155,7 +155,7 @@ def test_hit_counters() -> None:
     for _ in range(2):
         cached(engine, TOKENS[:40])
     load = engine.scheduler.load()
-    assert (load.num_total_prefix_queries, load.num_total_prefix_hits) == (80, 32)
+    assert (load.num_prefix_queries, load.num_prefix_hits) == (80, 32)
 
 
 @BOTH_INDEXES
@@ -174,7 +174,7 @@ def test_state_groups_are_held_with_the_blocks() -> None:
     groups = {new.group_id for new in engine.step().new_sequences}
     assert groups == {0, 1, 2}
     engine.run()
-    assert engine.scheduler.load().num_total_preemptions
+    assert engine.scheduler.load().num_preemptions
     engine.assert_drained()
 
 

@@ -100,7 +100,7 @@ def test_least_urgent_gives_way_under_the_priority_policy() -> None:
     engine = Engine(num_blocks=6, preemption_policy="priority", prefix="off")
     sequences = [make_sequence(id, 30, 30, priority=priority) for id, priority in [(1, 1), (2, 0), (3, 0)]]
     engine.add(*sequences)
-    while not engine.scheduler.load().num_total_preemptions:
+    while not engine.scheduler.load().num_preemptions:
         engine.step()
     assert [seq.num_preemptions for seq in sequences] == [1, 0, 0]
 

@@ -54,12 +54,12 @@ def test_ended_means_finished_or_aborted(status: SequenceStatus) -> None:
 
 def test_counts_of_a_new_sequence() -> None:
     seq = make_sequence(1, 5)
-    assert (seq.num_tokens, seq.num_prompt_tokens, seq.num_output_tokens, seq.num_known_tokens) == (5, 5, 0, 5)
+    assert (seq.num_tokens, seq.num_prompt_tokens, seq.num_generated_tokens, seq.num_known_tokens) == (5, 5, 0, 5)
 
 
 def test_resumed_tokens_are_output() -> None:
     seq = make_sequence(1, 5, output=[7, 8])
-    assert (seq.num_tokens, seq.num_prompt_tokens, seq.num_output_tokens, seq.num_resumed_tokens) == (7, 5, 2, 2)
+    assert (seq.num_tokens, seq.num_prompt_tokens, seq.num_generated_tokens, seq.num_resumed_tokens) == (7, 5, 2, 2)
 
 
 def test_tokens_in_flight_are_known_but_not_committed() -> None:

@@ -45,6 +45,6 @@ def test_short_requests_leave_nothing_behind(is_soak: bool) -> None:
     assert (after - before) / num_requests < 5, "bytes a request"
     scheduler.check_integrity()
     load = scheduler.load()
-    assert (load.num_blocks_free, load.num_waiting) == (256, 0)
+    assert (load.num_free_blocks, load.num_waiting) == (256, 0)
     state = scheduler._state
     assert not (state.sequences or state.groups.num_parked or state.outputs or len(state.deadlines))

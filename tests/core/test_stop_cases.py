@@ -137,14 +137,14 @@ def test_tokens_behind_the_cut_are_not_counted(run: list[int], num_kept: int) ->
     engine = Engine()
     engine.scheduler.add(make_sequence(1, PROMPT, 10, eos=(0,)))
     answer(engine, [run])
-    assert engine.scheduler.load().num_total_sampled_tokens == num_kept
+    assert engine.scheduler.load().num_generated_tokens == num_kept
 
 
 def test_tokens_behind_the_cut_are_not_cached() -> None:
     engine = Engine(block_size=1)
     engine.scheduler.add(make_sequence(1, PROMPT, 10, eos=(0,)))
     answer(engine, [[5, 0, 7, 8, 9]])
-    assert engine.scheduler.load().num_blocks_cached == 3, "only the prompt was computed"
+    assert engine.scheduler.load().num_cached_blocks == 3, "only the prompt was computed"
     engine.assert_drained()
 
 

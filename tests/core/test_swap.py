@@ -85,7 +85,7 @@ def swapped_beside(prompt: int, depth: int, **config: object) -> tuple[Engine, S
     engine = Engine(num_blocks=3, num_host_blocks=2, preemption_policy="priority", async_depth=depth, **SWAP, **config)
     senior, junior = make_sequence(1, prompt, 6), make_sequence(2, 20, 6, priority=1)
     engine.add(junior)
-    while not junior.num_output_tokens:
+    while not junior.num_generated_tokens:
         engine.submit()
         engine.retire()
     engine.scheduler._state.preempt(junior)

@@ -90,7 +90,7 @@ class Loop:
             self._take()
             self.scheduler.check_integrity()
         load = self.scheduler.load()
-        assert (load.num_blocks_free, load.num_host_blocks_used) == (load.num_blocks, 0)
+        assert (load.num_free_blocks, load.num_used_host_blocks) == (load.num_blocks, 0)
         return self.tokens
 
     def _add(self, arrived: Sequence | list[Sequence]) -> None:

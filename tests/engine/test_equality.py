@@ -39,8 +39,8 @@ def test_greedy_tokens(tiny, policy, depth, prefix, mode, chunk, block_size):
     tokens = loop.run(*sequences())
     assert [tokens[i] for i in range(len(PROMPTS))] == tiny.references
     load = loop.scheduler.load()
-    assert load.num_total_preemptions > 0
-    assert (load.num_total_swaps > 0) == (mode == "swap")
+    assert load.num_preemptions > 0
+    assert (load.num_swaps > 0) == (mode == "swap")
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "priority", "shortest_remaining", "cheapest_recompute"])
@@ -59,7 +59,7 @@ def test_victim_policies(tiny, policy, mode, depth):
     queue = [make_sequence(i, prompt, NUM_TOKENS, priority=i % 3) for i, prompt in enumerate(PROMPTS)]
     tokens = loop.run(*queue)
     assert [tokens[i] for i in range(len(PROMPTS))] == tiny.references
-    assert loop.scheduler.load().num_total_preemptions > 0
+    assert loop.scheduler.load().num_preemptions > 0
 
 
 @pytest.mark.parametrize("prefix", ["hash", "radix"])
@@ -68,7 +68,7 @@ def test_arrivals_one_a_step_hit_what_earlier_ones_left(tiny, prefix, depth):
     loop = tiny.loop(16, prefix=prefix, async_depth=depth)
     tokens = loop.run(*sequences(), each_step=1)
     assert [tokens[i] for i in range(len(PROMPTS))] == tiny.references
-    assert loop.scheduler.load().num_total_prefix_hits >= 32
+    assert loop.scheduler.load().num_prefix_hits >= 32
 
 
 @pytest.mark.parametrize("depth", [0, 1])
@@ -102,5 +102,5 @@ def test_a_prompt_that_is_cached_to_its_end_computes_its_last_block(tiny, prefix
     num_first = loop.num_scheduled_tokens
     tokens = loop.run(make_sequence(1, prompt, 8))
     assert tokens[1] == tokens[0]
-    assert loop.ended[1].num_cached_tokens == loop.scheduler.load().num_total_prefix_hits == num_hits
+    assert loop.ended[1].num_cached_tokens == loop.scheduler.load().num_prefix_hits == num_hits
     assert loop.num_scheduled_tokens - num_first == length - num_hits + 7

@@ -68,7 +68,7 @@ def test_a_mix_gives_each_what_it_gives_alone(tiny, alone, depth, mode, block_si
         scheduling_policy=policy, max_prefill_chunk=24 if policy == "chunked" else 0,
     )  # fmt: skip
     loop.run(*mixed())
-    assert loop.scheduler.load().num_total_preemptions > 0
+    assert loop.scheduler.load().num_preemptions > 0
     for i, (tokens, logprobs, prompt_logprobs) in enumerate(alone):
         assert loop.tokens[i] == tokens
         assert close(loop.logprobs.get(i), logprobs)

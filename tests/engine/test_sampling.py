@@ -22,7 +22,7 @@ def test_a_seed_gives_the_same_tokens_alone_in_a_batch_and_after_preemption(tiny
     queue = [make_sequence(i, PROMPTS[i], 16, sampling) for i, sampling in enumerate(HOT)]
     loop = tiny.loop(16, num_tokens_in_cache=96, preemption_mode=mode, async_depth=depth, watermark=0.0)
     tokens = loop.run(*queue)
-    assert loop.scheduler.load().num_total_preemptions > 0
+    assert loop.scheduler.load().num_preemptions > 0
     assert tokens == {i: alone(tiny, PROMPTS[i], sampling) for i, sampling in enumerate(HOT)}
 
 

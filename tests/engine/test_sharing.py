@@ -45,8 +45,8 @@ def test_a_resumed_sequence_hits_its_own_blocks(tiny, prefix):
         loop = tiny.loop(16, num_tokens_in_cache=96, prefix=kind, watermark=0.0)
         tokens = loop.run(*(make_sequence(i, PROMPTS[i], NUM_TOKENS) for i in (2, 3, 1)))
         assert tokens == {i: tiny.references[i] for i in (2, 3, 1)}
-        assert loop.scheduler.load().num_total_preemptions > 0
-        assert loop.scheduler.load().num_total_prefix_hits == 0
+        assert loop.scheduler.load().num_preemptions > 0
+        assert loop.scheduler.load().num_prefix_hits == 0
         scheduled[kind] = loop.num_scheduled_tokens
     assert (scheduled["off"] - scheduled[prefix]) % 16 == 0
     assert scheduled[prefix] < scheduled["off"]
@@ -62,7 +62,7 @@ def test_a_failed_sequence_fails_alone_and_nothing_of_it_is_hit(tiny, prefix, de
     @torch.inference_mode()
     def poison() -> None:
         failing = loop.scheduler._state.sequences.get(1)
-        if failing is not None and failing.num_output_tokens == 5:
+        if failing is not None and failing.num_generated_tokens == 5:
             values[failing.block_table[0], 0] = torch.nan
 
     loop.run(*(make_sequence(i, PROMPTS[i + 2], NUM_TOKENS) for i in range(3)), before_step=poison)

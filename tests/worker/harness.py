@@ -204,7 +204,7 @@ async def quiet(system: System) -> None:
     engine = system.server._engine
     await until(lambda: system.server._broker.num_open == 0)
     async with asyncio.timeout(WAIT_SECONDS):
-        while (load := await asyncio.wrap_future(engine.call(lambda s: s.load()))).num_blocks_used:
+        while (load := await asyncio.wrap_future(engine.call(lambda s: s.load()))).num_used_blocks:
             await asyncio.sleep(0.002)
     await asyncio.wrap_future(engine.call(lambda s: s.check_integrity()))
     assert (load.num_running, load.num_waiting, load.num_swapped) == (0, 0, 0)

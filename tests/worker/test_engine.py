@@ -82,7 +82,7 @@ def test_finish_and_abort_in_the_same_tick_end_once(async_depth):
     assert [output.sequence_id for output in listener.ends] == list(range(1, 1001))
     assert {output.finish_reason for output in listener.ends} <= {FinishReason.ABORTED, FinishReason.LENGTH}
     load = engine.call(lambda scheduler: scheduler.check_integrity() or scheduler.load()).result(20)
-    assert (load.num_running, load.num_waiting, load.num_blocks_used) == (0, 0, 0)
+    assert (load.num_running, load.num_waiting, load.num_used_blocks) == (0, 0, 0)
     assert engine.stop(20) and not listener.failures
 
 

@@ -98,7 +98,7 @@ def test_evictions_are_told():
         load = await asyncio.wrap_future(system.server._engine.call(lambda s: s.load()))
         view.call.cancel()
         await asyncio.gather(following, return_exceptions=True)
-        return len(view.hashes), load.num_blocks_cached
+        return len(view.hashes), load.num_cached_blocks
 
     num_seen, num_cached = run_worker(scenario, num_blocks=5)
     assert num_seen == num_cached <= 5

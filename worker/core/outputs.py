@@ -56,30 +56,30 @@ class SequenceOutput:
 
 @dataclass(frozen=True, slots=True)
 class LoadSnapshot:
-    """Load at one moment, and counters since start (those named `num_total_*`)."""
+    """Load at one moment, and counters since start (from `num_prefix_queries` on)."""
 
     num_running: int
     num_waiting: int
     num_swapped: int
     num_blocks: int
-    num_blocks_used: int
-    num_blocks_free: int
+    num_used_blocks: int
+    num_free_blocks: int
     """Free for the taking, those with cached content included."""
-    num_blocks_cached: int
+    num_cached_blocks: int
     """Free blocks whose content can still be hit."""
-    num_host_blocks_used: int
+    num_used_host_blocks: int
     num_waiting_tokens: int
     """Committed tokens of the queue: an upper bound of the prefill that is due."""
     num_running_tokens: int
     """Tokens in the cache for running sequences."""
-    num_total_prefix_queries: int
+    num_prefix_queries: int
     """Tokens looked up in the prefix index at admission."""
-    num_total_prefix_hits: int
+    num_prefix_hits: int
     """Tokens of those that were found."""
-    num_total_preemptions: int
-    num_total_swaps: int
-    num_total_evictions: int
-    num_total_steps: int
-    num_total_scheduled_tokens: int
-    num_total_sampled_tokens: int
-    num_total_finished: int
+    num_preemptions: int
+    num_swaps: int
+    num_evictions: int
+    num_steps: int
+    num_scheduled_tokens: int
+    num_generated_tokens: int
+    num_finished: int

@@ -173,7 +173,7 @@ class Sequence:
         return len(self.token_ids) + self.num_in_flight_tokens
 
     @property
-    def num_output_tokens(self) -> int:
+    def num_generated_tokens(self) -> int:
         """Committed tokens after the prompt, those of an earlier worker included."""
         return len(self.token_ids) - self.num_prompt_tokens
 

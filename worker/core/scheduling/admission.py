@@ -88,7 +88,7 @@ class Admission:
             or parent.status is not SequenceStatus.RUNNING
             or parent.num_computed_tokens < seq.num_prompt_tokens
             or parent.num_preemptions  # it may be computing the prompt again in this very step
-            or seq.num_output_tokens
+            or seq.num_generated_tokens
             or num_computed == 0
             or self._blocks.has_groups
             or not self._blocks.can_allocate([], 1, self._num_spare_blocks(seq))

@@ -30,7 +30,7 @@ class Committer:
         publish = self._blocks.publish
         running = SequenceStatus.RUNNING
         over = (SequenceStatus.FINISHED, SequenceStatus.ABORTED)
-        num_sampled = 0
+        num_generated = 0
         for row, (seq, tokens, computed, scheduled) in enumerate(
             zip(
                 step.rows,
@@ -60,9 +60,9 @@ class Committer:
             logprobs = output.logprobs.get(row) if output.logprobs else None
             # One token that ends nothing, be it a stop sequence, below every limit: find_stop would go on.
             if len(tokens) > 1 or tokens[0] in seq.stopping_token_ids or len(token_ids) + 1 >= seq.max_length:
-                num_sampled += self._commit_with_stops(seq, tokens, logprobs)
+                num_generated += self._commit_with_stops(seq, tokens, logprobs)
                 continue
-            num_sampled += 1
+            num_generated += 1
             token_ids.append(tokens[0])
             news = SequenceOutput(seq.id, seq.index, len(token_ids) - 1 - seq.num_prompt_tokens, tokens)
             if logprobs is not None:
@@ -76,7 +76,7 @@ class Committer:
             self._unpark(step.rows)
         if state.leaders:
             state.requeue(state.leaders.advance(step.rows))
-        state.counters.sampled_tokens += num_sampled
+        state.counters.generated_tokens += num_generated
         if step.has_prefill:
             state.last_prefill_seconds = output.run_seconds
 
@@ -99,7 +99,7 @@ class Committer:
         if reason is not None:
             self._state.end(seq, reason, "", tokens)
         else:
-            offset = seq.num_output_tokens - len(tokens)
+            offset = seq.num_generated_tokens - len(tokens)
             self._state.outputs.append(SequenceOutput(seq.id, seq.index, offset, tokens))
         news = self._state.outputs[-1]
         news.logprobs = logprobs[:kept] if logprobs is not None else None
@@ -112,7 +112,7 @@ class Committer:
         entries = entries[max(offset - num_computed_tokens, 0) :]
         if entries and seq.needs_whole_prompt:
             seq.num_prompt_logprobs += len(entries)
-            news = SequenceOutput(seq.id, seq.index, seq.num_output_tokens, [])
+            news = SequenceOutput(seq.id, seq.index, seq.num_generated_tokens, [])
             news.prompt_logprobs, news.prompt_logprobs_offset = entries, offset
             self._state.outputs.append(news)
 

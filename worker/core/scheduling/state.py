@@ -40,7 +40,7 @@ class Counters:
     swaps: int = 0
     steps: int = 0
     scheduled_tokens: int = 0
-    sampled_tokens: int = 0
+    generated_tokens: int = 0
     finished: int = 0
 
 
@@ -206,7 +206,7 @@ class SchedulerState:
             SequenceOutput(
                 sequence_id=seq.id,
                 index=seq.index,
-                token_offset=seq.num_output_tokens - len(new_token_ids),
+                token_offset=seq.num_generated_tokens - len(new_token_ids),
                 token_ids=new_token_ids,
                 finish_reason=reason,
                 detail=detail,
