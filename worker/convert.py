@@ -10,15 +10,13 @@ import time
 from collections.abc import Sequence as List
 from dataclasses import dataclass, replace
 
+from common import bounds
 from fissile import v1
-from worker.convert_sampling import check_together, check_token_ids, require, sampling_from_pb
+from worker.convert_sampling import check_together, sampling_from_pb
 from worker.core.params import BeamParams, SamplingParams, StopConditions
 from worker.core.sequence import Sequence
 from worker.core.tokens import token_array
-
-MAX_BEAM_WIDTH = 16
-MAX_SEQUENCES = 1024
-"""Of a group."""
+from worker.requirements import check_token_ids, require, require_at_most, require_in, require_length
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +46,7 @@ def group_from_pb(message: v1.SequenceGroup, engine_ids: List[int], limits: Mode
     beam = _beam_from_pb(message.sampling.beam_search) if message.sampling.HasField("beam_search") else None
     sampling = sampling_from_pb(message.sampling, limits.vocab_size)
     check_together(message, sampling)
+    require_at_most(bounds.MAX_SALT_BYTES, "cache_salt", len(message.cache_salt), "bytes long")
     stop = _stop_from_pb(message, beam.width if beam else 1, limits)
     _check_members(message, stop, limits)
     require(beam is None or len(engine_ids) == 1, "sequences", f"{len(engine_ids)} long", "1 with beam_search")
@@ -73,7 +72,7 @@ def group_from_pb(message: v1.SequenceGroup, engine_ids: List[int], limits: Mode
 
 def _check_members(message: v1.SequenceGroup, stop: StopConditions, limits: ModelLimits) -> None:
     members = message.sequences
-    require(1 <= len(members) <= MAX_SEQUENCES, "sequences", f"{len(members)} long", f"1 to {MAX_SEQUENCES}")
+    require_length(1, int(bounds.N.high), "sequences", members)
     for name in ("id", "index"):
         values = [getattr(member, name) for member in members]
         require(len(set(values)) == len(values), "sequences", f"one with an {name} twice", f"each {name} once")
@@ -93,7 +92,7 @@ def _sampling_of(member: v1.Sequence, sampling: SamplingParams, *, is_first: boo
 
 def _beam_from_pb(message: v1.BeamSearch) -> BeamParams:
     field = "sampling.beam_search"
-    require(2 <= message.width <= MAX_BEAM_WIDTH, f"{field}.width", message.width, f"2 to {MAX_BEAM_WIDTH}")
+    require_in(bounds.BEAM_WIDTH, f"{field}.width", message.width)
     length_penalty = message.length_penalty if message.HasField("length_penalty") else 1.0
     require(math.isfinite(length_penalty), f"{field}.length_penalty", length_penalty, "a finite number")
     return BeamParams(width=message.width, length_penalty=length_penalty, early_stopping=message.early_stopping)
@@ -110,10 +109,13 @@ def _stop_from_pb(message: v1.SequenceGroup, beam_width: int, limits: ModelLimit
         )
     # A prompt that leaves nothing has a refusal of its own.
     require(message.min_tokens <= max(most, 0), "min_tokens", message.min_tokens, f"at most {meaning} ({most})")
+    require_length(0, bounds.MAX_STOP_TOKENS_ON_WIRE, "stop_token_ids", message.stop_token_ids)
     check_token_ids("stop_token_ids", message.stop_token_ids, limits.vocab_size)
+    require_length(0, bounds.MAX_STOP_SEQUENCES, "stop_token_sequences", message.stop_token_sequences)
     for i, stop in enumerate(message.stop_token_sequences):
-        require(len(stop.token_ids) > 0, f"stop_token_sequences[{i}]", "[]", "at least 1 token")
-        check_token_ids(f"stop_token_sequences[{i}].token_ids", stop.token_ids, limits.vocab_size)
+        field = f"stop_token_sequences[{i}].token_ids"
+        require_length(1, bounds.MAX_STOP_SEQUENCE_TOKENS, field, stop.token_ids)
+        check_token_ids(field, stop.token_ids, limits.vocab_size)
     return StopConditions(
         max_tokens=max_tokens,
         min_tokens=message.min_tokens,

@@ -1,17 +1,13 @@
 """SamplingParams of the contract → those of the core. A worker does not trust routers: everything is checked again."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Sequence
 
+from common import bounds
 from fissile import v1
 from fissile.errors import InvalidArgumentError
 from worker.core.params import Grammar, GrammarKind, SamplingParams
-
-MAX_PENALTY = 2.0
-MAX_BIAS = 100.0
-MAX_BAD_SEQUENCES = 1024
-MAX_BAD_SEQUENCE_TOKENS = 128
-MAX_GRAMMAR_BYTES = 1024 * 1024
+from worker.requirements import check_token_ids, require, require_at_most, require_in, require_length
 
 _DEFAULTS = SamplingParams()
 
@@ -24,14 +20,18 @@ def sampling_from_pb(message: v1.SamplingParams, vocab_size: int) -> SamplingPar
     top_p = message.top_p if message.HasField("top_p") else _DEFAULTS.top_p
     min_p = message.min_p if message.HasField("min_p") else _DEFAULTS.min_p
     repetition = message.repetition_penalty if message.HasField("repetition_penalty") else _DEFAULTS.repetition_penalty
-    # Written so that NaN fails each of them.
-    require(0 <= temperature <= 100, "sampling.temperature", temperature, "0 to 100")
-    require(top_k >= -1, "sampling.top_k", top_k, "−1 or more")
-    require(0 < top_p <= 1, "sampling.top_p", top_p, "above 0, at most 1")
-    require(0 <= min_p <= 1, "sampling.min_p", min_p, "0 to 1")
-    require(0 < repetition <= MAX_PENALTY, "sampling.repetition_penalty", repetition, f"above 0, at most {MAX_PENALTY}")
-    for name, value in (("presence", message.presence_penalty), ("frequency", message.frequency_penalty)):
-        require(abs(value) <= MAX_PENALTY, f"sampling.{name}_penalty", value, f"−{MAX_PENALTY} to {MAX_PENALTY}")
+    for name, value, allowed in (
+        ("temperature", temperature, bounds.TEMPERATURE),
+        ("top_k", top_k, bounds.TOP_K),
+        ("top_p", top_p, bounds.TOP_P),
+        ("min_p", min_p, bounds.MIN_P),
+        ("presence_penalty", message.presence_penalty, bounds.PRESENCE_PENALTY),
+        ("frequency_penalty", message.frequency_penalty, bounds.FREQUENCY_PENALTY),
+        ("repetition_penalty", repetition, bounds.REPETITION_PENALTY),
+        ("num_logprobs", message.num_logprobs, bounds.NUM_LOGPROBS),
+        ("num_prompt_logprobs", message.num_prompt_logprobs, bounds.NUM_LOGPROBS),
+    ):
+        require_in(allowed, f"sampling.{name}", value)
     check_token_ids("sampling.allowed_token_ids", message.allowed_token_ids, vocab_size)
     check_token_ids("sampling.banned_token_ids", message.banned_token_ids, vocab_size)
     return SamplingParams(
@@ -78,26 +78,24 @@ def check_together(message: v1.SequenceGroup, params: SamplingParams) -> None:
         require(message.min_tokens == 0, "min_tokens", message.min_tokens, "0 with structured_output")
 
 
-def _bias_from_pb(entries: Iterable[v1.LogitBias], vocab_size: int) -> tuple[tuple[int, float], ...]:
+def _bias_from_pb(entries: Sequence[v1.LogitBias], vocab_size: int) -> tuple[tuple[int, float], ...]:
+    require_length(0, bounds.MAX_BIASES, "sampling.logit_bias", entries)
     biases: dict[int, float] = {}
     for i, entry in enumerate(entries):
         field = f"sampling.logit_bias[{i}]"
         check_token_ids(f"{field}.token_id", (entry.token_id,), vocab_size)
-        require(abs(entry.bias) <= MAX_BIAS, f"{field}.bias", entry.bias, f"−{MAX_BIAS:g} to {MAX_BIAS:g}")
+        require_in(bounds.BIAS, f"{field}.bias", entry.bias)
         require(entry.token_id not in biases, f"{field}.token_id", entry.token_id, "each token once")
         biases[entry.token_id] = entry.bias
     return tuple(biases.items())
 
 
-def _bad_sequences_from_pb(sequences: Iterable[v1.TokenSequence], vocab_size: int) -> tuple[tuple[int, ...], ...]:
-    bad = [tuple(sequence.token_ids) for sequence in sequences]
+def _bad_sequences_from_pb(sequences: Sequence[v1.TokenSequence], vocab_size: int) -> tuple[tuple[int, ...], ...]:
     field = "sampling.bad_token_sequences"
-    require(len(bad) <= MAX_BAD_SEQUENCES, field, f"{len(bad)} long", f"at most {MAX_BAD_SEQUENCES}")
+    require_length(0, bounds.MAX_BAD_SEQUENCES_ON_WIRE, field, sequences)
+    bad = [tuple(sequence.token_ids) for sequence in sequences]
     for i, ids in enumerate(bad):
-        require(
-            1 <= len(ids) <= MAX_BAD_SEQUENCE_TOKENS, f"{field}[{i}]", f"{len(ids)} long",
-            f"1 to {MAX_BAD_SEQUENCE_TOKENS} tokens",
-        )  # fmt: skip
+        require_length(1, bounds.MAX_BAD_SEQUENCE_TOKENS_ON_WIRE, f"{field}[{i}].token_ids", ids)
         check_token_ids(f"{field}[{i}].token_ids", ids, vocab_size)
     return tuple(dict.fromkeys(bad))
 
@@ -111,15 +109,15 @@ def _grammar_from_pb(message: v1.StructuredOutput, field: str = "sampling.struct
         text = ""
     elif kind == "choice":
         choices = list(message.choice.choices)
-        require(bool(choices) and all(choices), f"{field}.choice.choices", choices, "at least 1, none of them empty")
+        require_length(1, bounds.MAX_CHOICES, f"{field}.choice.choices", choices)
+        require(all(choices), f"{field}.choice.choices", choices, "none of them empty")
         text = json.dumps(choices)
     elif kind == "composite":
         text = _composite_text(message.composite, f"{field}.{kind}")
     else:
         text = {"json_schema": message.json_schema, "regex": message.regex, "grammar": message.grammar}[kind]
         require(bool(text), f"{field}.{kind}", "empty", "some text")
-    size = len(text.encode())
-    require(size <= MAX_GRAMMAR_BYTES, f"{field}.{kind}", f"{size} bytes long", f"at most {MAX_GRAMMAR_BYTES}")
+    require_at_most(bounds.MAX_GRAMMAR_BYTES, f"{field}.{kind}", len(text.encode()), "bytes long")
     return Grammar(GrammarKind(kind), text)
 
 
@@ -134,14 +132,3 @@ def _composite_text(message: v1.CompositeGrammar, field: str) -> str:
         grammar = _grammar_from_pb(part.constraint, f"{at}.constraint")
         parts[part.name] = [grammar.kind.value, grammar.text]
     return json.dumps([message.grammar, parts])
-
-
-def check_token_ids(field: str, token_ids: Iterable[int], vocab_size: int) -> None:
-    largest = max(token_ids, default=0)
-    if largest >= vocab_size:
-        raise InvalidArgumentError.of(field, f"token id {largest} is not below the vocabulary size {vocab_size}")
-
-
-def require(condition: bool, field: str, value: object, wanted: str) -> None:
-    if not condition:
-        raise InvalidArgumentError.of(field, f"is {value}; {wanted} is needed")

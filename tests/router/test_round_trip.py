@@ -3,12 +3,13 @@
 import asyncio
 import json
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from common import bounds
 from fissile.channel import MAX_MESSAGE_BYTES
 from fissile.v1 import (
     AbortSequence,
@@ -20,7 +21,9 @@ from fissile.v1 import (
     GetWorkerResponse,
     OutputOptions,
     SamplingParams,
+    Sequence,
     SequenceGroup,
+    TokenSequence,
 )
 from router.asking.bad_words import bad_token_sequences
 from router.asking.checks import Limits
@@ -127,6 +130,24 @@ def test_the_group_survives_the_wire_and_the_worker_reads_the_same_values(model,
         )
     else:
         assert core.beam is None
+
+
+def test_a_worker_takes_the_most_of_everything_that_a_router_lets_through(model):
+    sequences = [TokenSequence(token_ids=[3] * bounds.MAX_STOP_SEQUENCE_TOKENS)] * bounds.MAX_STOP_SEQUENCES
+    bad = [TokenSequence(token_ids=[i + 1] * bounds.MAX_BAD_SEQUENCE_TOKENS) for i in range(bounds.MAX_BAD_SEQUENCES)]
+    options = GenerationOptions(
+        sampling=SamplingParams(bad_token_sequences=bad, num_logprobs=int(bounds.NUM_LOGPROBS.high)),
+        stop=[f"stop {i}" for i in range(bounds.MAX_STOPS)],
+        stop_token_ids=range(1, bounds.MAX_STOP_TOKENS + 1),
+        stop_token_sequences=sequences,
+        bad_words=[chr(ord("!") + i) for i in range(bounds.MAX_BAD_WORDS)],
+        cache_salt=b"s" * bounds.MAX_SALT_BYTES,
+    )
+    large = Limits(vocab_size=2000, max_model_len=MAX_MODEL_LEN, max_prompt_bytes=100)
+    validate(GenerateRequest(text="a", options=options), large)
+    group, _ = sent(options, model)
+    group.sequences.extend(Sequence(id=i, index=i) for i in range(2, int(bounds.N.high) + 1))
+    assert len(group_from_pb(group, range(7, 7 + 128), replace(WORKER_LIMITS, vocab_size=2000))) == 128
 
 
 def sampling_of(core: params.SamplingParams) -> dict:

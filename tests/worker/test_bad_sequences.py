@@ -26,6 +26,7 @@ def composite(*constraints):
     return StructuredOutput(composite=CompositeGrammar(grammar="start: @p", parts=parts))
 
 
+ONE_TOKEN = TokenSequence(token_ids=[1])
 BAD = [
     ({"prompt_token_ids": []}, "prompt_token_ids: is []; at least 1 token is needed"),
     ({"prompt_token_ids": [1, 100]}, "prompt_token_ids: token id 100 is not below the vocabulary size 100"),
@@ -34,11 +35,14 @@ BAD = [
     ({"max_tokens": 2, "generated": (7, 8)}, "max_tokens: is 2; at least 3: 2 are generated already is needed"),
     ({"min_tokens": 5}, "min_tokens: is 5; at most max_tokens (4) is needed"),
     ({"stop_token_ids": [4, 100]}, "stop_token_ids: token id 100 is not below the vocabulary size 100"),
-    ({"stop_token_sequences": [TokenSequence()]}, "stop_token_sequences[0]: is []; at least 1 token is needed"),
+    ({"stop_token_sequences": [TokenSequence()]}, "stop_token_sequences[0].token_ids: is 0 long; 1 to 256 is needed"),
     (
         {"stop_token_sequences": [TokenSequence(token_ids=[1]), TokenSequence(token_ids=[2, 100])]},
         "stop_token_sequences[1].token_ids: token id 100 is not below the vocabulary size 100",
     ),
+    ({"stop_token_ids": [1] * 1041}, "stop_token_ids: is 1041 long; at most 1040 is needed"),
+    ({"stop_token_sequences": [ONE_TOKEN] * 65}, "stop_token_sequences: is 65 long; at most 64 is needed"),
+    ({"cache_salt": b"s" * 257}, "cache_salt: is 257 bytes long; at most 256 is needed"),
 ]
 BAD_SAMPLING = [
     ({"temperature": -0.5}, "sampling.temperature: is -0.5; 0 to 100 is needed"),
@@ -49,10 +53,10 @@ BAD_SAMPLING = [
     ({"top_p": 2}, "sampling.top_p: is 2.0; above 0, at most 1 is needed"),
     ({"top_p": math.nan}, "sampling.top_p: is nan; above 0, at most 1 is needed"),
     ({"min_p": 1.5}, "sampling.min_p: is 1.5; 0 to 1 is needed"),
-    ({"presence_penalty": 2.5}, "sampling.presence_penalty: is 2.5; −2.0 to 2.0 is needed"),
-    ({"frequency_penalty": -2.5}, "sampling.frequency_penalty: is -2.5; −2.0 to 2.0 is needed"),
-    ({"presence_penalty": math.nan}, "sampling.presence_penalty: is nan; −2.0 to 2.0 is needed"),
-    ({"repetition_penalty": 0}, "sampling.repetition_penalty: is 0.0; above 0, at most 2.0 is needed"),
+    ({"presence_penalty": 2.5}, "sampling.presence_penalty: is 2.5; −2 to 2 is needed"),
+    ({"frequency_penalty": -2.5}, "sampling.frequency_penalty: is -2.5; −2 to 2 is needed"),
+    ({"presence_penalty": math.nan}, "sampling.presence_penalty: is nan; −2 to 2 is needed"),
+    ({"repetition_penalty": 0}, "sampling.repetition_penalty: is 0.0; above 0, at most 2 is needed"),
     (
         {"logit_bias": [LogitBias(token_id=100)]},
         "sampling.logit_bias[0].token_id: token id 100 is not below the vocabulary size 100",
@@ -69,7 +73,17 @@ BAD_SAMPLING = [
     ({"banned_token_ids": [100]}, "sampling.banned_token_ids: token id 100 is not below the vocabulary size 100"),
     (
         {"bad_token_sequences": [TokenSequence()]},
-        "sampling.bad_token_sequences[0]: is 0 long; 1 to 128 tokens is needed",
+        "sampling.bad_token_sequences[0].token_ids: is 0 long; 1 to 128 is needed",
+    ),
+    (
+        {"bad_token_sequences": [ONE_TOKEN] * 513},
+        "sampling.bad_token_sequences: is 513 long; at most 512 is needed",
+    ),
+    ({"num_logprobs": 65}, "sampling.num_logprobs: is 65; 0 to 64 is needed"),
+    ({"num_prompt_logprobs": 65}, "sampling.num_prompt_logprobs: is 65; 0 to 64 is needed"),
+    (
+        {"logit_bias": [LogitBias(token_id=i) for i in range(1025)]},
+        "sampling.logit_bias: is 1025 long; at most 1024 is needed",
     ),
     ({"structured_output": StructuredOutput()}, "sampling.structured_output: one constraint is needed"),
     (
@@ -236,9 +250,9 @@ def test_a_group_is_admitted_as_a_whole_or_not_at_all(last, text):
     assert [router.ended[id].index for id in (1, 2, 3)] == [member.index for member in members]
 
 
-def test_a_group_has_at_most_1024_sequences():
-    router = run_with_a_good_one(group([Sequence(id=2000 + i, index=i) for i in range(1025)]))
-    assert fault(router.ended[2000]) == "sequences: is 1025 long; 1 to 1024 is needed"
+def test_a_group_has_at_most_128_sequences():
+    router = run_with_a_good_one(group([Sequence(id=2000 + i, index=i) for i in range(129)]))
+    assert fault(router.ended[2000]) == "sequences: is 129 long; 1 to 128 is needed"
 
 
 def test_an_id_twice_in_a_group_has_one_end():
