@@ -52,10 +52,10 @@ class LocalEngine:
     """Processes with the model that last, and a fresh scheduler for each `generate`. A context manager: its end stops
     the processes. One thread at a time."""
 
-    def __init__(self, config: RunnerConfig) -> None:
-        """Waits until the model is loaded. Raises ExecutorError."""
+    def __init__(self, config: RunnerConfig, *, log_level: str = "warning") -> None:
+        """Waits until the model is loaded. Raises ExecutorError. `log_level`: of the model's processes."""
         self._config = config
-        self._executor = Executor(config, log_level="warning")
+        self._executor = Executor(config, log_level=log_level)
         self.model: ModelInfo = self._executor.start()
 
     def __enter__(self) -> Self:

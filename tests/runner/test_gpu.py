@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from tests.runner.conftest import greedy_reference, make_driver, random_prompt
+from tests.runner.conftest import greedy_reference, make_driver, random_prompt, save_llama
 from tests.runner.driver import Driver, cache_of
 from tests.runner.test_executor import WAIT, Synchronous, tiny_config
 from worker.core.params import SamplingParams
@@ -45,6 +45,43 @@ def test_greedy_tokens_equal_transformers_on_the_cpu(tiny: tuple[Path, LlamaForC
     driver.decode(*seqs, steps=63)
     for seq in seqs:
         assert seq.output == greedy_reference(tiny[1], seq.tokens[: seq.num_prompt], 64)
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, LlamaForCausalLM]:
+    """Of a shape that every kernel serves."""
+    path = tmp_path_factory.mktemp("wide-llama")
+    return path, save_llama(path, hidden_size=128, intermediate_size=192, num_attention_heads=4, head_dim=64)
+
+
+@pytest.mark.parametrize("enforce_eager", [False, True])
+def test_tokens_from_graphs_equal_transformers(wide: tuple[Path, LlamaForCausalLM], enforce_eager: bool) -> None:
+    driver = make_driver(wide[0], device="cuda", enforce_eager=enforce_eager)
+    assert sorted(driver.runner._parts.forward._graphs.full) == ([] if enforce_eager else [1, 2, 4, 8, 16])
+    seqs = [driver.add(random_prompt(n, n)) for n in (1, 5, 16, 33, 70)]
+    driver.prefill(*seqs[:3])
+    driver.run([(seqs[0], 1), (seqs[3], 20), (seqs[2], 1)])  # in pieces
+    driver.run([(seqs[4], 70), (seqs[3], 13), (seqs[1], 1)])
+    for num in (5, 3, 1, 4):  # padded to 8, 4, 1, 4 rows
+        driver.decode(*seqs[:num], steps=12)
+    for seq in seqs:
+        assert seq.output == greedy_reference(wide[1], seq.tokens[: seq.num_prompt], len(seq.output))
+
+
+def test_a_replayed_step_writes_its_rows_alone(wide: tuple[Path, LlamaForCausalLM]) -> None:
+    driver = make_driver(wide[0], device="cuda")
+    with torch.inference_mode():
+        for cache in cache_of(driver.runner):
+            cache.normal_()
+    seqs = [driver.add(random_prompt(n, n)) for n in (3, 20, 9)]
+    driver.prefill(*seqs)
+    outside = list(driver.free)[:-3]
+    before = [cache[outside].clone() for cache in cache_of(driver.runner)]
+    tokens = driver.runner._parts.slots.tables.tokens[3:16].clone()
+    driver.decode(*seqs, steps=9)  # 3 rows, padded to 4
+    for old, cache in zip(before, cache_of(driver.runner), strict=True):
+        assert torch.equal(old, cache[outside])
+    assert torch.equal(tokens, driver.runner._parts.slots.tables.tokens[3:16])
 
 
 def test_seeded_tokens_equal_the_cpus(tiny: tuple[Path, LlamaForCausalLM]) -> None:

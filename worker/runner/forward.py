@@ -8,7 +8,7 @@ from worker.attention.context import ForwardContext, forward_context
 from worker.attention.interface import CacheBuilder
 from worker.kernels.step import Step, StepBuffers
 from worker.models.base import CausalLM
-from worker.runner.graphs import GraphCapture, Graphs, GraphSizes, Outputs
+from worker.runner.graphs import GraphCapture, GraphDevice, Graphs, GraphSizes, Outputs
 
 logger = logging.getLogger(__name__)
 
@@ -24,9 +24,9 @@ class ForwardPass:
         self._graphs = Graphs()
         self._token_sizes: tuple[int, ...] = ()
 
-    def capture(self, sizes: GraphSizes) -> None:
-        """On a CUDA device, once the buffers hold a step of padding."""
-        captured = GraphCapture(self._model, self._builders, self._buffers, self._max_context_len)
+    def capture(self, device: GraphDevice, sizes: GraphSizes) -> None:
+        """Once the buffers hold a step of padding."""
+        captured = GraphCapture(device, self._model, self._builders, self._buffers, self._max_context_len)
         rows = sizes.rows if self.can_capture else ()
         self._graphs, self._token_sizes = captured.capture(GraphSizes(rows, sizes.tokens)), sizes.tokens
 

@@ -8,8 +8,10 @@ right because the steps follow each other on one stream and a graph's results ar
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -55,11 +57,31 @@ class Outputs:
     """[R, V] of uniform rows, if the pass has logits; None on ranks that get none."""
 
 
+class Graph(Protocol):
+    def capture_end(self) -> None: ...
+
+    def replay(self) -> None:
+        """In the current stream."""
+
+
+class GraphDevice(Protocol):
+    """What can record work and play it again; graphs of one device share their memory."""
+
+    def recording(self) -> AbstractContextManager[None]:
+        """Around a number of captures."""
+
+    def begin(self) -> Graph:
+        """Record what is launched from now on, in place of doing it, until the graph's `capture_end`."""
+
+    def alias(self, tensor: Tensor) -> Tensor:
+        """The same contiguous memory, not owned: what is captured later may use it, too."""
+
+
 @dataclass(slots=True)
 class Piece:
     """A graph, and the cache layer that comes after it."""
 
-    graph: torch.cuda.CUDAGraph
+    graph: Graph
     layer: CacheLayer | None = None
     """None: it is the last."""
     given: Tensor | None = None
@@ -70,7 +92,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class FullGraph:
-    graph: torch.cuda.CUDAGraph
+    graph: Graph
     outputs: Outputs
 
     def replay(self) -> Outputs:
@@ -102,13 +124,15 @@ class GraphCapture:
     """Captures the passes of one model over one set of buffers and caches. Those must stay where they are."""
 
     def __init__(
-        self, model: CausalLM, builders: Sequence[CacheBuilder], buffers: StepBuffers, max_context_len: int
+        self,
+        device: GraphDevice,
+        model: CausalLM,
+        builders: Sequence[CacheBuilder],
+        buffers: StepBuffers,
+        max_context_len: int,
     ) -> None:
-        self._model, self._builders, self._buffers = model, builders, buffers
+        self._device, self._model, self._builders, self._buffers = device, model, builders, buffers
         self._max_context_len = max_context_len
-        self._device = buffers.input_ids.device
-        self._pool = torch.cuda.graph_pool_handle()
-        self._stream = torch.cuda.Stream(self._device)
         self._wanted: dict[int, Tensor] = {}
         """Where cache layers leave their outputs: by their size, for all layers and graphs."""
 
@@ -117,13 +141,11 @@ class GraphCapture:
         ones find their memory in the pool."""
         start = time.perf_counter()
         graphs = Graphs()
-        torch.cuda.synchronize(self._device)
-        with torch.cuda.stream(self._stream):
+        with self._device.recording():
             for num_tokens in reversed(sizes.tokens):
                 graphs.piecewise[num_tokens] = self._capture_piecewise(num_tokens)
             for rows in reversed(sizes.rows):
                 graphs.full[rows] = self._capture_full(rows)
-        torch.cuda.synchronize(self._device)
         logger.info(
             "CUDA graphs: %d full and %d piecewise captured in %.1f s",
             len(graphs.full), len(graphs.piecewise), time.perf_counter() - start,
@@ -141,28 +163,29 @@ class GraphCapture:
 
         # Kernels are compiled and libraries set up at their first call, which cannot be captured.
         run()
-        graph = self._begin()
+        graph = self._device.begin()
         hidden, logits = run()
         graph.capture_end()
+        alias = self._device.alias
         return FullGraph(graph, Outputs(alias(hidden), True, None if logits is None else alias(logits)))
 
     def _capture_piecewise(self, num_tokens: int) -> PiecewiseGraph:
         input_ids = self._buffers.input_ids[:num_tokens]
         with forward_context(ForwardContext((), cut=self._output_of)):
             self._model(input_ids)  # see `_capture_full`
-        pieces = [Piece(self._begin())]
+        pieces = [Piece(self._device.begin())]
 
         def cut(layer: CacheLayer, x: Tensor) -> Tensor:
             piece = pieces[-1]
             piece.graph.capture_end()
-            piece.layer, piece.given, piece.wanted = layer, alias(x), self._output_of(layer, x)
-            pieces.append(Piece(self._begin()))
+            piece.layer, piece.given, piece.wanted = layer, self._device.alias(x), self._output_of(layer, x)
+            pieces.append(Piece(self._device.begin()))
             return piece.wanted
 
         with forward_context(ForwardContext((), cut=cut)):
             hidden = self._model(input_ids)
         pieces[-1].graph.capture_end()
-        return PiecewiseGraph(pieces, alias(hidden))
+        return PiecewiseGraph(pieces, self._device.alias(hidden))
 
     def _output_of(self, layer: CacheLayer, x: Tensor) -> Tensor:
         """The first to ask has the most tokens."""
@@ -171,24 +194,41 @@ class GraphCapture:
             self._wanted[layer.output_size] = torch.zeros(shape, dtype=x.dtype, device=x.device)
         return self._wanted[layer.output_size][: len(x)]
 
-    def _begin(self) -> torch.cuda.CUDAGraph:
+
+class CudaGraphs:
+    """See `GraphDevice`."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pool = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream(device)
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """On a stream of its own: the default one cannot be captured."""
+        torch.cuda.synchronize(self._device)
+        with torch.cuda.stream(self._stream):
+            yield
+        torch.cuda.synchronize(self._device)
+
+    def begin(self) -> Graph:
         graph = torch.cuda.CUDAGraph()
         # Other threads of this process may allocate meanwhile.
         graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
         return graph
 
+    def alias(self, tensor: Tensor) -> Tensor:
+        assert tensor.is_contiguous()
+        return torch.as_tensor(_Address(tensor), device=tensor.device).view(tensor.dtype).view(tensor.shape)
+
 
 class _Address:
-    """The memory of a tensor, as the CUDA array interface describes it: not owned."""
+    """The memory of a tensor, as the CUDA array interface describes it."""
 
     def __init__(self, tensor: Tensor) -> None:
         self.__cuda_array_interface__ = {
-            "shape": (tensor.numel() * tensor.element_size(),), "typestr": "|u1", "data": (tensor.data_ptr(), False),
+            "shape": (tensor.numel() * tensor.element_size(),),
+            "typestr": "|u1",
+            "data": (tensor.data_ptr(), False),
             "version": 3,
-        }  # fmt: skip
-
-
-def alias(tensor: Tensor) -> Tensor:
-    """The same contiguous memory, which the pool may give to what comes later in the same pass or in another one."""
-    assert tensor.is_contiguous()
-    return torch.as_tensor(_Address(tensor), device=tensor.device).view(tensor.dtype).view(tensor.shape)
+        }

@@ -16,7 +16,7 @@ from worker.models.base import CausalLM
 from worker.parallel.group import Group
 from worker.runner.entries import EntryMover
 from worker.runner.forward import ForwardPass
-from worker.runner.graphs import GraphSizes, Outputs
+from worker.runner.graphs import CudaGraphs, GraphDevice, GraphSizes, Outputs
 from worker.runner.pending import PendingStep
 from worker.runner.prepare import PromptInputs, StepInputs, StepPreparer
 from worker.runner.slots import SlotState
@@ -60,10 +60,10 @@ class ModelRunner:
         self._timer = StepTimer(self._device)
 
     @torch.inference_mode()
-    def capture(self, sizes: GraphSizes) -> None:
-        """CUDA graphs of these sizes, for the steps to come."""
+    def capture(self, sizes: GraphSizes, device: GraphDevice | None = None) -> None:
+        """Graphs of these sizes, for the steps to come; by default on the runner's own device, which must be CUDA."""
         self._parts.preparer.prepare_padding()
-        self._parts.forward.capture(sizes)
+        self._parts.forward.capture(device or CudaGraphs(self._device), sizes)
 
     @torch.inference_mode()
     def submit(self, batch: ScheduledBatch) -> PendingStep:

@@ -1,0 +1,110 @@
+"""Models of real sizes without real weights: a folder with a config.json and a tokenizer, and safetensors if asked for.
+
+`python -m bench.models qwen3-8b FOLDER` writes the weights, too (16 GB, random); on a GPU in a few seconds.
+"""
+
+import argparse
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from torch import Tensor
+
+CONFIGS: dict[str, dict[str, object]] = {
+    "qwen3-8b": {
+        "hidden_size": 4096, "num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8,
+        "head_dim": 128, "intermediate_size": 12288, "vocab_size": 151936, "tie_word_embeddings": False,
+    },
+    "qwen3-0.6b": {
+        "hidden_size": 1024, "num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8,
+        "head_dim": 128, "intermediate_size": 3072, "vocab_size": 151936, "tie_word_embeddings": True,
+    },
+    "tiny": {
+        "hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "head_dim": 32, "intermediate_size": 256, "vocab_size": 65536, "tie_word_embeddings": False,
+    },
+}  # fmt: skip
+COMMON = {
+    "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_act": "silu", "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000.0, "max_position_embeddings": 40960, "attention_bias": False, "torch_dtype": "bfloat16",
+    "bos_token_id": 0, "eos_token_id": 1,
+}  # fmt: skip
+LAYERS_PER_FILE = 6
+
+
+def write_model(name: str, folder: Path, *, weights: bool = False) -> Path:
+    """The folder of the model, without weights unless asked for."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config = COMMON | CONFIGS[name]
+    (folder / "config.json").write_text(json.dumps(config))
+    tokenizer(int(str(config["vocab_size"]))).save(str(folder / "tokenizer.json"))
+    if weights:
+        write_weights(folder, config)
+    return folder
+
+
+def tokenizer(vocab_size: int) -> Tokenizer:
+    """Byte-level: two ends, a token for each byte, and made-up words up to the model's vocabulary."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    names = ["<begin>", "<end>", *letters]
+    names += [f"\u0120word{i}" for i in range(vocab_size - len(names))]
+    made = Tokenizer(models.BPE(vocab={text: i for i, text in enumerate(names)}, merges=[]))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    made.add_special_tokens([AddedToken(text, special=True) for text in names[:2]])
+    return made
+
+
+def write_weights(folder: Path, config: dict[str, object]) -> None:
+    from safetensors.torch import save_file
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    index: dict[str, str] = {}
+    num_layers = int(str(config["num_hidden_layers"]))
+    for number, first in enumerate(range(-1, num_layers, LAYERS_PER_FILE)):
+        shapes = dict(shapes_of(config, range(first, min(first + LAYERS_PER_FILE, num_layers))))
+        tensors = {name: random_weight(shape, device) for name, shape in shapes.items()}
+        file = f"model-{number:05}.safetensors"
+        save_file(tensors, folder / file, {"format": "pt"})
+        index |= dict.fromkeys(tensors, file)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+
+
+def random_weight(shape: tuple[int, ...], device: str) -> Tensor:
+    if len(shape) == 1:
+        return torch.ones(shape, dtype=torch.bfloat16)
+    return torch.empty(shape, dtype=torch.bfloat16, device=device).normal_(0, 0.02).cpu()
+
+
+def shapes_of(config: dict[str, object], layers: range) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Of these layers; −1 is what stands outside of them."""
+    keys = ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size", "vocab_size")
+    hidden, heads, kv_heads, dim, inner, vocabulary = (int(str(config[key])) for key in keys)
+    for layer in layers:
+        if layer < 0:
+            yield "model.embed_tokens.weight", (vocabulary, hidden)
+            yield "model.norm.weight", (hidden,)
+            if not config["tie_word_embeddings"]:
+                yield "lm_head.weight", (vocabulary, hidden)
+            continue
+        of = f"model.layers.{layer}"
+        for name, rows in (("q", heads), ("k", kv_heads), ("v", kv_heads)):
+            yield f"{of}.self_attn.{name}_proj.weight", (rows * dim, hidden)
+        yield f"{of}.self_attn.o_proj.weight", (hidden, heads * dim)
+        yield f"{of}.self_attn.q_norm.weight", (dim,)
+        yield f"{of}.self_attn.k_norm.weight", (dim,)
+        yield f"{of}.mlp.gate_proj.weight", (inner, hidden)
+        yield f"{of}.mlp.up_proj.weight", (inner, hidden)
+        yield f"{of}.mlp.down_proj.weight", (hidden, inner)
+        yield f"{of}.input_layernorm.weight", (hidden,)
+        yield f"{of}.post_attention_layernorm.weight", (hidden,)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("name", choices=sorted(CONFIGS))
+    parser.add_argument("folder", type=Path)
+    arguments = parser.parse_args()
+    write_model(arguments.name, arguments.folder, weights=True)
