@@ -68,7 +68,7 @@ class Row:
 
 
 class Rows:
-    """Rows of a step with random qkv, and a cache with their histories scattered over blocks, NaN everywhere else.
+    """Rows of a step with random qkv, and a cache with their histories scattered over blocks, `garbage` elsewhere.
 
     Those at the front with `uniform_len` tokens are uniform, with `num_padding` rows after them; the others are chunks.
     """
@@ -86,6 +86,7 @@ class Rows:
         scale: float = SCALE,
         window: int | None = None,
         has_sinks: bool = False,
+        garbage: float = torch.nan,
     ) -> None:
         self.rig, self.block_size = rig, block_size
         self.heads, self.kv_heads, self.head_dim = shape
@@ -97,7 +98,7 @@ class Rows:
         pool = self.kernel.allocate(2, num_blocks + 1, block_size, rig.device)
         for entry in pool.entries:
             assert len(entry) == num_blocks + 1
-            entry.fill_(torch.nan)
+            entry.fill_(garbage)
         self.entries, self.cache = pool.entries, pool.layers[1]
         order = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(4)).tolist()
         rows = [

@@ -1,7 +1,6 @@
 """Which backends there are, in order of preference, and which of them can run on a device."""
 
 import importlib
-import importlib.metadata
 import importlib.util
 import os
 from collections.abc import Callable
@@ -49,13 +48,10 @@ def _no_triton(device: torch.device) -> str | None:
 
 
 def _no_aiter(device: torch.device) -> str | None:
-    installed = {distribution.metadata["Name"] for distribution in importlib.metadata.distributions()}
-    if "aiter" in installed and "amd-aiter" not in installed:
-        return (
-            "the installed package 'aiter' is an unrelated library of asynchronous iterators; "
-            "AMD's kernels are the package 'amd-aiter': pip uninstall aiter && pip install amd-aiter"
-        )
-    return "it is not available in this version"
+    # Not at the top: the table there imports what imports this module.
+    from worker.kernels.aiter.package import obstacle
+
+    return obstacle(device)
 
 
 _OBSTACLES: dict[str, Callable[[torch.device], str | None]] = {
