@@ -2,7 +2,7 @@
 
 With JSON every line is an object, also what comes past logging: warnings, exceptions that nobody caught, and whatever
 Python code writes to standard error. What C code writes there by itself cannot be caught in this process; of a
-worker's ranks it is, because their standard error is a pipe (`worker.executor`).
+worker's ranks it is, because their standard error is a pipe (`worker.executor.local`).
 """
 
 import asyncio

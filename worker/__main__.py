@@ -8,7 +8,7 @@ from common.logging import setup_logging
 from fissile.errors import FissileError
 from worker.config import WorkerSettings
 from worker.core.errors import ConfigError
-from worker.executor import ExecutorError
+from worker.executor.errors import ExecutorError
 from worker.loader.errors import ModelError
 from worker.server import WorkerFailedError, serve
 

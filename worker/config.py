@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from common.config import CommaList, Settings
@@ -11,7 +11,9 @@ from common.logging import LogFormat
 from fissile.channel import ServerTls
 from worker.core.config import CacheConfig, SchedulerConfig
 from worker.core.errors import ConfigError
+from worker.executor.remote import RemoteRanks
 from worker.loader.source import default_served_name
+from worker.processes.tcp import MIN_SECRET_LENGTH
 from worker.runner.config import RunnerConfig
 
 ENV_PREFIX = "FISSILE_WORKER_"
@@ -51,6 +53,20 @@ class WorkerSettings(Settings):
     enforce_eager: bool = Field(False, description="No CUDA graphs; for looking for faults.")
     tensor_parallel_size: int = Field(1, ge=1, description="Devices that share the model, a process each.")
     num_threads: int | None = Field(None, ge=1, description="CPU threads for computing; unset: one a physical core.")
+
+    # Ranks on other hosts
+    remote_ranks: int = Field(
+        0,
+        ge=0,
+        description="How many of --tensor-parallel-size are started on other hosts (python -m worker.join).",
+    )
+    ranks_host: str = Field("127.0.0.1", description="Address at which they join; nobody else should reach it.")
+    ranks_port: int = Field(29500, ge=0, le=65535, description="Port at which they join; 0 takes a free one.")
+    ranks_secret: SecretStr = Field(
+        SecretStr(""),
+        description=f"What they must know, at least {MIN_SECRET_LENGTH} characters. Better in the environment: flags "
+        "can be seen by others.",
+    )
 
     # The network
     host: str = Field("127.0.0.1", description="Address to listen on; 0.0.0.0 for all interfaces.")
@@ -121,6 +137,13 @@ class WorkerSettings(Settings):
     def _check(self) -> "WorkerSettings":
         if self.dp_rank >= self.dp_size:
             raise ValueError(f"--dp-rank {self.dp_rank} is not below --dp-size {self.dp_size}")
+        if self.remote_ranks >= self.tensor_parallel_size:
+            raise ValueError(
+                f"--remote-ranks {self.remote_ranks} is not below --tensor-parallel-size {self.tensor_parallel_size}: "
+                "rank 0 is this worker's own"
+            )
+        if self.remote_ranks and len(self.ranks_secret.get_secret_value()) < MIN_SECRET_LENGTH:
+            raise ValueError(f"--remote-ranks needs a --ranks-secret of at least {MIN_SECRET_LENGTH} characters")
         for name in self.served_model_name:
             if not name.isprintable() or len(name) > MAX_NAME_LENGTH:
                 raise ValueError(f"--served-model-name: {name!r} is not printable or longer than {MAX_NAME_LENGTH}")
@@ -191,6 +214,12 @@ class WorkerSettings(Settings):
             gpu_memory_utilization=self.gpu_memory_utilization,
             swap_space_gib=self.swap_space_gib,
         )
+
+    def remote(self) -> RemoteRanks | None:
+        if not self.remote_ranks:
+            return None
+        secret = self.ranks_secret.get_secret_value().encode()
+        return RemoteRanks(count=self.remote_ranks, host=self.ranks_host, port=self.ranks_port, secret=secret)
 
     def tls(self) -> ServerTls | None:
         if self.tls_certificate is None or self.tls_key is None:

@@ -17,7 +17,7 @@ from worker.core.params import SamplingParams, StopConditions
 from worker.core.scheduler import Scheduler
 from worker.core.sequence import Sequence
 from worker.core.tokens import token_array
-from worker.executor import Executor
+from worker.executor.executor import Executor
 from worker.runner.config import ModelInfo, RunnerConfig
 from worker.steps import FinishedStep, Steps
 

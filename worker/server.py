@@ -24,7 +24,7 @@ from worker.convert import ModelLimits
 from worker.core.params import Grammar
 from worker.core.scheduler import Scheduler
 from worker.engine import Engine, EngineExecutor, StepReport
-from worker.executor import Executor
+from worker.executor.executor import Executor
 from worker.garbage import freeze_loaded
 from worker.grammars.in_use import GrammarsInUse
 from worker.loader.load_config import load_model_config
@@ -296,6 +296,7 @@ async def serve(settings: WorkerSettings) -> None:
         settings,
         lambda on_rank_end: Executor(
             settings.runner_config(),
+            remote=settings.remote(),
             log_level=settings.log_level,
             log_format=settings.log_format,
             on_rank_end=on_rank_end,

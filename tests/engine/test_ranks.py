@@ -6,7 +6,7 @@ from tests.engine.conftest import MAX_MODEL_LEN, NUM_TOKENS, PROMPTS
 from tests.engine.loop import Loop, make_sequence
 from worker.core.batch import BatchOutput, ScheduledBatch
 from worker.core.config import CacheConfig, SchedulerConfig
-from worker.executor import Executor
+from worker.executor.executor import Executor
 from worker.runner.config import RunnerConfig
 
 NUM_BLOCKS = 8

@@ -15,7 +15,7 @@ from worker.core.config import CacheConfig, SchedulerConfig
 from worker.core.params import Grammar, GrammarKind, SamplingParams, StopConditions
 from worker.core.sequence import Sequence
 from worker.core.stopping import FinishReason
-from worker.executor import Executor
+from worker.executor.executor import Executor
 from worker.parallel.group import Group
 from worker.runner.build import build_runner
 from worker.runner.config import RunnerConfig

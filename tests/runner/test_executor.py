@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -14,7 +15,10 @@ from transformers import LlamaForCausalLM
 from tests.runner.conftest import greedy_reference, random_prompt
 from tests.runner.driver import Driver
 from worker.core.batch import BatchOutput, ScheduledBatch
-from worker.executor import Executor, ExecutorDiedError, ExecutorStartError, ExecutorTimeoutError
+from worker.executor.errors import ExecutorDiedError, ExecutorStartError, ExecutorTimeoutError
+from worker.executor.executor import Executor
+from worker.executor.local import LocalRank
+from worker.executor.remote import RemoteRanks
 from worker.runner.config import RunnerConfig
 
 WAIT = 60.0
@@ -49,9 +53,9 @@ def driver_of(executor: Executor) -> Driver:
 
 
 def rank_pid(executor: Executor, rank: int = 0) -> int:
-    process = executor._ranks[rank]._process
-    assert process is not None
-    return process.pid
+    transport = executor._ranks[rank]._transport
+    assert isinstance(transport, LocalRank) and transport.pid is not None
+    return transport.pid
 
 
 def alive(pid: int) -> bool:
@@ -117,7 +121,7 @@ def test_ranks_that_hang_with_a_lost_one_are_killed_at_once(
     tiny: tuple[Path, LlamaForCausalLM], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One stands still in the midst of a collective, and the other dies: nobody waits for the first to stop."""
-    monkeypatch.setattr("worker.executor.STOP_SECONDS", 10 * WAIT)
+    monkeypatch.setattr("worker.executor.executor.STOP_SECONDS", 10 * WAIT)
     executor = Executor(tiny_config(tiny[0], tensor_parallel_size=2))
     executor.start(WAIT)
     pids = [rank_pid(executor, rank) for rank in range(2)]
@@ -132,6 +136,51 @@ def test_ranks_that_hang_with_a_lost_one_are_killed_at_once(
         executor.shutdown()
     for pid in pids:
         wait_until_gone(pid)
+
+
+@pytest.fixture
+def joined(tiny: tuple[Path, LlamaForCausalLM]) -> Iterator[tuple[Executor, int]]:
+    """An executor of two ranks, and the process of the second, which was started by hand."""
+    secret = "the secret of ranks"
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    remote = RemoteRanks(count=1, host="127.0.0.1", port=port, secret=secret.encode())
+    executor = Executor(tiny_config(tiny[0], tensor_parallel_size=2), remote=remote)
+    variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "RANK": "1"}
+    environment = os.environ | variables | {"LOCAL_RANK": "0", "FISSILE_RANKS_SECRET": secret}
+    process = subprocess.Popen([sys.executable, "-m", "worker.join"], env=environment)
+    try:
+        executor.start(WAIT)
+        yield executor, process.pid
+    finally:
+        executor.shutdown()
+        process.wait(WAIT)
+
+
+def test_a_rank_that_was_started_elsewhere_gives_the_tokens_of_one(
+    joined: tuple[Executor, int], tiny: tuple[Path, LlamaForCausalLM]
+) -> None:
+    driver = driver_of(joined[0])
+    seq = driver.add(random_prompt(30, 1))
+    driver.prefill(seq)
+    driver.decode(seq, steps=31)
+    assert seq.output == greedy_reference(tiny[1], seq.tokens[: seq.num_prompt], 32)
+
+
+def test_the_end_of_a_rank_that_was_started_elsewhere_ends_those_that_hang_with_it(
+    joined: tuple[Executor, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("worker.executor.executor.STOP_SECONDS", 10 * WAIT)
+    executor, remote_pid = joined
+    os.kill(remote_pid, signal.SIGSTOP)
+    driver = driver_of(executor)
+    executor.submit(driver.batch([(driver.add([1, 2]), 2)]))
+    os.kill(remote_pid, signal.SIGKILL)
+    with pytest.raises(ExecutorDiedError):  # seen here, or by the rank that waits for it
+        executor.collect(WAIT)
+    pid = rank_pid(executor)
+    executor.shutdown()
+    assert not alive(pid)
 
 
 def test_collect_without_a_step_is_refused(executor: Executor) -> None:
@@ -161,12 +210,14 @@ def test_start_has_a_timeout_and_leaves_no_process(tiny: tuple[Path, LlamaForCau
 
 PARENT = """
 import sys, time
-from worker.executor import Executor
+from worker.executor.executor import Executor
+from worker.executor.local import LocalRank
+from worker.executor.remote import RemoteRanks
 from worker.runner.config import RunnerConfig
 if __name__ == "__main__":
     executor = Executor(RunnerConfig(model=sys.argv[1], device="cpu", num_blocks=8, max_num_seqs=2, num_threads=1))
     executor.start(60)
-    print(executor._ranks[0]._process.pid, flush=True)
+    print(executor._ranks[0]._transport.pid, flush=True)
     time.sleep(600)
 """
 

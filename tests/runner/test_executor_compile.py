@@ -11,9 +11,10 @@ import pytest
 from tests.runner.byte_tokenizer import save_byte_model
 from tests.runner.conftest import random_prompt
 from tests.runner.test_executor import WAIT, alive, driver_of, rank_pid, tiny_config
-from worker import executor as module
 from worker.core.params import Grammar, GrammarKind
-from worker.executor import Executor, ExecutorDiedError, ExecutorError
+from worker.executor import link as module
+from worker.executor.errors import ExecutorDiedError, ExecutorError
+from worker.executor.executor import Executor
 from worker.grammars.errors import GrammarError
 
 GOOD = Grammar(GrammarKind.REGEX, "[0-9]+")

@@ -12,7 +12,7 @@ from tests.runner.conftest import greedy_reference, make_driver, random_prompt, 
 from tests.runner.driver import Driver, cache_of
 from tests.runner.test_executor import WAIT, Synchronous, tiny_config
 from worker.core.params import SamplingParams
-from worker.executor import Executor
+from worker.executor.executor import Executor
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
 

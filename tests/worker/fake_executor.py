@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from tests.core.fake_runner import FakeRunner
 from worker.core.batch import BatchOutput, ScheduledBatch
 from worker.core.params import Grammar
-from worker.executor import ExecutorDiedError, ExecutorStartError
+from worker.executor.errors import ExecutorDiedError, ExecutorStartError
 from worker.loader.config import ModelConfig
 from worker.loader.rope import RopeConfig
 from worker.runner.config import MemoryReport, ModelInfo

@@ -15,7 +15,7 @@ from fissile.v1 import DrainRequest, FinishReason, GetWorkerRequest
 from tests.worker.fake_executor import FakeExecutor
 from tests.worker.harness import TOKENIZER, connect, quiet, run_all, run_worker, sequence, until
 from worker.config import WorkerSettings
-from worker.executor import ExecutorStartError
+from worker.executor.errors import ExecutorStartError
 from worker.server import WorkerFailedError, WorkerServer, run_until_stopped
 
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING

@@ -9,7 +9,7 @@ from fissile.v1 import DrainRequest, FinishReason, SamplingParams, StructuredOut
 from tests.worker import harness
 from tests.worker.harness import connect, expected, fault, quiet, run_all, run_worker, sequence, until
 from worker.core.params import Grammar, GrammarKind
-from worker.executor import ExecutorDiedError
+from worker.executor.errors import ExecutorDiedError
 from worker.grammars import in_use
 from worker.grammars.errors import GrammarError
 

@@ -6,16 +6,20 @@ import sys
 from pathlib import Path
 
 
-def spawn(module: str, fds: tuple[int, ...], stderr: int | None = None) -> "subprocess.Popen[str]":
-    """`python -m module`, with the numbers of `fds`, which it inherits, as arguments. `stderr`: as for Popen."""
+def spawn(
+    module: str, fds: tuple[int, ...], stderr: int | None = None, inherited: tuple[int, ...] = ()
+) -> "subprocess.Popen[str]":
+    """`python -m module`, with the numbers of `fds`, which it inherits, as arguments. `stderr`: as for Popen.
+    `inherited` are passed on, too, but not told."""
     return subprocess.Popen(
         [sys.executable, "-P", "-m", module, *map(str, fds)],
-        pass_fds=fds, stdin=subprocess.DEVNULL, stderr=stderr, text=True, errors="replace", env=_environment(),
+        pass_fds=fds + inherited, stdin=subprocess.DEVNULL, stderr=stderr, text=True, errors="replace",
+        env=_environment(),
     )  # fmt: skip
 
 
 def _environment() -> dict[str, str]:
     """With the folder of `worker`, wherever it was found."""
-    root = str(Path(__file__).resolve().parent.parent)
+    root = str(Path(__file__).resolve().parents[2])
     path = os.environ.get("PYTHONPATH")
     return os.environ | {"PYTHONPATH": root if path is None else root + os.pathsep + path}

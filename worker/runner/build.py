@@ -46,15 +46,17 @@ MAX_FILLERS = 8
 """Threads that fill masks of grammars: more would keep the cores from what feeds the device."""
 
 
-def resolve_device(name: str, rank: int) -> torch.device:
-    """`auto` is CUDA where there is a GPU for this rank. Raises ModelConfigError."""
-    if name == "cpu" or (name == "auto" and torch.cuda.device_count() <= rank):
+def resolve_device(name: str, local_rank: int) -> torch.device:
+    """`auto` is CUDA where the host has a GPU for this rank of it. Raises ModelConfigError."""
+    if name == "cpu" or (name == "auto" and torch.cuda.device_count() <= local_rank):
         return torch.device("cpu")
     if name not in ("auto", "cuda"):
         raise ModelConfigError(f"device {name!r} is not known (auto, cpu, cuda)")
-    if torch.cuda.device_count() <= rank:
-        raise ModelConfigError(f"no CUDA device for rank {rank}: {torch.cuda.device_count()} are visible")
-    return torch.device("cuda", rank)
+    if torch.cuda.device_count() <= local_rank:
+        raise ModelConfigError(
+            f"no CUDA device for rank {local_rank} of this host: {torch.cuda.device_count()} are visible"
+        )
+    return torch.device("cuda", local_rank)
 
 
 def resolve_dtype(name: str, device: torch.device, checkpoint: str) -> torch.dtype:
@@ -67,9 +69,9 @@ def resolve_dtype(name: str, device: torch.device, checkpoint: str) -> torch.dty
 
 
 @torch.inference_mode()
-def build_runner(config: RunnerConfig, tp: Group) -> tuple[ModelRunner, ModelInfo]:
+def build_runner(config: RunnerConfig, tp: Group, local_rank: int = 0) -> tuple[ModelRunner, ModelInfo]:
     """Raises ModelError, KernelBackendError, CacheMemoryError or ValueError, each with what to do about it."""
-    device = resolve_device(config.device, tp.rank)
+    device = resolve_device(config.device, local_rank)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     source = resolve_model(config.model)

@@ -1,4 +1,4 @@
-"""What an executor and its ranks say to each other over a pair of pipes."""
+"""What an executor and its ranks say to each other, over pipes or between hosts."""
 
 from dataclasses import dataclass
 
@@ -8,14 +8,45 @@ from worker.runner.config import ModelInfo, RunnerConfig
 
 
 @dataclass(frozen=True, slots=True)
+class Place:
+    """Where a rank runs. First message to a process on the executor's host; others know it by themselves."""
+
+    local_rank: int
+    """Among the ranks of its host: the number of its device."""
+    num_local_ranks: int
+    """That share the CPUs of its host."""
+    store_host: str
+    """Where the ranks of this executor meet."""
+    store_fd: int | None = None
+    """Of rank 0, if there are others: a socket that listens there, for the store that it holds."""
+    parent_pid: int | None = None
+    """The process ends with this one; None: with its connection."""
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """First message of a rank on another host, once each side knows that the other has the secret."""
+
+    rank: int
+    world_size: int
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """In place of `Setup`: this rank is not wanted."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Setup:
-    """First message to a rank. After it come `ScheduledBatch`es and what is about grammars, then `Stop`."""
+    """The executor's first message. After it come `ScheduledBatch`es and what is about grammars, then `Stop`."""
 
     config: RunnerConfig
     rank: int
-    rendezvous: str
-    """Path of a file that the ranks of this executor alone meet through; unused with one rank."""
-    parent_pid: int
+    store_port: int
+    """Where the ranks of this executor, and no others, meet; 0 with one rank."""
     log_level: str
     log_format: str
 

@@ -1,8 +1,8 @@
-"""The process of one tensor-parallel rank: `python -m worker.runner.rank <request fd> <reply fd>`, by the executor.
+"""One tensor-parallel rank: `python -m worker.runner.rank <request fd> <reply fd>`, by the executor on the same host.
 
-Threads: one drains the request pipe, so that the executor never waits to send; the main one runs steps; one waits for
-results and sends them; on rank 0, one takes messages about grammars, and two compile. The request pipe breaks when the
-executor's process ends in any way; the rank ends with it.
+Threads: one drains what the executor sends, so that this never waits to send; the main one runs steps; one waits for
+results and sends them; on rank 0, one takes messages about grammars, and two compile. What connects a rank to its
+executor breaks when the executor's process ends in any way; the rank ends with it.
 """
 
 import faulthandler
@@ -27,15 +27,16 @@ from worker.grammars.compiler import GrammarCompiler
 from worker.grammars.errors import GrammarError
 from worker.kernels.select import KernelBackendError
 from worker.loader.errors import ModelError
-from worker.parallel.group import Group
-from worker.processes.messages import receive, send
+from worker.processes.messages import Receiver, Sender, receive, send
 from worker.runner.build import build_runner, resolve_device
+from worker.runner.meeting import meet
 from worker.runner.memory import CacheMemoryError, physical_cores
 from worker.runner.messages import (
     Compile,
     Compiled,
     Failed,
     Keep,
+    Place,
     Ready,
     Release,
     Setup,
@@ -55,18 +56,26 @@ logger = logging.getLogger("worker.runner.rank")
 
 def main() -> None:
     requests = Connection(int(sys.argv[1]), writable=False)
-    replies = Replies(Connection(int(sys.argv[2]), readable=False))
-    setup: Setup = receive(requests)
-    faulthandler.enable()
+    replies = Connection(int(sys.argv[2]), readable=False)
     # Ctrl-C reaches the whole process group; the worker decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    die_with_parent(setup.parent_pid)
+    place: Place = receive(requests)
+    if place.parent_pid is not None:
+        die_with_parent(place.parent_pid)
+    setup: Setup = receive(requests)
     setup_logging(setup.log_level, setup.log_format)  # type: ignore[arg-type]
+    serve_rank(requests, replies, setup, place)
+
+
+def serve_rank(requests: Receiver, replies_to: Sender, setup: Setup, place: Place) -> None:
+    """Build the rank and run what comes, until `Stop`. Ends the process when the executor is gone, or on a fault."""
+    replies = Replies(replies_to)
+    faulthandler.enable()
     steps: SimpleQueue[ScheduledBatch | Stop] = SimpleQueue()
     grammars: SimpleQueue[Compile | Keep | Release] = SimpleQueue()
     threading.Thread(target=_drain, args=(requests, steps, grammars), name="requests", daemon=True).start()
     try:
-        runner = _start(setup, replies)
+        runner = _start(setup, place, replies)
     except USER_ERRORS as error:
         logger.debug("start-up failed", exc_info=True)
         replies.send(Failed(str(error), expected=True))
@@ -81,9 +90,9 @@ def main() -> None:
 
 
 class Replies:
-    """The reply pipe, for any thread."""
+    """To the executor, from any thread."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Sender) -> None:
         self._connection = connection
         self._lock = threading.Lock()
 
@@ -93,7 +102,7 @@ class Replies:
 
 
 def _drain(
-    requests: Connection,
+    requests: Receiver,
     steps: "SimpleQueue[ScheduledBatch | Stop]",
     grammars: "SimpleQueue[Compile | Keep | Release]",
 ) -> None:
@@ -141,17 +150,12 @@ def _compile(compiler: GrammarCompiler, message: Compile, replies: Replies) -> N
         os._exit(EXIT_ORPHANED)
 
 
-def _start(setup: Setup, replies: Replies) -> ModelRunner:
+def _start(setup: Setup, place: Place, replies: Replies) -> ModelRunner:
     config = setup.config
-    size = config.tensor_parallel_size
-    torch.set_num_threads(config.num_threads or max(1, physical_cores() // size))
-    tp = Group()
-    if size > 1:
-        backend = "gloo" if resolve_device(config.device, setup.rank).type == "cpu" else "nccl"
-        store = dist.FileStore(setup.rendezvous, size)  # type: ignore[attr-defined]
-        dist.init_process_group(backend, store=store, rank=setup.rank, world_size=size)
-        tp = Group(setup.rank, size, dist.group.WORLD)
-    runner, info = build_runner(config, tp)
+    torch.set_num_threads(config.num_threads or max(1, physical_cores() // place.num_local_ranks))
+    device = resolve_device(config.device, place.local_rank)
+    tp = meet(setup.rank, config.tensor_parallel_size, device, setup.store_port, place)
+    runner, info = build_runner(config, tp, place.local_rank)
     # What is loaded stays: the collector need not walk through it again and again.
     gc.collect()
     gc.freeze()

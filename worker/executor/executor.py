@@ -1,0 +1,197 @@
+"""The executor: one process per tensor-parallel rank, each with a model runner on its device.
+
+Batches are broadcast to all ranks. Rank 0 answers, and compiles grammars, once a process that may die of them has done
+it. Every wait has a timeout, and the end of any rank is noticed at once, because what it is reached through breaks.
+This process imports no torch. Nothing has a fixed name or port, unless ranks of other hosts are to find it: two
+executors on one host do not see each other.
+"""
+
+import os
+import queue
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+from typing import Any
+
+from worker.core.batch import BatchOutput, ScheduledBatch
+from worker.core.params import Grammar
+from worker.executor.errors import ExecutorDiedError, ExecutorError, ExecutorStartError, ExecutorTimeoutError
+from worker.executor.link import STOP_SECONDS, Inbox, RankLink
+from worker.executor.local import LocalRank
+from worker.executor.remote import RankListener, RemoteRank, RemoteRanks
+from worker.executor.transport import RankTransport
+from worker.grammars.checks import GrammarChecks, Verdict
+from worker.grammars.compile_futures import CompileFutures
+from worker.processes.messages import encode
+from worker.runner.config import ModelInfo, RunnerConfig
+from worker.runner.messages import Compile, Failed, Keep, Place, Ready, Release, Setup, StepDone
+
+LOOPBACK = "127.0.0.1"
+
+
+class Executor:
+    """`start`, then any number of `submit` and `collect`, then `shutdown`. One thread at a time may call these;
+    `compile` and `release` may be called from any, once it has started."""
+
+    def __init__(
+        self,
+        config: RunnerConfig,
+        *,
+        remote: RemoteRanks | None = None,
+        log_level: str = "info",
+        log_format: str = "text",
+        on_rank_end: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`remote`: ranks that others start; without it all are processes of this one. `on_rank_end` is called from
+        another thread whenever a rank has ended; `check` says whether that is bad."""
+        self._config, self._remote = config, remote
+        self._on_rank_end = on_rank_end
+        self._log = (log_level, log_format)
+        self._ranks: list[RankLink] = []
+        self._inbox: Inbox = queue.SimpleQueue()
+        self._in_flight: deque[int] = deque()
+        self._has_failed = False
+        self._compiles = CompileFutures()
+        self._grammar_messages: queue.SimpleQueue[Compile | Keep | Release | None] = queue.SimpleQueue()
+        self._checks: GrammarChecks | None = None
+
+    def start(self, timeout: float = 600.0) -> ModelInfo:
+        """Start the ranks, wait for those that others start, and until all can run steps; rank 0's report.
+
+        Raises ExecutorStartError, ExecutorDiedError, ExecutorTimeoutError, or OSError when it cannot listen; the ranks
+        are gone then.
+        """
+        deadline = time.monotonic() + timeout
+        # Rank 0 will hold the store that all ranks meet through. Its socket listens before any of them runs, so that
+        # each can be told its port, and none finds nobody there.
+        with socket.create_server((self._remote.host if self._remote is not None else LOOPBACK, 0)) as store:
+            port = store.getsockname()[1]
+            for rank, transport in enumerate(self._transports(store)):
+                setup = Setup(self._config, rank, port, *self._log)
+                self._ranks.append(RankLink(setup, transport, self._inbox, self._compiles, self._on_rank_end))
+            info = self._wait_until_ready(deadline)
+        model = info.config
+        self._checks = GrammarChecks(self._config.model, model.vocab_size, model.eos_token_ids)
+        sender = threading.Thread(
+            target=self._send_grammar_messages, args=(self._ranks[0],), name="grammars", daemon=True
+        )
+        sender.start()
+        return info
+
+    def _wait_until_ready(self, deadline: float) -> ModelInfo:
+        ready: dict[int, ModelInfo] = {}
+        try:
+            while len(ready) < len(self._ranks):
+                rank, message = self._next(deadline, "start")
+                ready[rank] = message.info
+        except ExecutorError:
+            self.shutdown()
+            raise
+        return ready[0]
+
+    def _transports(self, store: socket.socket) -> list[RankTransport]:
+        """In the order of the ranks. Raises OSError."""
+        size, host = self._config.tensor_parallel_size, store.getsockname()[0]
+        num_remote = self._remote.count if self._remote is not None else 0
+        num_local = size - num_remote
+        transports: list[RankTransport] = []
+        for rank in range(num_local):
+            store_fd = store.fileno() if rank == 0 and size > 1 else None
+            transports.append(LocalRank(rank, Place(rank, num_local, host, store_fd, os.getpid())))
+        if self._remote is not None:
+            listener = RankListener(self._remote, size)
+            transports += [RemoteRank(rank, listener) for rank in range(num_local, size)]
+        return transports
+
+    def submit(self, batch: ScheduledBatch) -> None:
+        """Queue a step on all ranks; does not wait for earlier ones. Raises ExecutorDiedError."""
+        message = encode(batch)
+        for rank in self._ranks:
+            rank.send(message)
+        self._in_flight.append(batch.step)
+
+    def collect(self, timeout: float) -> BatchOutput:
+        """The result of the oldest step not collected yet; waits for it.
+
+        Raises ExecutorDiedError or ExecutorTimeoutError.
+        """
+        if not self._in_flight:
+            raise RuntimeError("no step is in flight")
+        _, message = self._next(time.monotonic() + timeout, f"answer step {self._in_flight[0]}")
+        assert isinstance(message, StepDone)
+        expected = self._in_flight.popleft()
+        if message.output.step != expected:
+            raise ExecutorDiedError(f"rank 0 answered step {message.output.step} in place of step {expected}")
+        return message.output
+
+    def check(self) -> None:
+        """Raises ExecutorDiedError if a rank ended while no step was in flight. Does not wait."""
+        if not self._in_flight and not self._inbox.empty():
+            self._next(time.monotonic(), "live")
+
+    def compile(self, grammar: Grammar) -> "Future[None]":
+        """Have `grammar` ready for sequences to come, until `release`. Does not wait, not even for a rank that hangs.
+
+        The future raises GrammarError, or another error when the executor ends first or cannot tell.
+        """
+        assert self._checks is not None
+        key, future = self._compiles.add()
+        self._grammar_messages.put(Keep(grammar))
+        self._checks.check(grammar, partial(self._on_checked, Compile(key, grammar)))
+        return future
+
+    def release(self, grammar: Grammar) -> None:
+        """Once for each `compile`, when no sequence will use it any more."""
+        self._grammar_messages.put(Release(grammar))
+
+    def _on_checked(self, request: Compile, verdict: Verdict) -> None:
+        """Rank 0 sees only what a process that may die has compiled."""
+        if verdict is None:
+            self._grammar_messages.put(request)
+        else:
+            self._compiles.refuse(request.key, verdict)
+
+    def _send_grammar_messages(self, rank: RankLink) -> None:
+        while (message := self._grammar_messages.get()) is not None:
+            try:
+                rank.send(encode(message))
+            except ExecutorError as error:
+                self._compiles.fail(error)
+
+    def shutdown(self) -> None:
+        """End all ranks: politely, then by force. Idempotent; never raises because a rank is gone already.
+
+        After a failure by force alone: the others may hang in a collective with the one that is gone.
+        """
+        self._compiles.fail(ExecutorError("the executor was shut down"))
+        self._grammar_messages.put(None)
+        if self._checks is not None:
+            self._checks.shutdown()
+        for rank in self._ranks if not self._has_failed else ():
+            rank.request_stop()
+        deadline = time.monotonic() + (0 if self._has_failed else STOP_SECONDS)
+        for rank in self._ranks:
+            rank.end(deadline)
+        self._ranks.clear()
+        self._in_flight.clear()
+
+    def _next(self, deadline: float, what: str) -> tuple[int, Any]:
+        """The next `Ready` or `StepDone`; anything else is the end, for the other ranks, too."""
+        try:
+            rank, message = self._inbox.get(timeout=max(0.0, deadline - time.monotonic()))
+        except queue.Empty:
+            self._has_failed = True
+            raise ExecutorTimeoutError(f"the ranks did not {what} in time") from None
+        self._has_failed = not isinstance(message, Ready | StepDone)
+        if isinstance(message, Failed) and message.expected:
+            raise ExecutorStartError(message.message)
+        if isinstance(message, Failed):
+            raise ExecutorDiedError(f"rank {rank}: {message.message}")
+        if message is None:
+            raise ExecutorDiedError(self._ranks[rank].epitaph())
+        assert isinstance(message, Ready | StepDone)
+        return rank, message

@@ -1,0 +1,102 @@
+"""The executor's link to one rank: who hears what it says, and who sends."""
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from worker.executor.errors import ExecutorDiedError, ExecutorTimeoutError
+from worker.executor.transport import RankTransport
+from worker.grammars.compile_futures import CompileFutures
+from worker.processes.messages import encode
+from worker.runner.messages import Compiled, Setup, Stop
+
+logger = logging.getLogger(__name__)
+
+STOP_SECONDS = 10.0
+SEND_SECONDS = 60.0
+"""For a message that another thread sends to the same rank."""
+
+Inbox = queue.SimpleQueue[tuple[int, Any]]
+"""(rank, what it said); None when it is over."""
+
+
+class RankLink:
+    """Its thread opens the transport, and lasts as long as the rank."""
+
+    def __init__(
+        self,
+        setup: Setup,
+        transport: RankTransport,
+        inbox: Inbox,
+        compiles: CompileFutures,
+        on_end: Callable[[], None],
+    ) -> None:
+        self._setup, self._transport = setup, transport
+        self._inbox, self._compiles, self._on_end = inbox, compiles, on_end
+        self._sending = threading.Lock()
+        self._thread = threading.Thread(target=self._serve, name=f"rank-{setup.rank}", daemon=True)
+        self._thread.start()
+
+    def send(self, message: bytes) -> None:
+        """From any thread. The rank drains what it is sent in a thread of its own, so this does not block for long,
+        unless the rank hangs. Raises ExecutorDiedError or ExecutorTimeoutError."""
+        if not self._sending.acquire(timeout=SEND_SECONDS):
+            raise ExecutorTimeoutError(f"rank {self._setup.rank} does not read what it is sent")
+        try:
+            self._transport.send(message)
+        except OSError:
+            is_gone = True
+        else:
+            is_gone = False
+        finally:
+            self._sending.release()
+        if is_gone:
+            raise ExecutorDiedError(self.epitaph())
+
+    def request_stop(self) -> None:
+        """Gives up on a rank that is gone or hangs."""
+        if not self._sending.acquire(timeout=STOP_SECONDS):
+            return
+        try:
+            self._transport.send(encode(Stop()))
+        except OSError:
+            logger.debug("rank %d is gone already", self._setup.rank)
+        finally:
+            self._sending.release()
+
+    def end(self, deadline: float) -> None:
+        """Wait for the rank until `deadline`, then kill it."""
+        self._thread.join(max(0.0, deadline - time.monotonic()))
+        if self._thread.is_alive():
+            logger.warning("rank %d does not stop; killing it", self._setup.rank)
+            self._transport.kill()
+        self._thread.join()
+
+    def epitaph(self) -> str:
+        """Why the rank is no more. Waits until that is known."""
+        self._thread.join(STOP_SECONDS)
+        return self._transport.epitaph()
+
+    def _serve(self) -> None:
+        """Have the rank there, pass on what it says, and put None into the inbox when it is over."""
+        rank = self._setup.rank
+        try:
+            self._transport.open()
+            self._transport.send(encode(self._setup))
+            while True:
+                message = self._transport.receive()
+                if isinstance(message, Compiled):
+                    self._compiles.settle(message.key, message.error)
+                else:
+                    self._inbox.put((rank, message))
+        except (EOFError, OSError):
+            self._transport.wait()
+        finally:
+            with self._sending:
+                self._transport.close()
+            self._compiles.fail(ExecutorDiedError(f"rank {rank} has ended"))
+            self._inbox.put((rank, None))
+            self._on_end()
