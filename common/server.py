@@ -45,6 +45,11 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
                 _guard_unary(handler.unary_unary, method, handler.request_deserializer),
                 response_serializer=handler.response_serializer,
             )
+        if handler.unary_stream and asyncio.iscoroutinefunction(handler.unary_stream):
+            return grpc.unary_stream_rpc_method_handler(
+                _guard_unary(handler.unary_stream, method, handler.request_deserializer),
+                response_serializer=handler.response_serializer,
+            )
         if handler.unary_stream and inspect.isasyncgenfunction(handler.unary_stream):
             return grpc.unary_stream_rpc_method_handler(
                 _guard_unary_stream(handler.unary_stream, method, handler.request_deserializer),

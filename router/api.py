@@ -3,10 +3,11 @@
 `service.py` puts it on gRPC, `http/` on HTTP. Both speak the messages of the contract.
 """
 
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+import asyncio
+from collections.abc import AsyncGenerator, Callable
 from copy import copy
 from functools import partial
+from typing import TypeVar
 
 from google.protobuf.message import Message
 
@@ -31,6 +32,7 @@ from fissile.v1 import (
 )
 from router.account import Account
 from router.answering import responses
+from router.answering.answer import Answer
 from router.answering.pacing import Pacer
 from router.answering.parts import parts
 from router.answering.request import OpenRequest, Update
@@ -53,6 +55,8 @@ from router.model.served import ServedModel
 from router.model.tokenizer import Tokenizer
 from router.open_requests import OpenRequests
 from router.timers import deadline_timer
+
+R = TypeVar("R", GenerateResponse, ChatResponse)
 
 LARGE_BYTES = 64 * 1024
 """From here on, work on a request may take more than some milliseconds."""
@@ -84,36 +88,31 @@ class GenerationApi:
         self._metrics = metrics
         self._pacer = pacer
 
-    async def generate(
-        self, request: GenerateRequest, time_left: TimeLeft = no_deadline
-    ) -> AsyncGenerator[GenerateResponse]:
-        async with aclosing(self._run(request, time_left)) as updates:
-            async for request_id, update in updates:
-                yield responses.generate_response(request_id, update)
+    def generate(self, request: GenerateRequest, time_left: TimeLeft = no_deadline) -> AsyncGenerator[GenerateResponse]:
+        return self._run(request, time_left, responses.generate_response)
 
-    async def chat(self, request: ChatRequest, time_left: TimeLeft = no_deadline) -> AsyncGenerator[ChatResponse]:
-        async with aclosing(self._run(request, time_left)) as updates:
-            async for request_id, update in updates:
-                yield responses.chat_response(request_id, update)
+    def chat(self, request: ChatRequest, time_left: TimeLeft = no_deadline) -> AsyncGenerator[ChatResponse]:
+        return self._run(request, time_left, responses.chat_response)
 
     async def _run(
-        self, request: GenerateRequest | ChatRequest, time_left: TimeLeft
-    ) -> AsyncGenerator[tuple[str, Update], None]:
+        self, request: GenerateRequest | ChatRequest, time_left: TimeLeft, response: Callable[[str, Update], R]
+    ) -> AsyncGenerator[R]:
         """The one way of a request, from arrival to its end. Whatever ends it is counted and leaves nothing behind."""
         account = Account(request.request_id, request.model)
         request_id = account.request_id
-        opened: Sequence[OpenRequest] = ()
         try:
             with self._open.place(request_id, _num_prompts(request)):
                 opened = await self._prepared(request, account)
                 self._open.add(request_id, opened)
-                with deadline_timer(opened, time_left()):
-                    async with aclosing(self._dispatcher.updates(opened, time_left)) as updates:
-                        async for update in updates:
-                            if update.usage:
-                                account.end = _end_of(opened[0])
-                            for part in parts(update, cumulative=opened[0].spec.cumulative):
-                                yield request_id, part
+                with deadline_timer(opened, time_left()), self._dispatcher.dispatched(opened, time_left):
+                    answer = Answer(opened)
+                    is_answered = False
+                    while not is_answered:
+                        update = await answer.next()
+                        if update.usage:
+                            is_answered, account.end = True, _end_of(opened[0])
+                        for part in parts(update, cumulative=opened[0].spec.cumulative):
+                            yield response(request_id, part)
         except FissileError as error:
             account.end = error.code.name.lower()
             raise
@@ -121,8 +120,6 @@ class GenerationApi:
             account.end = "internal"
             raise
         finally:
-            for one in opened:
-                one.leave()
             account.close(self._metrics)
 
     async def _prepared(self, request: GenerateRequest | ChatRequest, account: Account) -> list[OpenRequest]:
@@ -140,7 +137,8 @@ class GenerationApi:
             resolve(request.options, model=model, request_id=account.request_id, prompt=prompt, bad_token_sequences=bad)
             for prompt in prompts
         ]
-        opened = [OpenRequest(spec, tokenizer, copy(account.watch), self._metrics, self._pacer) for spec in specs]
+        news = asyncio.Event()
+        opened = [OpenRequest(spec, tokenizer, copy(account.watch), self._metrics, self._pacer, news) for spec in specs]
         account.opened(opened)
         return opened
 

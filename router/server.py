@@ -18,6 +18,7 @@ from router.config import RouterSettings
 from router.fleet.dispatch import DispatchConfig, Dispatcher
 from router.fleet.link import LinkConfig
 from router.fleet.policy import POLICIES
+from router.fleet.quarantine import Quarantine
 from router.fleet.workers import Resolver, WorkerSet, resolve_name
 from router.metrics import Gauges, RouterMetrics, WorkerGauge
 from router.model.chat_template import template_of_operator
@@ -66,6 +67,7 @@ class RouterServer:
                 first_token_timeout=settings.first_token_timeout,
             ),
             self.metrics,
+            Quarantine(),
         )
         self.pacer = Pacer(settings.max_message_rate)
         self.api = GenerationApi(settings, self.workers, dispatcher, self.open_requests, self.metrics, self.pacer)

@@ -1,16 +1,16 @@
 """GenerationService on gRPC: hands calls to the `GenerationApi`."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
+from google.protobuf.message import Message
+
 from fissile.v1 import (
     ChatRequest,
-    ChatResponse,
     DetokenizeRequest,
     DetokenizeResponse,
     GenerateRequest,
-    GenerateResponse,
     GenerationServiceServicer,
     GetModelRequest,
     GetModelResponse,
@@ -32,17 +32,11 @@ class GenerationService(GenerationServiceServicer):
     def __init__(self, api: GenerationApi) -> None:
         self._api = api
 
-    async def Generate(self, request: GenerateRequest, context: Context) -> AsyncIterator[GenerateResponse]:
-        await context.send_initial_metadata(())
-        async with aclosing(self._api.generate(request, context.time_remaining)) as answers:
-            async for answer in answers:
-                yield answer
+    async def Generate(self, request: GenerateRequest, context: Context) -> None:  # type: ignore[override]
+        await _send(self._api.generate(request, context.time_remaining), context)
 
-    async def Chat(self, request: ChatRequest, context: Context) -> AsyncIterator[ChatResponse]:
-        await context.send_initial_metadata(())
-        async with aclosing(self._api.chat(request, context.time_remaining)) as answers:
-            async for answer in answers:
-                yield answer
+    async def Chat(self, request: ChatRequest, context: Context) -> None:  # type: ignore[override]
+        await _send(self._api.chat(request, context.time_remaining), context)
 
     async def Tokenize(self, request: TokenizeRequest, context: Context) -> TokenizeResponse:
         return await self._api.tokenize(request)
@@ -58,3 +52,11 @@ class GenerationService(GenerationServiceServicer):
 
     async def GetStats(self, request: GetStatsRequest, context: Context) -> GetStatsResponse:
         return await self._api.get_stats(request)
+
+
+async def _send(answers: AsyncGenerator[Message], context: Context) -> None:
+    """Written, not yielded to gRPC: each layer between would need a generator that every message goes through."""
+    await context.send_initial_metadata(())
+    async with aclosing(answers):
+        async for answer in answers:
+            await context.write(answer)

@@ -1,12 +1,13 @@
 """One open request: what was asked, what came back so far, and its one end.
 
-Its worker link feeds it (`on_output`, `on_lost`) and never waits; its handler takes what is new whenever the client is
-ready for it and the pacer lets it. In between, news merge into one pending delta per completion, so a slow client costs
-the tokens of its completion and nothing more.
+Its worker link feeds it (`on_output`, `on_lost`) and never waits; the call's `Answer` takes what is new whenever the
+client is ready for it and the pacer lets it. In between, news merge into one pending delta per completion, so a slow
+client costs the tokens of its completion and nothing more.
 """
 
 import asyncio
 import logging
+from collections.abc import Callable
 from collections.abc import Sequence as List
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -51,6 +52,9 @@ class Loss:
     """The worker would not take it; another one may."""
 
 
+OnLoss = Callable[[Loss], None]
+
+
 class Hop(Protocol):
     """The worker link a request is on."""
 
@@ -69,13 +73,18 @@ class OpenRequest:
     """See above. `error` ends it with a status."""
 
     def __init__(
-        self, spec: RequestSpec, tokenizer: Tokenizer, watch: Stopwatch, metrics: RouterMetrics, pacer: Pacer
+        self,
+        spec: RequestSpec,
+        tokenizer: Tokenizer,
+        watch: Stopwatch,
+        metrics: RouterMetrics,
+        pacer: Pacer,
+        news: asyncio.Event,
     ) -> None:
+        """`news` is set when there is something to take, or an error; requests of one call share it."""
         self.spec = spec
         self.watch = watch
-        self.news = asyncio.Event()
-        self.lost: Loss | None = None
-        """Why its hop ended before it did."""
+        self.news = news
         self.error: FissileError | None = None
         detokenizer = tokenizer.detokenizers(
             spec.prompt.token_ids, skip_special_tokens=spec.skip_special_tokens, shown=spec.text.shown_tokens
@@ -87,6 +96,7 @@ class OpenRequest:
         self._pacer = pacer
         self._has_sent = False
         self._hop: Hop | None = None
+        self._on_loss: OnLoss | None = None
         self._hop_metrics: HopMetrics | None = None
         self.worker = ""
         """Address of the one it is on or was on last; empty: it came to none."""
@@ -108,9 +118,9 @@ class OpenRequest:
         """It is on a worker that has said nothing of it yet."""
         return self._hop_timer is not None
 
-    def put_on(self, hop: Hop, first_token_timeout: float, deadline: float | None) -> None:
-        """Send what is not finished to a worker. `deadline`: seconds left. Raises InvalidArgumentError if that is too
-        large for a message."""
+    def put_on(self, hop: Hop, first_token_timeout: float, deadline: float | None, on_loss: OnLoss) -> None:
+        """Send what is not finished to a worker; `on_loss` hears if the hop ends before that. `deadline`: seconds left.
+        Raises InvalidArgumentError if it is too large for a message."""
         unfinished = [c for c in self.completions if not c.finish]
         if self.spec.is_beam_search:
             unfinished = unfinished[:1]
@@ -120,8 +130,7 @@ class OpenRequest:
             deadline=deadline,
         )
         ids = hop.start(group, self)
-        self.lost = None
-        self._hop, self.worker = hop, hop.address
+        self._hop, self._on_loss, self.worker = hop, on_loss, hop.address
         self._hop_metrics = self._metrics.hop(self.spec.model, hop.address, hop.latency)
         self._on_worker = dict(zip(ids, unfinished, strict=True))
         timed_out = f"no token within {first_token_timeout:g} s"
@@ -133,9 +142,8 @@ class OpenRequest:
             self._accept(output, now)
         except TokenGapError as gap:
             self.on_lost(f"tokens got lost: {gap}")
-        except Exception:
-            logger.exception("request %s failed", self.spec.request_id)
-            self.fail(InternalError("internal error; the server's log has the details"))
+        except Exception as error:
+            self.crash(error)
 
     def _accept(self, output: RequestOutput, now: float) -> None:
         completion = self._on_worker.get(output.sequence_id)
@@ -210,22 +218,30 @@ class OpenRequest:
         self._lose(Loss(detail, worker_died))
 
     def _lose(self, loss: Loss) -> None:
-        if self.lost is None and not self.is_finished:
-            self.leave()
-            self.lost = loss
-            self._pacer.wake_now(self.news)
+        if self._hop and self._on_loss and not self.is_finished:
+            self._leave()
+            self._on_loss(loss)
 
     def fail(self, error: FissileError) -> None:
         """End with a status. The first one counts."""
         if self.error is None:
             self.error = error
-            self.leave()
+            self._leave()
             self._pacer.wake_now(self.news)
 
-    def leave(self) -> None:
+    def crash(self, error: Exception) -> None:
+        """End by a fault of our own."""
+        logger.error("request %s failed", self.spec.request_id, exc_info=error)
+        self.fail(InternalError("internal error; the server's log has the details"))
+
+    def close(self) -> None:
+        """Nobody waits for it any more. Idempotent."""
+        self._leave()
+        self._pacer.forget(self.news)
+
+    def _leave(self) -> None:
         """Abort what is on a worker. Idempotent."""
         self._stop_hop_timer()
-        self._pacer.forget(self.news)
         on_worker, self._on_worker = self._on_worker, {}
         if self._hop:
             for sequence_id in on_worker:
@@ -240,7 +256,6 @@ class OpenRequest:
     def take(self) -> Update | None:
         """What is new for the client; None when nothing is. Has `usage` when it is the last."""
         finished = self.is_finished
-        self.news.clear()
         if not finished and self.spec.final_only:
             return None
         update = Update()

@@ -1,14 +1,13 @@
-"""An open request's way over workers: place it, pass on what comes, move it when its worker is lost."""
+"""An open request's way over workers: onto one, and on to another when that is lost."""
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
-from fissile.errors import InternalError, UnavailableError
-from router.answering.merging import merged
-from router.answering.request import Loss, OpenRequest, Update
+from fissile.errors import FissileError, InternalError, UnavailableError
+from router.answering.request import Loss, OpenRequest
 from router.fleet.link import WorkerLink
 from router.fleet.policy import Policy
 from router.fleet.quarantine import Quarantine
@@ -31,101 +30,111 @@ class DispatchConfig:
     first_token_timeout: float = 300.0
 
 
+@dataclass(frozen=True, slots=True)
 class Dispatcher:
-    """Stateless but for the policy."""
+    """Stateless but for the policy and the quarantine."""
 
-    def __init__(self, workers: WorkerSet, policy: Policy, config: DispatchConfig, metrics: RouterMetrics) -> None:
-        self._workers = workers
-        self._policy = policy
-        self._config = config
-        self._metrics = metrics
-        self._quarantine = Quarantine()
+    workers: WorkerSet
+    policy: Policy
+    config: DispatchConfig
+    metrics: RouterMetrics
+    quarantine: Quarantine
 
-    def updates(self, requests: Sequence[OpenRequest], time_left: TimeLeft) -> AsyncGenerator[Update]:
-        """Messages for the client, of all the prompts of its call; the last has `usage`. Raises the FissileError that
-        ends the call otherwise."""
-        spec = requests[0].spec
-        if len(requests) == 1:
-            return self._updates(requests[0], time_left, spec.heartbeat)
-        streams = [self._updates(request, time_left, None) for request in requests]
-        return merged(streams, heartbeat=spec.heartbeat, final_only=spec.final_only)
-
-    async def _updates(
-        self, request: OpenRequest, time_left: TimeLeft, heartbeat: float | None
-    ) -> AsyncGenerator[Update]:
-        retries = Retries(self._config.max_retries)
-        hop = await self._place(request, retries, time_left)
-        while True:
-            is_silent = await _is_silent(request, heartbeat)
-            update = request.take() or (Update() if is_silent else None)
-            if update is not None:
-                yield update
-                if update.usage:
-                    return
-            if request.error:
-                raise request.error
-            if request.lost:
-                self._count(request, request.lost, hop, retries)
-                hop = await self._place(request, retries, time_left)
-
-    def _count(self, request: OpenRequest, loss: Loss, hop: Session, retries: Retries) -> None:
-        request_id = request.spec.request_id
+    @contextmanager
+    def dispatched(self, requests: Sequence[OpenRequest], time_left: TimeLeft) -> Iterator[None]:
+        """While its block lasts, the requests are on workers or on their way to one; what cannot be helped fails them.
+        Raises InvalidArgumentError for one that is too large for a worker."""
+        journeys = [_Journey(self, request, time_left) for request in requests]
         try:
-            retries.count(hop, loss, request.num_completion_tokens)
-        except InternalError as error:
-            logger.error("request %s: %s", request_id, error.message)
-            raise
-        logger.info("request %s moves: %s", request_id, loss.detail)
-        self._metrics.moved(request.spec.model)
+            for journey in journeys:
+                journey.begin()
+            yield
+        finally:
+            for journey in journeys:
+                journey.end()
 
-    async def _place(self, request: OpenRequest, retries: Retries, time_left: TimeLeft) -> Session:
-        """Put the request on a worker it has not failed on; waits a bounded time for one."""
+
+class _Journey:
+    """Of one request. It moves by itself: whoever waits for its answer need not know."""
+
+    def __init__(self, dispatcher: Dispatcher, request: OpenRequest, time_left: TimeLeft) -> None:
+        self._dispatcher = dispatcher
+        self._request = request
+        self._time_left = time_left
+        self._retries = Retries(dispatcher.config.max_retries)
+        self._session: Session = ("", 0)
+        """Where it is or was last."""
+        self._loss: Loss | None = None
+        """The last one."""
+        self._search: asyncio.Task[None] | None = None
+
+    def begin(self) -> None:
+        """At once where there is a worker, which is as good as always."""
+        if links := self._candidates():
+            self._put_on(links)
+        else:
+            self._search = asyncio.create_task(self._find_worker())
+
+    def end(self) -> None:
+        if self._search:
+            self._search.cancel()
+        self._request.close()
+
+    def _candidates(self) -> list[WorkerLink]:
+        """Available now."""
+        spec = self._request.spec
+        links = self._dispatcher.workers.candidates(spec.model, spec.tokenizer_fingerprint, spec.dp_rank)
+        return [link for link in links if link.session not in self._retries.failed]
+
+    def _put_on(self, links: Sequence[WorkerLink]) -> None:
+        link: WorkerLink = self._dispatcher.policy.choose(links)
+        self._session = link.session
+        self._request.put_on(link, self._dispatcher.config.first_token_timeout, self._time_left(), self._move)
+        if self._retries.is_suspect:
+            self._dispatcher.quarantine.put_on(link.session, self._request)
+
+    def _move(self, loss: Loss) -> None:
+        """Called by the request."""
+        spec = self._request.spec
+        self._loss = loss
         try:
-            async with asyncio.timeout(self._config.worker_wait):
-                while not (candidates := await self._candidates(request, retries)):
-                    if request.lost and request.lost.refusal:
-                        raise request.lost.refusal
-                    await _first(self._workers.wait_for_change(), request.news.wait())
-                    if request.error:
-                        raise request.error
+            self._retries.count(self._session, loss, self._request.num_completion_tokens)
+        except FissileError as error:
+            if isinstance(error, InternalError):
+                logger.error("request %s: %s", spec.request_id, error.message)
+            self._request.fail(error)
+            return
+        logger.info("request %s moves: %s", spec.request_id, loss.detail)
+        self._dispatcher.metrics.moved(spec.model)
+        self._search = asyncio.create_task(self._find_worker())
+
+    async def _find_worker(self) -> None:
+        """On which the request has not failed; waits a bounded time for one."""
+        worker_wait = self._dispatcher.config.worker_wait
+        try:
+            async with asyncio.timeout(worker_wait):
+                links = await self._wait_for_candidates()
+            if not self._request.error:
+                self._put_on(links)
         except TimeoutError:
-            why = f"; the last one: {request.lost.detail}" if request.lost else ""
-            raise UnavailableError(
-                f"no healthy worker for {request.spec.model} within {self._config.worker_wait:g} s{why}",
-                retry_after=1.0,
-            ) from None
-        link: WorkerLink = self._policy.choose(candidates)
-        request.put_on(link, self._config.first_token_timeout, time_left())
-        if retries.is_suspect:
-            self._quarantine.put_on(link.session, request)
-        return link.session
+            why = f"; the last one: {self._loss.detail}" if self._loss else ""
+            model = self._request.spec.model
+            self._request.fail(
+                UnavailableError(f"no healthy worker for {model} within {worker_wait:g} s{why}", retry_after=1.0)
+            )
+        except FissileError as error:
+            self._request.fail(error)
+        except Exception as error:
+            self._request.crash(error)
 
-    async def _candidates(self, request: OpenRequest, retries: Retries) -> Sequence[WorkerLink]:
-        """Available now; for a suspect those without another one, if it comes to that soon."""
-
-        def found() -> list[WorkerLink]:
-            spec = request.spec
-            links = self._workers.candidates(spec.model, spec.tokenizer_fingerprint, spec.dp_rank)
-            return [link for link in links if link.session not in retries.failed]
-
-        return await self._quarantine.turn(found) if retries.is_suspect else found()
-
-
-async def _is_silent(request: OpenRequest, heartbeat: float | None) -> bool:
-    """Wait until there is news. True: a heartbeat is due first."""
-    try:
-        async with asyncio.timeout(heartbeat):
-            await request.news.wait()
-    except TimeoutError:
-        return True
-    return False
-
-
-async def _first(*waits: Coroutine[Any, Any, object]) -> None:
-    """Until one of them is over."""
-    tasks = [asyncio.create_task(wait) for wait in waits]
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()
+    async def _wait_for_candidates(self) -> Sequence[WorkerLink]:
+        """For a suspect those without another one, if it comes to that soon. Raises the last worker's refusal if there
+        is no other."""
+        while True:
+            is_suspect = self._retries.is_suspect
+            links = await self._dispatcher.quarantine.turn(self._candidates) if is_suspect else self._candidates()
+            if links:
+                return links
+            if self._loss and self._loss.refusal:
+                raise self._loss.refusal
+            await self._dispatcher.workers.wait_for_change()

@@ -2,7 +2,7 @@
 
 import logging
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -138,16 +138,10 @@ class _Exchange(Generic[M]):
         async with aclosing(self.answers):
             first = await anext(self.answers)
             if self.is_stream:
-                async with aclosing(events(_chain(first, self.answers), self.writer, self.names)) as stream:
+                async with aclosing(events(first, self.answers, self.writer, self.names)) as stream:
                     await send_events(send, stream, headers)
                 return
             async for message in self.answers:
                 join(first, message)
             whole = self.writer.whole(first)
         await JSONResponse(whole, headers=headers)(scope, receive, send)
-
-
-async def _chain(first: M, rest: AsyncIterator[M]) -> AsyncIterator[M]:
-    yield first
-    async for item in rest:
-        yield item

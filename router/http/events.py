@@ -26,12 +26,13 @@ def event(value: Json) -> bytes:
     return f"data: {json.dumps(value, separators=(',', ':'))}\n\n".encode()
 
 
-async def events(answers: AsyncIterator[M], writer: Writer[M], names: FieldNames) -> AsyncGenerator[bytes, None]:
+async def events(first: M, rest: AsyncIterator[M], writer: Writer[M], names: FieldNames) -> AsyncGenerator[bytes, None]:
     """All of a stream: a message's chunks together, a comment for an empty message. An error is an event, too, and then
     the last one."""
     try:
-        async for answer in answers:
-            yield b"".join(map(event, writer.chunks(answer))) or KEEP_ALIVE
+        yield _event_of(first, writer)
+        async for answer in rest:
+            yield _event_of(answer, writer)
     except FissileError as error:
         yield event(error_object(names.translate(error)))
     except Exception:
@@ -39,6 +40,10 @@ async def events(answers: AsyncIterator[M], writer: Writer[M], names: FieldNames
         yield event(error_object(InternalError("internal error; the server's log has the details")))
     else:
         yield DONE
+
+
+def _event_of(answer: M, writer: Writer[M]) -> bytes:
+    return b"".join(map(event, writer.chunks(answer))) or KEEP_ALIVE
 
 
 async def send_events(send: Send, stream: AsyncIterator[bytes], headers: dict[str, str]) -> None:

@@ -70,6 +70,31 @@ def test_a_worker_killed_mid_stream_is_continued_elsewhere_without_gap_or_repeat
     assert answer.usage.num_completion_tokens == 40 * n
 
 
+def test_a_request_moves_while_its_client_does_not_read():
+    """What it is to be sent next waits for the client; its tokens do not."""
+    a, b = (FakeWorker(counts(4000), step_seconds=0.001, tokens_per_step=4, max_model_len=5000) for _ in range(2))
+    request = ask(4000)
+    request.options.output.cumulative = True
+
+    async def scenario(system):
+        options = [("grpc.http2.bdp_probe", 0)]  # a window of 64 KiB
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{system.port}", options=options) as channel:
+            call = GenerationServiceStub(channel).Generate(request)
+            await call.read()
+            await until(lambda: max(a.num_emitted, b.num_emitted) > 3000)
+            first, second = (a, b) if a.received else (b, a)
+            await first.kill()
+            await until(lambda: second.received)
+            while (message := await call.read()) is not grpc.aio.EOF:
+                last = message
+        await system.quiet()
+        return last, first
+
+    last, first = run_system(scenario, a, b)
+    assert list(last.completions[0].token_ids) == expected(first.received[0], 4000)
+    assert last.usage.num_completion_tokens == 4000
+
+
 def test_a_worker_that_never_answers_costs_only_its_requests_a_bounded_wait():
     """production-stack#749."""
     hung, good = FakeWorker(counts(5), mute_after=0), FakeWorker(counts(5))

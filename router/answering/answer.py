@@ -1,0 +1,86 @@
+"""The answer to one call: what is new of all its prompts, as it comes.
+
+What a client has not read yet merges inside each prompt's own request, so nothing waits between the two.
+"""
+
+import asyncio
+from collections.abc import Sequence
+
+from fissile.v1 import RequestTimings, Usage
+from router.answering.completion import Delta
+from router.answering.request import OpenRequest, Update
+
+
+class Answer:
+    """Of one or more requests that share `news`."""
+
+    def __init__(self, requests: Sequence[OpenRequest]) -> None:
+        self._news = requests[0].news
+        self._heartbeat = requests[0].spec.heartbeat
+        self._final_only = requests[0].spec.final_only
+        self._take = requests[0].take if len(requests) == 1 else self._take_all
+        self._open = dict(enumerate(requests))
+        """By position, those that have not said all."""
+        self._usages: list[Usage] = []
+        self._timings: list[RequestTimings] = []
+        self._held: list[Delta] = []
+
+    async def next(self) -> Update:
+        """Waits for what is new. It is empty after `heartbeat` seconds of silence; the last one has usage and timings
+        of all prompts. Raises the error that ends the call, once what came before it is taken."""
+        while True:
+            is_silent = await self._is_silent()
+            error = next((request.error for request in self._open.values() if request.error), None)
+            if error is None:
+                self._news.clear()
+            update = self._take()
+            if update is not None:
+                return update
+            if error:
+                raise error
+            if is_silent:
+                return Update()
+
+    async def _is_silent(self) -> bool:
+        """Wait until there is news. True: a heartbeat is due first."""
+        try:
+            async with asyncio.timeout(self._heartbeat):
+                await self._news.wait()
+        except TimeoutError:
+            return True
+        return False
+
+    def _take_all(self) -> Update | None:
+        deltas, self._held = self._held, []
+        for position, request in list(self._open.items()):
+            update = request.take()
+            if update is None:
+                continue
+            for delta in update.deltas:
+                delta.prompt_index = position
+            deltas += update.deltas
+            if update.usage and update.timings:
+                del self._open[position]
+                self._usages.append(update.usage)
+                self._timings.append(update.timings)
+        if not self._open:
+            return Update(deltas, usage=_sum(self._usages), timings=_slowest(self._timings))
+        if self._final_only:
+            self._held = deltas
+            return None
+        return Update(deltas) if deltas else None
+
+
+def _sum(usages: Sequence[Usage]) -> Usage:
+    return Usage(**{field.name: sum(getattr(u, field.name) for u in usages) for field in Usage.DESCRIPTOR.fields})
+
+
+def _slowest(timings: Sequence[RequestTimings]) -> RequestTimings:
+    """The first token of any prompt; of everything else the longest."""
+    result = RequestTimings()
+    for field in RequestTimings.DESCRIPTOR.fields:
+        values = [getattr(t, field.name) for t in timings if t.HasField(field.name)]
+        if values:
+            choose = min if field.name == "ttft" else max
+            getattr(result, field.name).CopyFrom(choose(values, key=lambda value: value.ToNanoseconds()))
+    return result
