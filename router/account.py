@@ -47,7 +47,7 @@ class Account:
             self._log(totals, workers)
 
     def _log(self, totals: RequestTotals, workers: Sequence[str]) -> None:
-        first_tokens = [request.watch.ttft for request in self._opened if request.watch.ttft is not None]
+        first_tokens = [request.timing.watch.ttft for request in self._opened if request.timing.watch.ttft is not None]
         ttft, e2e = min(first_tokens, default=None), self.watch.elapsed
         request_id, model = shown(self.request_id), shown(self.model or self._asked_model)
         logger.info(

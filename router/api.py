@@ -12,7 +12,7 @@ from typing import TypeVar
 from google.protobuf.message import Message
 
 from common.bounds import MAX_PROMPTS
-from fissile.errors import FailedPreconditionError, FissileError, InvalidArgumentError
+from fissile.errors import FissileError
 from fissile.v1 import (
     ChatRequest,
     ChatResponse,
@@ -36,23 +36,18 @@ from router.answering.answer import Answer
 from router.answering.pacing import Pacer
 from router.answering.parts import parts
 from router.answering.request import OpenRequest, Update
-from router.asking.answer_grammar import answer_grammar
 from router.asking.bad_words import bad_token_sequences
-from router.asking.chat import RenderedChat, render_chat
 from router.asking.checks import Limits
-from router.asking.prompts import check_vocabulary, read_prompts
+from router.asking.prompts import read_chat, read_prompts
 from router.asking.resolve import resolve
-from router.asking.spec import Prompt
-from router.asking.validation import check_length, validate
+from router.asking.validation import validate
 from router.config import RouterSettings
 from router.fleet import reports
 from router.fleet.dispatch import Dispatcher, TimeLeft
 from router.fleet.workers import WorkerSet
 from router.latency import WINDOW_SECONDS
 from router.metrics import RouterMetrics
-from router.model.chat_template import ChatTemplate
 from router.model.served import ServedModel
-from router.model.tokenizer import Tokenizer
 from router.open_requests import OpenRequests
 from router.timers import deadline_timer
 
@@ -129,7 +124,7 @@ class GenerationApi:
         await self._validate(request, model)
         tokenizer = model.tokenizer
         if isinstance(request, ChatRequest):
-            prompts = [await self._chat_prompt(request, model)]
+            prompts = [await read_chat(request, tokenizer, self._limits(model), self._settings)]
         else:
             prompts = await read_prompts(request, tokenizer, self._limits(model))
         bad = await bad_token_sequences(request.options.bad_words, tokenizer)
@@ -156,24 +151,6 @@ class GenerationApi:
         return Limits(
             model.info.vocab_size, model.info.max_model_len, self._settings.max_prompt_bytes, model.info.dp_size
         )
-
-    async def _chat_prompt(self, request: ChatRequest, model: ServedModel) -> Prompt:
-        chat = await self._render(request, model.tokenizer)
-        token_ids = await model.tokenizer.encode(chat.text, add_special_tokens=False)
-        check_length("messages", len(token_ids), self._limits(model))
-        check_vocabulary(token_ids, model.tokenizer, self._limits(model))
-        grammar = answer_grammar(request, chat.reading, model.tokenizer.added_token_id)
-        return Prompt("messages", token_ids, chat.reading, grammar)
-
-    async def _render(self, request: ChatRequest, tokenizer: Tokenizer) -> RenderedChat:
-        if request.chat_template and not self._settings.allow_chat_template:
-            raise InvalidArgumentError.of("chat_template", "this router does not allow one (allow-chat-template)")
-        if tokenizer.template is None and not request.chat_template:
-            raise FailedPreconditionError.of(
-                "model", "has no chat template, so it takes prompts alone; the operator can give it one (chat-template)"
-            )
-        template = tokenizer.template or ChatTemplate(request.chat_template)
-        return await tokenizer.in_thread(render_chat, template, request, self._settings.chat_format)
 
     async def tokenize(self, request: TokenizeRequest) -> TokenizeResponse:
         model = await self._model(request.model)

@@ -15,8 +15,7 @@ from fissile.v1 import add_GenerationServiceServicer_to_server
 from router.answering.pacing import Pacer
 from router.api import GenerationApi
 from router.config import RouterSettings
-from router.fleet.dispatch import DispatchConfig, Dispatcher
-from router.fleet.link import LinkConfig
+from router.fleet.dispatch import Dispatcher
 from router.fleet.policy import POLICIES
 from router.fleet.quarantine import Quarantine
 from router.fleet.workers import Resolver, WorkerSet, resolve_name
@@ -44,31 +43,11 @@ class RouterServer:
         self._registry = new_registry()
         self._threads = ThreadPoolExecutor(settings.tokenizer_threads, thread_name_prefix="tokenizer")
         self.metrics = RouterMetrics(self._registry)
-        self.workers = WorkerSet(
-            settings.workers,
-            TokenizerStore(self._threads, template_of_operator(settings.chat_template)),
-            LinkConfig(
-                connect_timeout=settings.connect_timeout,
-                reconnect_backoff=settings.reconnect_backoff,
-                load_interval=settings.load_interval,
-                silence_timeout=settings.silence_timeout,
-                tls=settings.client_tls(),
-            ),
-            settings.resolve_interval,
-            resolver,
-        )
+        tokenizers = TokenizerStore(self._threads, template_of_operator(settings.chat_template))
+        self.workers = WorkerSet(settings, tokenizers, resolver)
         self.open_requests = OpenRequests(settings.max_open_requests)
-        dispatcher = Dispatcher(
-            self.workers,
-            POLICIES[settings.policy](),
-            DispatchConfig(
-                worker_wait=settings.worker_wait,
-                max_retries=settings.max_retries,
-                first_token_timeout=settings.first_token_timeout,
-            ),
-            self.metrics,
-            Quarantine(),
-        )
+        policy = POLICIES[settings.policy]()
+        dispatcher = Dispatcher(self.workers, policy, settings, self.metrics, Quarantine())
         self.pacer = Pacer(settings.max_message_rate)
         self.api = GenerationApi(settings, self.workers, dispatcher, self.open_requests, self.metrics, self.pacer)
         self._server = ServiceServer(

@@ -18,9 +18,10 @@ from router.answering.completion import Completion, Delta, TokenGapError
 from router.answering.pacing import Pacer
 from router.answering.prompt_logprobs import PromptLogprobs
 from router.answering.refusals import error_of
+from router.answering.timing import Timing
 from router.asking.spec import RequestSpec
 from router.latency import LatencyWindows, Stopwatch
-from router.metrics import HopMetrics, RouterMetrics
+from router.metrics import RouterMetrics
 from router.model.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -83,7 +84,7 @@ class OpenRequest:
     ) -> None:
         """`news` is set when there is something to take, or an error; requests of one call share it."""
         self.spec = spec
-        self.watch = watch
+        self.timing = Timing(watch)
         self.news = news
         self.error: FissileError | None = None
         detokenizer = tokenizer.detokenizers(
@@ -97,13 +98,11 @@ class OpenRequest:
         self._has_sent = False
         self._hop: Hop | None = None
         self._on_loss: OnLoss | None = None
-        self._hop_metrics: HopMetrics | None = None
         self.worker = ""
         """Address of the one it is on or was on last; empty: it came to none."""
         self._on_worker: dict[int, Completion] = {}
         self._hop_timer: asyncio.TimerHandle | None = None
         self.num_cached_tokens = 0
-        self._timings = RequestTimings()
 
     @property
     def is_finished(self) -> bool:
@@ -131,7 +130,7 @@ class OpenRequest:
         )
         ids = hop.start(group, self)
         self._hop, self._on_loss, self.worker = hop, on_loss, hop.address
-        self._hop_metrics = self._metrics.hop(self.spec.model, hop.address, hop.latency)
+        self.timing.on_hop(self._metrics.hop(self.spec.model, hop.address, hop.latency))
         self._on_worker = dict(zip(ids, unfinished, strict=True))
         timed_out = f"no token within {first_token_timeout:g} s"
         self._hop_timer = asyncio.get_running_loop().call_later(first_token_timeout, self.on_lost, timed_out)
@@ -168,9 +167,9 @@ class OpenRequest:
         else:
             completion.accept(output)
         if output.token_ids or output.hypotheses:
-            self._tokens_came(now)
+            self.timing.tokens_came(now)
         if output.HasField("timings"):
-            self._timings.worker_queued.CopyFrom(output.timings.queued)
+            self.timing.worker_queued(output.timings.queued)
         if completion.finish:
             del self._on_worker[output.sequence_id]
             if not output.finish_reason and self._hop:
@@ -194,15 +193,6 @@ class OpenRequest:
             raise InternalError(f"{len(output.hypotheses)} hypotheses for n = {self.spec.n}")
         for completion, hypothesis in zip(self.completions, output.hypotheses, strict=False):
             completion.accept_hypothesis(hypothesis)
-
-    def _tokens_came(self, now: float) -> None:
-        is_first = self.watch.first_token is None
-        gap = self.watch.tokens_came(now)
-        assert self._hop_metrics is not None, "tokens come from a hop"
-        if is_first and self.watch.ttft is not None:
-            self._hop_metrics.first_token(self.watch.ttft)
-        elif gap is not None:
-            self._hop_metrics.token_gap(gap)
 
     def _refused(self, output: RequestOutput) -> None:
         error = error_of(output, self.spec.prompt)
@@ -264,7 +254,8 @@ class OpenRequest:
         elif self._prompt_logprobs.is_complete or finished:
             update.deltas = [c.take(cumulative=self.spec.cumulative) for c in self.completions if c.has_news]
             if finished:
-                update.usage, update.timings = self._usage(), self._final_timings()
+                longest = max(len(c.token_ids) for c in self.completions)
+                update.usage, update.timings = self._usage(), self.timing.completed(longest)
             elif not update.deltas:
                 return None
         else:
@@ -282,18 +273,3 @@ class OpenRequest:
             num_cached_tokens=self.num_cached_tokens,
             num_reasoning_tokens=sum(c.num_reasoning_tokens for c in self.completions),
         )
-
-    def _final_timings(self) -> RequestTimings:
-        timings, watch = self._timings, self.watch
-        tpot = watch.tpot(max(len(c.token_ids) for c in self.completions))
-        for duration, seconds in (
-            (timings.ttft, watch.ttft),
-            (timings.tpot, tpot),
-            (timings.e2e, watch.elapsed),
-            (timings.max_itl, watch.max_gap or None),
-        ):
-            if seconds is not None:
-                duration.FromNanoseconds(int(seconds * 1e9))
-        assert self._hop_metrics is not None, "what is finished was on a hop"
-        self._hop_metrics.completed(watch, tpot)
-        return timings

@@ -24,11 +24,8 @@ from router.asking.checks import (
     encoded_bytes,
     entries,
     finite,
-    finite_numbers,
     is_routers,
     is_true,
-    json_object,
-    json_schema,
     matches,
     not_empty,
     prompt_bytes,
@@ -40,6 +37,7 @@ from router.asking.checks import (
     tool_choice_mode,
     within,
 )
+from router.asking.json_checks import finite_numbers, json_object, json_schema
 
 _GRAMMAR: Check = all_of(not_empty, at_most_bytes(bounds.MAX_GRAMMAR_BYTES))
 _PROMPT_TEXT: Check = all_of(not_empty, prompt_bytes)

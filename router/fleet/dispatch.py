@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from fissile.errors import FissileError, InternalError, UnavailableError
 from router.answering.request import Loss, OpenRequest
+from router.config import RouterSettings
 from router.fleet.link import WorkerLink
 from router.fleet.policy import Policy
 from router.fleet.quarantine import Quarantine
@@ -21,22 +22,13 @@ TimeLeft = Callable[[], float | None]
 """Seconds to the deadline; None: there is none."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DispatchConfig:
-    """Seconds."""
-
-    worker_wait: float = 5.0
-    max_retries: int = 3
-    first_token_timeout: float = 300.0
-
-
 @dataclass(frozen=True, slots=True)
 class Dispatcher:
     """Stateless but for the policy and the quarantine."""
 
     workers: WorkerSet
     policy: Policy
-    config: DispatchConfig
+    settings: RouterSettings
     metrics: RouterMetrics
     quarantine: Quarantine
 
@@ -61,7 +53,7 @@ class _Journey:
         self._dispatcher = dispatcher
         self._request = request
         self._time_left = time_left
-        self._retries = Retries(dispatcher.config.max_retries)
+        self._retries = Retries(dispatcher.settings.max_retries)
         self._session: Session = ("", 0)
         """Where it is or was last."""
         self._loss: Loss | None = None
@@ -89,7 +81,7 @@ class _Journey:
     def _put_on(self, links: Sequence[WorkerLink]) -> None:
         link: WorkerLink = self._dispatcher.policy.choose(links)
         self._session = link.session
-        self._request.put_on(link, self._dispatcher.config.first_token_timeout, self._time_left(), self._move)
+        self._request.put_on(link, self._dispatcher.settings.first_token_timeout, self._time_left(), self._move)
         if self._retries.is_suspect:
             self._dispatcher.quarantine.put_on(link.session, self._request)
 
@@ -110,7 +102,7 @@ class _Journey:
 
     async def _find_worker(self) -> None:
         """On which the request has not failed; waits a bounded time for one."""
-        worker_wait = self._dispatcher.config.worker_wait
+        worker_wait = self._dispatcher.settings.worker_wait
         try:
             async with asyncio.timeout(worker_wait):
                 links = await self._wait_for_candidates()

@@ -7,18 +7,15 @@ once (the worker aborts them, too), and the link starts afresh: what comes back 
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from fissile.channel import MAX_MESSAGE_BYTES, ClientTls, aio_channel
+from fissile.channel import ClientTls, aio_channel
 from fissile.errors import STATUS_DETAILS_KEY, FissileError, InvalidArgumentError, from_rpc_error, is_of_tls
 from fissile.v1 import (
-    AbortSequence,
-    ExecuteCommand,
     ExecuteRequest,
     ExecuteResponse,
     GetLoadRequest,
@@ -29,18 +26,14 @@ from fissile.v1 import (
     SequenceGroup,
     WorkerServiceStub,
 )
+from router.config import RouterSettings
 from router.fleet.load import LoadTracker
+from router.fleet.outbox import MAX_COMMAND_BYTES, Outbox
 from router.latency import LatencyWindows
 from router.model.tokenizer import Tokenizer, TokenizerStore, receive_files
 
 logger = logging.getLogger(__name__)
 
-MAX_BATCH_BYTES = 16 * 1024 * 1024
-"""Commands that wait travel together up to this size."""
-MAX_COMMAND_BYTES = MAX_MESSAGE_BYTES - 1024
-"""What is left for one alone, with what stands around it in its message."""
-ABORT_BYTES = 16
-"""Of the longest one."""
 MAX_BACKOFF_SECONDS = 1.0
 
 
@@ -60,22 +53,16 @@ class WorkerStuckError(LinkLostError):
     """The worker is there and does nothing: as good as dead."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinkConfig:
-    """Seconds, all of them."""
-
-    connect_timeout: float = 10.0
-    reconnect_backoff: float = 0.2
-    load_interval: float = 1.0
-    silence_timeout: float = 120.0
-    tls: ClientTls | None = None
-
-
 class WorkerLink:
     """`run` is one long task; the other methods are called on the same event loop and never wait."""
 
     def __init__(
-        self, address: str, tokenizers: TokenizerStore, config: LinkConfig, on_change: Callable[[], None]
+        self,
+        address: str,
+        tokenizers: TokenizerStore,
+        settings: RouterSettings,
+        tls: ClientTls | None,
+        on_change: Callable[[], None],
     ) -> None:
         self.address = address
         self.load = LoadTracker()
@@ -87,16 +74,15 @@ class WorkerLink:
         """Why it is not available; empty when it is."""
         self.is_retired = False
         self._tokenizers = tokenizers
-        self._config = config
+        self._settings = settings
+        self._tls = tls
         self._on_change = on_change
         self._connected = False
         self._serving = False
         self._num_sessions = 0
         self._sinks: dict[int, Sink] = {}
         self._next_id = 1
-        self._outbox: list[tuple[ExecuteCommand, int]] = []
-        """With the bytes of each: to count them costs as much as to send them."""
-        self._outbox_filled = asyncio.Event()
+        self._outbox = Outbox()
         self._last_progress = 0.0
         self._last_step = 0
 
@@ -138,13 +124,13 @@ class WorkerLink:
         for sequence_id in ids:
             self._sinks[sequence_id] = sink
             self.load.opened()
-        self._send(ExecuteCommand(group=group), size)
+        self._outbox.start(group, size)
         return ids
 
     def abort(self, sequence_id: int) -> None:
         """End a sequence; its sink hears no more. Does nothing when it has ended."""
         if self._forget(sequence_id):
-            self._send(ExecuteCommand(abort=AbortSequence(sequence_id=sequence_id)), ABORT_BYTES)
+            self._outbox.abort(sequence_id)
 
     def _forget(self, sequence_id: int) -> Sink | None:
         sink = self._sinks.pop(sequence_id, None)
@@ -152,17 +138,13 @@ class WorkerLink:
             self.load.closed()
         return sink
 
-    def _send(self, command: ExecuteCommand, num_bytes: int) -> None:
-        self._outbox.append((command, num_bytes))
-        self._outbox_filled.set()
-
     async def run(self) -> None:
         """Until cancelled."""
-        backoff = self._config.reconnect_backoff
+        backoff = self._settings.reconnect_backoff
         while True:
             worker_died = False
             try:
-                async with aio_channel(self.address, self._config.tls) as channel:
+                async with aio_channel(self.address, self._tls) as channel:
                     await self._session(channel)
             except grpc.aio.AioRpcError as error:
                 detail = from_rpc_error(error).message
@@ -174,7 +156,7 @@ class WorkerLink:
             except Exception as error:
                 logger.exception("worker %s: the link failed", self.address)
                 detail = f"{type(error).__name__}: {error}"
-            backoff = self._config.reconnect_backoff if self._connected else min(MAX_BACKOFF_SECONDS, backoff * 2)
+            backoff = self._settings.reconnect_backoff if self._connected else min(MAX_BACKOFF_SECONDS, backoff * 2)
             self._lose(detail, worker_died=worker_died)
             await asyncio.sleep(backoff)
 
@@ -203,7 +185,7 @@ class WorkerLink:
         answered by the same process.
         """
         stub = WorkerServiceStub(channel)
-        timeout = self._config.connect_timeout
+        timeout = self._settings.connect_timeout
         call = stub.Execute()
         async with asyncio.timeout(timeout):
             await call.initial_metadata()
@@ -239,10 +221,7 @@ class WorkerLink:
 
     async def _write(self, call: Any) -> None:
         while True:
-            await self._outbox_filled.wait()
-            self._outbox_filled.clear()
-            waiting, self._outbox = self._outbox, []
-            for commands in _batches(waiting):
+            for commands in await self._outbox.take():
                 await call.write(ExecuteRequest(commands=commands))
 
     async def _watch_health(self, channel: grpc.aio.Channel) -> None:
@@ -258,14 +237,14 @@ class WorkerLink:
 
     async def _watch_progress(self, stub: WorkerServiceStub) -> None:
         """Ask a quiet worker for its load, which others may change; give up on a busy one that makes no step."""
-        interval = self._config.load_interval
+        interval = self._settings.load_interval
         while True:
             await asyncio.sleep(interval)
             if time.monotonic() - self._last_progress < interval:
                 continue
             await self._ask_load(stub, interval)
             silence = time.monotonic() - self._last_progress
-            if self._sinks and silence > self._config.silence_timeout:
+            if self._sinks and silence > self._settings.silence_timeout:
                 raise WorkerStuckError(f"no progress for {silence:.1f} s")
 
     async def _ask_load(self, stub: WorkerServiceStub, timeout: float) -> None:
@@ -296,17 +275,3 @@ def _is_alive_after(error: grpc.aio.AioRpcError) -> bool:
     """The worker itself ended the call, as it does when it drains; or a message was too large for gRPC."""
     keys = {key for key, _ in error.trailing_metadata() or ()}
     return STATUS_DETAILS_KEY in keys or error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-
-
-def _batches(commands: list[tuple[ExecuteCommand, int]]) -> Iterator[list[ExecuteCommand]]:
-    """Join commands up to the size limit; one above it goes alone."""
-    batch: list[ExecuteCommand] = []
-    size = 0
-    for command, num_bytes in commands:
-        if batch and size + num_bytes > MAX_BATCH_BYTES:
-            yield batch
-            batch, size = [], 0
-        batch.append(command)
-        size += num_bytes
-    if batch:
-        yield batch

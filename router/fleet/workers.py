@@ -7,10 +7,11 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import replace
 from itertools import chain
 
+from fissile.channel import ClientTls
 from fissile.errors import InvalidArgumentError, NotFoundError, UnavailableError
 from fissile.v1 import GetWorkerResponse
-from router.config import DNS_PREFIX
-from router.fleet.link import LinkConfig, WorkerLink
+from router.config import DNS_PREFIX, RouterSettings
+from router.fleet.link import WorkerLink
 from router.model.served import ServedModel
 from router.model.tokenizer import TokenizerStore
 
@@ -33,21 +34,19 @@ class WorkerSet:
 
     def __init__(
         self,
-        targets: Iterable[str],
+        settings: RouterSettings,
         tokenizers: TokenizerStore,
-        config: LinkConfig,
-        resolve_interval: float,
         resolver: Resolver = resolve_name,
     ) -> None:
         self.links: dict[str, WorkerLink] = {}
-        targets = tuple(targets)
+        targets = settings.workers
         self._static = [target for target in targets if not target.startswith(DNS_PREFIX)]
         self._names = [target.removeprefix(DNS_PREFIX) for target in targets if target.startswith(DNS_PREFIX)]
         self._found: dict[str, list[str]] = {}
         """Addresses by name, from the last time that it could be resolved."""
         self._tokenizers = tokenizers
-        self._config = config
-        self._resolve_interval = resolve_interval
+        self._settings = settings
+        self._tls = settings.client_tls()
         self._resolver = resolver
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._resolving: asyncio.Task[None] | None = None
@@ -57,7 +56,7 @@ class WorkerSet:
 
     def start(self) -> None:
         for address in self._static:
-            self._add(address, self._config)
+            self._add(address, self._tls)
         if self._names:
             self._resolving = asyncio.create_task(self._resolve_forever())
 
@@ -135,10 +134,10 @@ class WorkerSet:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    def _add(self, address: str, config: LinkConfig) -> None:
+    def _add(self, address: str, tls: ClientTls | None) -> None:
         if address in self.links:
             return
-        link = WorkerLink(address, self._tokenizers, config, self._on_change)
+        link = WorkerLink(address, self._tokenizers, self._settings, tls, self._on_change)
         self.links[address] = link
         self._tasks[address] = asyncio.create_task(link.run())
 
@@ -147,7 +146,7 @@ class WorkerSet:
             for name in self._names:
                 await self._resolve(name)
             await self._retire_all_but({*self._static, *chain.from_iterable(self._found.values())})
-            await asyncio.sleep(self._resolve_interval)
+            await asyncio.sleep(self._settings.resolve_interval)
 
     async def _resolve(self, name: str) -> None:
         """Add what is new behind the name. One that cannot be resolved now keeps what it had: an outage of DNS is none
@@ -158,12 +157,11 @@ class WorkerSet:
             # A name that was never there may come with its first worker.
             logger.log(logging.WARNING if name in self._found else logging.INFO, "cannot resolve %s: %s", name, error)
             return
-        tls = self._config.tls
         # Certificates name the service; its addresses come and go.
         host = name.rpartition(":")[0]
-        config = replace(self._config, tls=replace(tls, server_name=tls.server_name or host)) if tls else self._config
+        tls = replace(self._tls, server_name=self._tls.server_name or host) if self._tls else None
         for address in self._found[name]:
-            self._add(address, config)
+            self._add(address, tls)
             self.links[address].set_retired(False)
 
     async def _retire_all_but(self, wanted: set[str]) -> None:

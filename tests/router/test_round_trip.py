@@ -30,7 +30,7 @@ from router.asking.checks import Limits
 from router.asking.resolve import resolve
 from router.asking.spec import Prompt
 from router.asking.validation import validate
-from router.fleet.link import ABORT_BYTES, MAX_BATCH_BYTES, MAX_COMMAND_BYTES, _batches
+from router.fleet.outbox import ABORT_BYTES, MAX_BATCH_BYTES, MAX_COMMAND_BYTES, batches
 from router.model.served import ServedModel
 from router.model.tokenizer import Tokenizer, TokenizerFiles
 from tests.fakes import tokenizer as toys
@@ -197,8 +197,8 @@ def test_a_resumed_completion_draws_with_its_own_seed_behind_what_it_has(model, 
 def test_commands_that_wait_travel_together_but_never_above_the_limit():
     aborts = [ExecuteCommand(abort=AbortSequence(sequence_id=i)) for i in range(6)]
     sizes = [MAX_BATCH_BYTES - 1, 1, 1, 3 * MAX_BATCH_BYTES, 5, MAX_BATCH_BYTES]
-    batches = list(_batches(list(zip(aborts, sizes, strict=True))))
-    assert [[command.abort.sequence_id for command in batch] for batch in batches] == [[0, 1], [2], [3], [4], [5]]
+    taken = list(batches(list(zip(aborts, sizes, strict=True))))
+    assert [[command.abort.sequence_id for command in batch] for batch in taken] == [[0, 1], [2], [3], [4], [5]]
     assert MAX_BATCH_BYTES < MAX_COMMAND_BYTES < MAX_MESSAGE_BYTES
 
 

@@ -1,0 +1,60 @@
+"""Commands on their way to a worker: those that wait travel together."""
+
+import asyncio
+from collections.abc import Iterator
+
+from fissile.channel import MAX_MESSAGE_BYTES
+from fissile.v1 import AbortSequence, ExecuteCommand, SequenceGroup
+
+MAX_BATCH_BYTES = 16 * 1024 * 1024
+"""Commands that wait travel together up to this size."""
+MAX_COMMAND_BYTES = MAX_MESSAGE_BYTES - 1024
+"""What is left for one alone, with what stands around it in its message."""
+ABORT_BYTES = 16
+"""Of the longest one."""
+
+
+class Outbox:
+    """Filled and emptied on one event loop."""
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[ExecuteCommand, int]] = []
+        """With the bytes of each: to count them costs as much as to send them."""
+        self._filled = asyncio.Event()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def start(self, group: SequenceGroup, num_bytes: int) -> None:
+        self._put(ExecuteCommand(group=group), num_bytes)
+
+    def abort(self, sequence_id: int) -> None:
+        self._put(ExecuteCommand(abort=AbortSequence(sequence_id=sequence_id)), ABORT_BYTES)
+
+    def _put(self, command: ExecuteCommand, num_bytes: int) -> None:
+        self._waiting.append((command, num_bytes))
+        self._filled.set()
+
+    def clear(self) -> None:
+        self._waiting.clear()
+
+    async def take(self) -> Iterator[list[ExecuteCommand]]:
+        """All that waits, and at least one, in batches."""
+        await self._filled.wait()
+        self._filled.clear()
+        waiting, self._waiting = self._waiting, []
+        return batches(waiting)
+
+
+def batches(commands: list[tuple[ExecuteCommand, int]]) -> Iterator[list[ExecuteCommand]]:
+    """Join commands up to the size limit; one above it goes alone."""
+    batch: list[ExecuteCommand] = []
+    size = 0
+    for command, num_bytes in commands:
+        if batch and size + num_bytes > MAX_BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+        batch.append(command)
+        size += num_bytes
+    if batch:
+        yield batch
