@@ -50,7 +50,10 @@ def test_silu_and_mul(rig: Rig) -> None:
 def test_embedding(rig: Rig) -> None:
     table = rig.noise(50, 8)
     ids = torch.tensor([3, 49, 0, 3], device=rig.device)
-    assert torch.equal(rig.choose(EMBEDDING, EmbeddingSpec(8))(ids, table), table[ids])
+    embed = rig.choose(EMBEDDING, EmbeddingSpec(8))
+    assert torch.equal(embed(ids, table), table[ids])
+    shard = torch.where((ids >= 3)[:, None] & (ids < 13)[:, None], table[ids], 0)
+    assert torch.equal(embed(ids, table[3:13], 3), shard)
 
 
 @pytest.mark.parametrize("rows", [1, 3, 32, 70])

@@ -35,10 +35,9 @@ class Seq:
         self.bound = False
 
 
-def cache_of(runner: ModelRunner) -> tuple[Tensor, Tensor]:
-    """K and V of a model with one kind of attention, [blocks + spare, layers, block_size, K, D] each."""
-    k, v = (entry.tensor for entry in runner._parts.builders[0].entry_tensors())
-    return k, v
+def cache_of(runner: ModelRunner) -> list[Tensor]:
+    """Of a model with one kind of attention, blocks + spare first; in torch K and V, [.., layers, block_size, K, D]."""
+    return [entry.tensor for entry in runner._parts.builders[0].entry_tensors()]
 
 
 class Driver:

@@ -28,7 +28,9 @@ def implementations(backend: str, device: torch.device) -> list[Any]:
         raise KernelBackendError(
             f"kernel backend {backend!r} cannot run on {device.type} here: {reasons[backend]}; use 'torch' or 'auto'"
         )
-    usable = [name for name in PREFERRED if reasons[name] is None]
+    # On a CPU, kernels for GPUs are interpreted: where they were asked for and nowhere else.
+    candidates = [name for name in PREFERRED if device.type != "cpu" or name in (backend, "torch")]
+    usable = [name for name in candidates if reasons[name] is None]
     usable.sort(key=lambda name: name != backend)
     modules = [importlib.import_module(f"worker.kernels.{name}") for name in usable]
     return [implementation for module in modules for implementation in module.IMPLEMENTATIONS]

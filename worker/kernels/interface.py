@@ -61,8 +61,9 @@ class EmbeddingSpec:
 
 
 class EmbeddingKernel(Protocol):
-    def __call__(self, ids: Tensor, table: Tensor) -> Tensor:
-        """table[ids]; ids int64 [T], table [V, N]."""
+    def __call__(self, ids: Tensor, table: Tensor, first: int | None = None) -> Tensor:
+        """table[ids]; ids int64 [T], table [V, N]. With `first` the table is a shard, whose first row is that token's:
+        zeros where the shard does not have the token."""
 
 
 # --- linear

@@ -42,12 +42,7 @@ class TokenEmbedding(WeightedLayer):
 
     def forward(self, ids: Tensor) -> Tensor:
         """int64 [T] → [T, hidden], this rank's part of the sum over ranks: zeros where another has the token."""
-        if self._tp.size == 1:
-            return self._kernel(ids, self.weight)
-        local = ids - self._shard.start
-        foreign = (local < 0) | (local >= self._shard.num_real)
-        rows = self._kernel(local.masked_fill(foreign, 0), self.weight)
-        return rows.masked_fill_(foreign[:, None], 0)
+        return self._kernel(ids, self.weight, self._shard.start if self._tp.size > 1 else None)
 
 
 class OutputHead(WeightedLayer):

@@ -21,8 +21,12 @@ def silu_and_mul(x: Tensor) -> Tensor:
     return functional.silu(gate).mul_(up)
 
 
-def embedding(ids: Tensor, table: Tensor) -> Tensor:
-    return functional.embedding(ids, table)
+def embedding(ids: Tensor, table: Tensor, first: int | None = None) -> Tensor:
+    if first is None:
+        return functional.embedding(ids, table)
+    local = ids - first
+    foreign = (local < 0) | (local >= len(table))
+    return functional.embedding(local.masked_fill(foreign, 0), table).masked_fill_(foreign[:, None], 0)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -2,6 +2,32 @@
 
 from typing import Any
 
-from worker.kernels.select import Implementation
+import torch
 
-IMPLEMENTATIONS: list[Implementation[Any, Any]] = []
+from worker.kernels.interface import EMBEDDING, GQA, LINEAR, PREPARE_STEP, RMS_NORM, SILU_AND_MUL, NormSpec
+from worker.kernels.select import Implementation
+from worker.kernels.triton.elementwise import WIDEST_NORM, TritonRmsNorm, embedding, silu_and_mul
+from worker.kernels.triton.gqa import TritonGqa, supports_gqa
+from worker.kernels.triton.linear import TritonLinear, supports_linear
+from worker.kernels.triton.machine import machine_of
+from worker.kernels.triton.prepare import prepare_step
+
+
+def _always(*_: Any) -> bool:
+    return True
+
+
+def _supports_norm(spec: NormSpec, device: torch.device, dtype: torch.dtype) -> bool:
+    return spec.size <= WIDEST_NORM
+
+
+IMPLEMENTATIONS: list[Implementation[Any, Any]] = [
+    Implementation(RMS_NORM, "triton", _supports_norm, lambda spec, *_: TritonRmsNorm(spec.size)),
+    Implementation(SILU_AND_MUL, "triton", _always, lambda *_: silu_and_mul),
+    Implementation(EMBEDDING, "triton", _always, lambda *_: embedding),
+    Implementation(
+        LINEAR, "triton", supports_linear, lambda spec, device, dtype: TritonLinear(spec, machine_of(device), dtype)
+    ),
+    Implementation(GQA, "triton", supports_gqa, lambda spec, device, _: TritonGqa(spec, machine_of(device))),
+    Implementation(PREPARE_STEP, "triton", _always, lambda *_: prepare_step),
+]

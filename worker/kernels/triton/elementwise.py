@@ -1,0 +1,95 @@
+"""Norms, activation, embedding: one pass over the data each."""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from worker.parallel.group import Group
+
+WIDEST_NORM = 1 << 15
+"""Elements of a row that one program holds in its registers."""
+SILU_TILE = 1024
+EMBEDDING_TILE = 1024
+
+
+@triton.jit
+def _norm_kernel(
+    x, residual, weight, out, eps, x_stride, N: tl.constexpr, BLOCK: tl.constexpr, HAS_RESIDUAL: tl.constexpr
+):  # fmt: skip
+    """A program a row. With a residual: residual += x first, rounded as it is stored."""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    inside = column < N
+    values = tl.load(x + row * x_stride + column, mask=inside, other=0.0).to(tl.float32)
+    if HAS_RESIDUAL:
+        values += tl.load(residual + row * N + column, mask=inside, other=0.0).to(tl.float32)
+        rounded = values.to(residual.dtype.element_ty)
+        tl.store(residual + row * N + column, rounded, mask=inside)
+        values = rounded.to(tl.float32)
+    scale = 1 / tl.sqrt(tl.sum(values * values) / N + eps)
+    scaled = values * scale * tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + row * N + column, scaled.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _silu_and_mul_kernel(x, out, N, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < N
+    gate = tl.load(x + row * 2 * N + column, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(x + row * 2 * N + N + column, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + row * N + column, (gate / (1 + tl.exp(-gate)) * up).to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _embedding_kernel(ids, table, out, first, num_rows, N, BLOCK: tl.constexpr):
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    row = tl.load(ids + token) - first
+    is_here = (row >= 0) & (row < num_rows)
+    values = tl.load(table + row * N + column, mask=is_here & (column < N), other=0.0)
+    tl.store(out + token * N + column, values, mask=column < N)
+
+
+class TritonRmsNorm:
+    """See `RmsNormKernel`."""
+
+    def __init__(self, size: int) -> None:
+        self._size, self._block = size, triton.next_power_of_2(size)
+        self._num_warps = min(16, max(1, self._block // 512))
+
+    def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        rows = x.reshape(-1, self._size)
+        out = rows.new_empty(rows.shape)
+        self._launch(rows, rows, weight, out, eps, has_residual=False)
+        return out.view(x.shape)
+
+    def add_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, group: Group) -> tuple[Tensor, Tensor]:
+        x = group.all_reduce(x)
+        self._launch(x, residual, weight, x, eps, has_residual=True)
+        return x, residual
+
+    def _launch(
+        self, x: Tensor, residual: Tensor, weight: Tensor, out: Tensor, eps: float, *, has_residual: bool
+    ) -> None:
+        _norm_kernel[(len(x),)](
+            x, residual, weight, out, eps, x.stride(0), self._size, self._block, has_residual, num_warps=self._num_warps
+        )  # fmt: skip
+
+
+def silu_and_mul(x: Tensor) -> Tensor:
+    """See `SiluAndMulKernel`."""
+    num_tokens, width = x.shape
+    out = x.new_empty(num_tokens, width // 2)
+    grid = (num_tokens, triton.cdiv(width // 2, SILU_TILE))
+    _silu_and_mul_kernel[grid](x, out, width // 2, SILU_TILE, num_warps=4)
+    return out
+
+
+def embedding(ids: Tensor, table: Tensor, first: int | None = None) -> Tensor:
+    """See `EmbeddingKernel`."""
+    num_rows, size = table.shape
+    out = table.new_empty(len(ids), size)
+    grid = (len(ids), triton.cdiv(size, EMBEDDING_TILE))
+    _embedding_kernel[grid](ids, table, out, first or 0, num_rows, size, EMBEDDING_TILE, num_warps=4)
+    return out

@@ -1,0 +1,234 @@
+"""Attention over a paged cache of K and V per head, in Triton; long prompts through torch's cuDNN attention."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+import triton
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+from worker.kernels.interface import GqaCache, GqaPool, GqaSpec, QkNorm, RopeTable
+from worker.kernels.step import Step, StepBuffers
+from worker.kernels.triton.gqa_attend import attend_kernel, reduce_kernel
+from worker.kernels.triton.gqa_write import HEADS, write_qkv_kernel
+from worker.kernels.triton.machine import Machine
+
+LOG2_E = 1.4426950408889634
+MOST_SPLITS = 64
+LONG = 2048
+"""See `gqa_attend`."""
+DENSE_PIECE = 1024
+"""Tokens, or a multiple of them, of a prompt's beginning that go to cuDNN, which prepares itself for each length anew.
+What is left over follows as a chunk with a prefix."""
+DENSE_BACKENDS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION]
+
+
+@dataclass(frozen=True, slots=True)
+class Dense:
+    """The first tokens of a prompt, which see nothing but themselves."""
+
+    start: int
+    """In the step."""
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Paged:
+    """Rows whose context is read from the cache."""
+
+    first_row: int
+    num_rows: int
+    num_tokens: int
+    skipped: int = 0
+    """Tokens at the beginning of a row that are computed elsewhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class Metadata:
+    step: Step
+    buffers: StepBuffers
+    block_size: int
+    parts: tuple[Dense | Paged, ...]
+    """Of the rows that are not uniform."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    queries: int
+    """Tokens × heads of a group, and padding."""
+    tokens: int
+    keys: int
+    num_stages: int
+    num_warps: int
+
+
+class TritonGqa:
+    """See `GqaKernel`. The cache is [layers, K and V, blocks + spare, K, block_size, D]."""
+
+    can_capture = True
+
+    def __init__(self, spec: GqaSpec, machine: Machine) -> None:
+        self._spec, self._machine = spec, machine
+        self._group = spec.num_heads // spec.num_kv_heads
+        self._dim = max(16, triton.next_power_of_2(spec.head_dim))
+        self._half = triton.next_power_of_2(triton.cdiv(spec.head_dim, 2))
+        self._row_bytes = self._dim * spec.dtype.itemsize
+        self._chunk_tile = self._tile_of_chunks()
+        is_plain = spec.window is None and not spec.has_sinks
+        self._has_dense = is_plain and spec.head_dim <= 128 and spec.dtype.itemsize == 2
+
+    def allocate(self, num_layers: int, num_blocks: int, block_size: int, device: torch.device) -> GqaPool:
+        shape = (num_layers, 2, num_blocks, self._spec.num_kv_heads, block_size, self._spec.head_dim)
+        pool = torch.empty(shape, dtype=self._spec.dtype, device=device)
+        layers = [GqaCache(pool[i, 0], pool[i, 1]) for i in range(num_layers)]
+        return GqaPool(layers, [pool.permute(2, 0, 1, 3, 4, 5)])
+
+    def prepare(self, step: Step, buffers: StepBuffers, block_size: int) -> Metadata:
+        return Metadata(step, buffers, block_size, tuple(self._parts(step)))
+
+    def write_qkv(
+        self, qkv: Tensor, norm: QkNorm | None, rope: RopeTable | None, cache: GqaCache, metadata: Metadata
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        spec, buffers, num_tokens = self._spec, metadata.buffers, len(qkv)
+        num_heads = spec.num_heads + 2 * spec.num_kv_heads
+        write_qkv_kernel[(num_tokens, triton.cdiv(num_heads, HEADS))](
+            qkv, *((norm.q_weight, norm.k_weight) if norm is not None else (qkv, qkv)),
+            *((rope.cos, rope.sin) if rope is not None else (qkv, qkv)),
+            buffers.positions, buffers.token_slots, cache.k, cache.v, norm.eps if norm is not None else 0.0,
+            qkv.stride(0), cache.k.stride(0), spec.num_heads, spec.num_kv_heads, spec.head_dim, self._half,
+            metadata.block_size, HEADS, norm is not None, rope is not None, num_warps=4,
+        )  # fmt: skip
+        by_head = qkv.view(num_tokens, num_heads, spec.head_dim)
+        return by_head.split((spec.num_heads, spec.num_kv_heads, spec.num_kv_heads), 1)
+
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, cache: GqaCache, metadata: Metadata, sinks: Tensor | None = None
+    ) -> Tensor:
+        step = metadata.step
+        if len(metadata.parts) == 1 and not step.num_uniform_rows and isinstance(metadata.parts[0], Dense):
+            return self._attend_dense(q, k, v).flatten(1)
+        out = q.new_empty(len(q), self._spec.num_heads * self._spec.head_dim)
+        if step.num_uniform_rows:
+            self._attend_uniform(q, cache, metadata, sinks, out)
+        for part in metadata.parts:
+            if isinstance(part, Paged):
+                self._attend_paged(q, cache, metadata, sinks, out, part)
+            else:
+                at = slice(part.start, part.start + part.num_tokens)
+                out[at].view(-1, *q.shape[1:]).copy_(self._attend_dense(q[at], k[at], v[at]))
+        return out
+
+    def _parts(self, step: Step) -> Iterator[Dense | Paged]:
+        """Of a step's chunks, in their order."""
+        first = step.num_uniform_rows  # of the rows that are collected for one launch
+        num_collected, token = 0, step.num_uniform_tokens
+        for row, chunk in enumerate(step.chunks, first):
+            num_dense = chunk.num_tokens // DENSE_PIECE * DENSE_PIECE
+            if self._has_dense and num_dense and chunk.num_tokens == chunk.context_len:
+                if row > first:
+                    yield Paged(first, row - first, num_collected)
+                yield Dense(token, num_dense)
+                if num_dense < chunk.num_tokens:
+                    yield Paged(row, 1, chunk.num_tokens - num_dense, num_dense)
+                first, num_collected = row + 1, 0
+            else:
+                num_collected += chunk.num_tokens
+            token += chunk.num_tokens
+        if step.num_rows > first:
+            yield Paged(first, step.num_rows - first, num_collected)
+
+    def _attend_dense(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """[T, H, D]"""
+        with sdpa_kernel(DENSE_BACKENDS, set_priority=True):
+            mixed = scaled_dot_product_attention(
+                q.transpose(0, 1)[None], k.transpose(0, 1)[None], v.transpose(0, 1)[None],
+                is_causal=True, scale=self._spec.scale, enable_gqa=self._group > 1,
+            )  # fmt: skip
+        return mixed[0].transpose(0, 1)
+
+    def _attend_uniform(
+        self, q: Tensor, cache: GqaCache, metadata: Metadata, sinks: Tensor | None, out: Tensor
+    ) -> None:
+        step, spec = metadata.step, self._spec
+        num_rows, tokens = step.num_uniform_rows, step.uniform_len
+        if tokens * self._group > self._chunk_tile.queries:
+            self._attend_paged(q, cache, metadata, sinks, out, Paged(0, num_rows, num_rows * tokens))
+            return
+        max_context_len = metadata.buffers.block_tables.shape[1] * metadata.block_size
+        usual_splits, most_splits = self._splits(num_rows, max_context_len)
+        tile = self._tile_of_rows(tokens)
+        parts = (out, out, out)
+        if most_splits > 1:
+            num_parts = num_rows * tokens * spec.num_heads * most_splits
+            sizes = (num_parts * spec.head_dim, num_parts, num_parts)
+            part_mixed, part_best, part_total = q.new_empty(sum(sizes), dtype=torch.float32).split(sizes)
+            parts = (part_mixed, part_best, part_total)
+        self._launch(
+            (num_rows, spec.num_kv_heads, most_splits), q, cache, metadata, sinks, out, parts, tile,
+            (0, num_rows, 0, usual_splits, most_splits), is_uniform=True,
+        )  # fmt: skip
+        if most_splits > 1:
+            reduce_kernel[(num_rows * tokens, spec.num_heads)](
+                sinks, out, *parts, metadata.buffers.context_lens, usual_splits, most_splits,
+                spec.num_heads, spec.head_dim, self._dim, tokens, tile.keys, triton.next_power_of_2(most_splits),
+                spec.window or 0, sinks is not None, num_warps=1 if most_splits <= 8 else 4,
+            )  # fmt: skip
+
+    def _attend_paged(
+        self, q: Tensor, cache: GqaCache, metadata: Metadata, sinks: Tensor | None, out: Tensor, rows: Paged
+    ) -> None:
+        tile = self._chunk_tile
+        # As many tiles as the rows can have: each begins one of its own.
+        num_tiles = rows.num_tokens // tile.tokens + rows.num_rows
+        self._launch(
+            (num_tiles, self._spec.num_kv_heads, 1), q, cache, metadata, sinks, out, (out, out, out), tile,
+            (rows.first_row, rows.num_rows, rows.skipped, 1, 1), is_uniform=False,
+        )  # fmt: skip
+
+    def _launch(
+        self, grid: tuple[int, int, int], q: Tensor, cache: GqaCache, metadata: Metadata, sinks: Tensor | None,
+        out: Tensor, parts: tuple[Tensor, Tensor, Tensor], tile: Tile, extent: tuple[int, int, int, int, int],
+        *, is_uniform: bool,
+    ) -> None:  # fmt: skip
+        spec, buffers = self._spec, metadata.buffers
+        attend_kernel[grid](
+            q, cache.k, cache.v, sinks, out, *parts, buffers.query_starts, buffers.context_lens, buffers.block_tables,
+            spec.scale * LOG2_E, q.stride(0), buffers.block_tables.stride(0), *extent,
+            spec.num_kv_heads, self._group, spec.head_dim, self._dim, metadata.block_size,
+            tile.queries, tile.tokens, tile.keys, tile.num_stages, spec.window or 0, sinks is not None, is_uniform,
+            num_warps=tile.num_warps,
+        )  # fmt: skip
+
+    def _splits(self, num_rows: int, max_context_len: int) -> tuple[int, int]:
+        """(how many programs share the keys of a row, how many those of a very long one). By the number of rows: as
+        many programs as the device runs at a time."""
+        usual = max(1, 4 * self._machine.num_sms // (num_rows * self._spec.num_kv_heads))
+        usual = min(MOST_SPLITS, 1 << (usual.bit_length() - 1))
+        return usual, min(MOST_SPLITS, max(usual, triton.next_power_of_2(triton.cdiv(max_context_len, LONG))))
+
+    def _keys(self) -> int:
+        """16 KB of keys, and as much of values, at a time."""
+        return max(16, min(128, 16384 // self._row_bytes))
+
+    def _tile_of_rows(self, tokens: int) -> Tile:
+        queries = max(16, triton.next_power_of_2(tokens * self._group))
+        num_stages = 3 if self._machine.shared_memory > 120_000 else 2
+        return Tile(queries, tokens, self._keys(), num_stages, 4)
+
+    def _tile_of_chunks(self) -> Tile:
+        is_half = self._spec.dtype.itemsize == 2
+        queries = (128 if self._dim <= 128 else 64) if is_half else (32 if self._dim <= 128 else 16)
+        queries = max(queries, triton.next_power_of_2(self._group))
+        num_stages = 3 if self._machine.shared_memory > 160_000 else 2
+        return Tile(queries, queries // self._group, self._keys(), num_stages, 8 if queries >= 128 else 4)
+
+
+def supports_gqa(spec: GqaSpec, device: torch.device, dtype: torch.dtype) -> bool:
+    return (
+        spec.dtype in (torch.bfloat16, torch.float16, torch.float32)
+        and spec.head_dim <= 256
+        and spec.head_dim % 8 == 0
+        and spec.num_heads // spec.num_kv_heads <= 128
+    )

@@ -1,0 +1,200 @@
+"""Attention over the paged cache: a few queries against keys and values that are read once, in tiles.
+
+One kernel for all rows. A program has a tile of queries: some tokens of a row, and for each the heads that share a head
+of keys. Its softmax is the online one, in powers of two. Rows of few tokens are bound by reading the cache; where they
+are few or long, several programs split a row's keys, and `reduce_kernel` puts their parts together.
+"""
+
+import triton
+import triton.language as tl
+
+LONG = tl.constexpr(2048)
+"""Keys that a program may have for itself before their row is split, however many rows there are."""
+LOWEST = tl.constexpr(-1.0e30)
+"""In place of −∞ as the maximum of no scores: differences of it are numbers."""
+
+
+@triton.jit
+def _num_splits(num_keys, usual_splits, most_splits):
+    return tl.maximum(1, tl.minimum(most_splits, tl.maximum(usual_splits, tl.cdiv(num_keys, LONG))))
+
+
+@triton.jit
+def _first_key(position, WINDOW: tl.constexpr):
+    """The first that a query at `position` sees."""
+    return tl.maximum(0, position - WINDOW + 1) if WINDOW > 0 else position * 0
+
+
+@triton.jit
+def _add_keys(
+    queries, best, total, mixed, start, end, positions, kv_head, table, k_cache, v_cache, scale,
+    NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    KEYS: tl.constexpr, WINDOW: tl.constexpr, IS_MASKED: tl.constexpr, IS_CAUSAL: tl.constexpr,
+):  # fmt: skip
+    """The softmax's state with `KEYS` more keys from `start`. IS_MASKED: not all of them are seen by all queries."""
+    key = start + tl.arange(0, KEYS)
+    d = tl.arange(0, DIM)[None, :]
+    block = (
+        tl.load(table + key // BLOCK_SIZE, mask=key < end, other=0).to(tl.int64)
+        if IS_MASKED
+        else tl.load(table + key // BLOCK_SIZE).to(tl.int64)
+    )
+    at = (((block * NUM_KV_HEADS + kv_head) * BLOCK_SIZE + key % BLOCK_SIZE) * HEAD_DIM)[:, None] + d
+    if IS_MASKED or DIM != HEAD_DIM:
+        inside = (key < end)[:, None] & (d < HEAD_DIM)
+        k = tl.load(k_cache + at, mask=inside, other=0.0)
+        v = tl.load(v_cache + at, mask=inside, other=0.0)
+    else:
+        k = tl.load(k_cache + at)
+        v = tl.load(v_cache + at)
+    scores = tl.dot(queries, tl.trans(k), input_precision="ieee") * scale
+    if IS_MASKED:
+        is_seen = (key < end)[None, :]
+        if IS_CAUSAL:
+            is_seen = is_seen & (key[None, :] <= positions[:, None])
+        if WINDOW > 0:
+            is_seen = is_seen & (key[None, :] > positions[:, None] - WINDOW)
+        scores = tl.where(is_seen, scores, -float("inf"))
+    new_best = tl.maximum(best, tl.max(scores, 1))
+    shrink = tl.exp2(best - new_best)
+    weights = tl.exp2(scores - new_best[:, None])
+    total = total * shrink + tl.sum(weights, 1)
+    mixed = tl.dot(weights.to(v.dtype), v, mixed * shrink[:, None], input_precision="ieee")
+    return new_best, total, mixed
+
+
+@triton.jit
+def _with_sink(best, total, sink):
+    """Maximum and sum with one more score, and what the values mixed so far are multiplied by."""
+    new_best = tl.maximum(best, sink)
+    shrink = tl.exp2(best - new_best)
+    return total * shrink + tl.exp2(sink - new_best), shrink
+
+
+@triton.jit
+def _row_of_tile(tile, query_starts, first_row, num_rows, TOKENS: tl.constexpr):
+    """(row, tile within it) of rows that begin a new tile each: the last whose first tile is not behind `tile`."""
+    first_token = tl.load(query_starts + first_row)
+    low, high = 0, num_rows
+    while high - low > 1:
+        middle = (low + high) // 2
+        first_tile = (tl.load(query_starts + first_row + middle) - first_token) // TOKENS + middle
+        if first_tile <= tile:
+            low = middle
+        else:
+            high = middle
+    first_tile = (tl.load(query_starts + first_row + low) - first_token) // TOKENS + low
+    return first_row + low, tile - first_tile
+
+
+@triton.jit(do_not_specialize=["first_row", "num_rows", "skipped", "usual_splits", "most_splits"])
+def attend_kernel(
+    q, k_cache, v_cache, sinks, out, part_mixed, part_best, part_total, query_starts, context_lens, block_tables,
+    scale, q_stride, table_stride, first_row, num_rows, skipped, usual_splits, most_splits,
+    NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, QUERIES: tl.constexpr, TOKENS: tl.constexpr, KEYS: tl.constexpr, STAGES: tl.constexpr,
+    WINDOW: tl.constexpr, HAS_SINKS: tl.constexpr, IS_UNIFORM: tl.constexpr,
+):  # fmt: skip
+    """A program a tile of queries, head of keys and split of the keys.
+
+    IS_UNIFORM: rows have `TOKENS` tokens each, a tile a row. Else tiles follow `query_starts` from `first_row` on and
+    leave out the first `skipped` tokens of a row, and nothing is split.
+    """
+    NUM_HEADS: tl.constexpr = NUM_KV_HEADS * GROUP
+    kv_head, split = tl.program_id(1), tl.program_id(2)
+    if IS_UNIFORM:
+        row, first_token = tl.program_id(0), 0
+        num_tokens, row_start = TOKENS, row * TOKENS
+    else:
+        row, tile = _row_of_tile(tl.program_id(0), query_starts, first_row, num_rows, TOKENS)
+        first_token = skipped + tile * TOKENS
+        row_start = tl.load(query_starts + row)
+        num_tokens = tl.load(query_starts + row + 1) - row_start
+    if first_token >= num_tokens:
+        return
+    before = tl.load(context_lens + row) - num_tokens  # negative: a row of padding
+
+    i = tl.arange(0, QUERIES)
+    token, head = first_token + i // GROUP, kv_head * GROUP + i % GROUP
+    is_query = (i < TOKENS * GROUP) & (token < num_tokens)
+    positions = before + token
+    d = tl.arange(0, DIM)
+    q_at = q + (row_start + token).to(tl.int64)[:, None] * q_stride + head[:, None] * HEAD_DIM + d[None, :]
+    is_element = is_query[:, None] & (d < HEAD_DIM)[None, :]
+    queries = tl.load(q_at, mask=is_element, other=0.0)
+
+    end = before + tl.minimum(first_token + TOKENS, num_tokens)
+    begin = _first_key(before + first_token, WINDOW) // KEYS * KEYS
+    num_splits = 1
+    if IS_UNIFORM:
+        num_splits = _num_splits(end - begin, usual_splits, most_splits)
+        if split >= num_splits:
+            return
+        share = tl.cdiv(tl.cdiv(end - begin, KEYS), num_splits) * KEYS
+        begin += split * share
+        end = tl.minimum(end, begin + share)
+
+    table = block_tables + row.to(tl.int64) * table_stride
+    best = tl.full([QUERIES], LOWEST, tl.float32)
+    total = tl.zeros([QUERIES], tl.float32)
+    mixed = tl.zeros([QUERIES, DIM], tl.float32)
+    if not IS_UNIFORM and WINDOW == 0:
+        # Up to the first query's own position all see all.
+        seen_by_all = begin + (before + first_token + 1 - begin) // KEYS * KEYS
+        for start in tl.range(begin, seen_by_all, KEYS, num_stages=STAGES):
+            best, total, mixed = _add_keys(
+                queries, best, total, mixed, start, end, positions, kv_head, table, k_cache, v_cache, scale,
+                NUM_KV_HEADS, HEAD_DIM, DIM, BLOCK_SIZE, KEYS, WINDOW, False, True,
+            )  # fmt: skip
+        begin = seen_by_all
+    for start in tl.range(begin, end, KEYS, num_stages=STAGES):
+        best, total, mixed = _add_keys(
+            queries, best, total, mixed, start, end, positions, kv_head, table, k_cache, v_cache, scale,
+            NUM_KV_HEADS, HEAD_DIM, DIM, BLOCK_SIZE, KEYS, WINDOW, True, TOKENS > 1,
+        )  # fmt: skip
+
+    place = (row_start + token).to(tl.int64)
+    if num_splits == 1:
+        if HAS_SINKS:
+            sink = tl.load(sinks + head, mask=is_query, other=0.0).to(tl.float32) * 1.4426950408889634
+            total, shrink = _with_sink(best, total, sink)
+            mixed *= shrink[:, None]
+        mixed = mixed / tl.where(total == 0, 1.0, total)[:, None]
+        out_at = out + (place * NUM_HEADS + head)[:, None] * HEAD_DIM + d[None, :]
+        tl.store(out_at, mixed.to(out.dtype.element_ty), mask=is_element)
+    else:
+        part = (place * NUM_HEADS + head) * most_splits + split
+        tl.store(part_mixed + part[:, None] * HEAD_DIM + d[None, :], mixed, mask=is_element)
+        tl.store(part_best + part, best, mask=is_query)
+        tl.store(part_total + part, total, mask=is_query)
+
+
+@triton.jit(do_not_specialize=["usual_splits", "most_splits"])
+def reduce_kernel(
+    sinks, out, part_mixed, part_best, part_total, context_lens, usual_splits, most_splits,
+    NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr, TOKENS: tl.constexpr, KEYS: tl.constexpr,
+    SPLITS: tl.constexpr, WINDOW: tl.constexpr, HAS_SINKS: tl.constexpr,
+):  # fmt: skip
+    """A program a token and head: the parts of `attend_kernel` together, in the order of the keys."""
+    place, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    end = tl.load(context_lens + place // TOKENS)
+    begin = _first_key(end - TOKENS, WINDOW) // KEYS * KEYS
+    num_splits = _num_splits(end - begin, usual_splits, most_splits)
+    if num_splits == 1:
+        return
+    split, d = tl.arange(0, SPLITS), tl.arange(0, DIM)
+    part = (place * NUM_HEADS + head) * most_splits + split
+    best = tl.load(part_best + part, mask=split < num_splits, other=LOWEST)
+    totals = tl.load(part_total + part, mask=split < num_splits, other=0.0)
+    is_element = (split < num_splits)[:, None] & (d < HEAD_DIM)[None, :]
+    mixed = tl.load(part_mixed + part[:, None] * HEAD_DIM + d[None, :], mask=is_element, other=0.0)
+    highest = tl.max(best, 0)
+    weights = tl.exp2(best - highest)
+    total = tl.sum(totals * weights, 0)
+    result = tl.sum(mixed * weights[:, None], 0)
+    if HAS_SINKS:
+        sink = tl.load(sinks + head).to(tl.float32) * 1.4426950408889634
+        total, shrink = _with_sink(highest, total, sink)
+        result *= shrink
+    result = result / tl.where(total == 0, 1.0, total)
+    tl.store(out + (place * NUM_HEADS + head) * HEAD_DIM + d, result.to(out.dtype.element_ty), mask=d < HEAD_DIM)

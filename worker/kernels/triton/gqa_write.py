@@ -1,0 +1,64 @@
+"""Norm and rotation of queries and keys, and the write of keys and values to the cache, in one kernel."""
+
+import triton
+import triton.language as tl
+
+HEADS = 8
+"""Heads of a token that a program takes."""
+
+
+@triton.jit
+def write_qkv_kernel(
+    qkv, q_weight, k_weight, cos, sin, positions, token_slots, k_cache, v_cache, eps, qkv_stride, block_stride,
+    NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, HALF: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, HEADS: tl.constexpr, HAS_NORM: tl.constexpr, HAS_ROPE: tl.constexpr,
+):  # fmt: skip
+    """A program for `HEADS` heads of a token, q, k and v side by side; q and k change in place.
+
+    Rotation pairs i with i + D/2, so that a head is two halves of `HALF` elements, the last of them past D/2.
+    """
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)[:, None]
+    i = tl.arange(0, HALF)[None, :]
+    half: tl.constexpr = HEAD_DIM // 2
+    is_value = head >= NUM_HEADS + NUM_KV_HEADS
+    inside = (head < NUM_HEADS + 2 * NUM_KV_HEADS) & (i < half)
+    at = qkv + token * qkv_stride + head * HEAD_DIM + i
+    first = tl.load(at, mask=inside, other=0.0).to(tl.float32)
+    second = tl.load(at + half, mask=inside, other=0.0).to(tl.float32)
+
+    new_first, new_second = first, second
+    if HAS_NORM:
+        squares = tl.sum(first * first, 1) + tl.sum(second * second, 1)
+        scale = (1 / tl.sqrt(squares / HEAD_DIM + eps))[:, None]
+        is_query, is_key = inside & (head < NUM_HEADS), inside & (head >= NUM_HEADS) & ~is_value
+        weight = tl.load(q_weight + i, mask=is_query, other=0.0) + tl.load(k_weight + i, mask=is_key, other=0.0)
+        new_first = first * scale * weight.to(tl.float32)
+        weight = tl.load(q_weight + half + i, mask=is_query, other=0.0)
+        weight += tl.load(k_weight + half + i, mask=is_key, other=0.0)
+        new_second = second * scale * weight.to(tl.float32)
+    if HAS_ROPE:
+        position = tl.load(positions + token)
+        c = tl.load(cos + position * HEAD_DIM + i, mask=i < half, other=0.0).to(tl.float32)
+        s = tl.load(sin + position * HEAD_DIM + half + i, mask=i < half, other=0.0).to(tl.float32)
+        rotated = new_first * c - new_second * s
+        new_second = new_second * c + new_first * s
+        new_first = rotated
+    first = tl.where(is_value, first, new_first).to(qkv.dtype.element_ty)
+    second = tl.where(is_value, second, new_second).to(qkv.dtype.element_ty)
+    if HAS_NORM or HAS_ROPE:
+        tl.store(at, first, mask=inside & ~is_value)
+        tl.store(at + half, second, mask=inside & ~is_value)
+
+    slot = tl.load(token_slots + token)
+    in_cache = inside & (slot >= 0)
+    block, offset = slot // BLOCK_SIZE, slot % BLOCK_SIZE
+    key_head, value_head = head - NUM_HEADS, head - NUM_HEADS - NUM_KV_HEADS
+    places = block * block_stride + (key_head * BLOCK_SIZE + offset) * HEAD_DIM + i
+    is_written = in_cache & (key_head >= 0) & ~is_value
+    tl.store(k_cache + places, first.to(k_cache.dtype.element_ty), mask=is_written)
+    tl.store(k_cache + places + half, second.to(k_cache.dtype.element_ty), mask=is_written)
+    places = block * block_stride + (value_head * BLOCK_SIZE + offset) * HEAD_DIM + i
+    is_written = in_cache & is_value
+    tl.store(v_cache + places, first.to(v_cache.dtype.element_ty), mask=is_written)
+    tl.store(v_cache + places + half, second.to(v_cache.dtype.element_ty), mask=is_written)

@@ -1,0 +1,134 @@
+"""Linear layers of few rows, which are bound by reading the weights; cuBLAS has the others.
+
+One row is a matrix-vector product, a program an output feature. Up to `MOST_ROWS` a program computes some output
+features of all rows, so that each weight is read once, and streams them in long pieces of the input features.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from worker.kernels.interface import LinearSpec
+from worker.kernels.torch.linear import PackedLinear, PlainLinear
+from worker.kernels.triton.machine import Machine
+from worker.kernels.weights import Dense
+
+MOST_ROWS = 64
+"""Above, cuBLAS reads the weights as fast."""
+VECTOR_PIECE = 1024
+"""Input features that the product of one row takes at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    rows: int
+    """At least 16: a tensor core's."""
+    outputs: int
+    piece: int
+    """Input features taken at a time."""
+    num_stages: int
+    num_warps: int = 4
+
+    def shared_memory(self, itemsize: int) -> int:
+        """Bytes of the stages that are under way."""
+        return (self.rows + self.outputs) * self.piece * itemsize * self.num_stages
+
+
+def tile_of(num_rows: int, out_features: int, in_features: int, machine: Machine, itemsize: int) -> Tile:
+    """From what was measured on an H100: pieces as long as fit, and enough programs for all of its processors."""
+    rows = max(16, triton.next_power_of_2(num_rows))
+    outputs = 64 if rows > 32 else 32
+    while outputs > 16 and 4 * triton.cdiv(out_features, outputs) < 3 * machine.num_sms:
+        outputs //= 2
+    piece = min(256 if rows == 16 else 128, max(16, triton.next_power_of_2(in_features)))
+    for num_stages in (4, 3, 2):
+        tile = Tile(rows, outputs, piece, num_stages)
+        if tile.shared_memory(itemsize) <= min(machine.shared_memory, 100_000):
+            break
+    return tile
+
+
+@triton.jit
+def _vector_kernel(x, weight, bias, out, K: tl.constexpr, PIECE: tl.constexpr, HAS_BIAS: tl.constexpr):
+    """out[n] = weight[n] · x"""
+    n = tl.program_id(0).to(tl.int64)
+    total = tl.zeros([PIECE], tl.float32)
+    for start in range(0, K, PIECE):
+        k = start + tl.arange(0, PIECE)
+        if K % PIECE == 0:
+            total += tl.load(weight + n * K + k).to(tl.float32) * tl.load(x + k).to(tl.float32)
+        else:
+            inside = k < K
+            w = tl.load(weight + n * K + k, mask=inside, other=0.0).to(tl.float32)
+            total += w * tl.load(x + k, mask=inside, other=0.0).to(tl.float32)
+    value = tl.sum(total)
+    if HAS_BIAS:
+        value += tl.load(bias + n).to(tl.float32)
+    tl.store(out + n, value.to(out.dtype.element_ty))
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _rows_kernel(
+    x, weight, bias, out, num_rows, x_stride, N, K,
+    ROWS: tl.constexpr, OUTPUTS: tl.constexpr, PIECE: tl.constexpr, STAGES: tl.constexpr,
+    IS_EVEN: tl.constexpr, HAS_BIAS: tl.constexpr,
+):  # fmt: skip
+    """Some output features of all rows. IS_EVEN: pieces fill K."""
+    m = tl.arange(0, ROWS)
+    n = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
+    is_row, is_output = m < num_rows, n < N
+    # Features past the last are those of the last one: read without a mask, and not stored.
+    w_rows = weight + tl.minimum(n, N - 1).to(tl.int64)[:, None] * K
+    x_rows = x + m[:, None] * x_stride
+    total = tl.zeros([ROWS, OUTPUTS], tl.float32)
+    for start in tl.range(0, K, PIECE, num_stages=STAGES):
+        k = start + tl.arange(0, PIECE)[None, :]
+        if IS_EVEN:
+            a = tl.load(x_rows + k, mask=is_row[:, None], other=0.0)
+            b = tl.load(w_rows + k)
+        else:
+            a = tl.load(x_rows + k, mask=is_row[:, None] & (k < K), other=0.0)
+            b = tl.load(w_rows + k, mask=k < K, other=0.0)
+        total = tl.dot(a, tl.trans(b), total, input_precision="ieee")
+    if HAS_BIAS:
+        total += tl.load(bias + n, mask=is_output, other=0.0).to(tl.float32)[None, :]
+    places = out + m[:, None].to(tl.int64) * N + n[None, :]
+    tl.store(places, total.to(out.dtype.element_ty), mask=is_row[:, None] & is_output[None, :])
+
+
+class TritonLinear(PlainLinear):
+    """See `LinearKernel`."""
+
+    def __init__(self, spec: LinearSpec, machine: Machine, dtype: torch.dtype) -> None:
+        self._out, self._in = spec.out_features, spec.in_features
+        self._tiles = {
+            rows: tile_of(rows, self._out, self._in, machine, dtype.itemsize) for rows in range(2, MOST_ROWS + 1)
+        }
+
+    def __call__(self, x: Tensor, packed: PackedLinear, out: Tensor | None = None) -> Tensor:
+        num_rows = len(x)
+        if num_rows > MOST_ROWS or num_rows == 0:
+            return super().__call__(x, packed, out)
+        if out is None:
+            out = x.new_empty(num_rows, self._out)
+        bias = packed.weight if packed.bias is None else packed.bias
+        if num_rows == 1:
+            _vector_kernel[(self._out,)](
+                x, packed.weight, bias, out, self._in, VECTOR_PIECE, packed.bias is not None, num_warps=8
+            )
+            return out
+        tile = self._tiles[num_rows]
+        _rows_kernel[(triton.cdiv(self._out, tile.outputs),)](
+            x, packed.weight, bias, out, num_rows, x.stride(0), self._out, self._in,
+            tile.rows, tile.outputs, tile.piece, tile.num_stages, self._in % tile.piece == 0, packed.bias is not None,
+            num_warps=tile.num_warps,
+        )  # fmt: skip
+        return out
+
+
+def supports_linear(spec: LinearSpec, device: torch.device, dtype: torch.dtype) -> bool:
+    """float32 is for exact results: cuBLAS alone."""
+    return spec.kind is Dense and dtype in (torch.bfloat16, torch.float16) and spec.in_features % 16 == 0

@@ -1,0 +1,66 @@
+"""From the slots' state to a step's buffers, in one kernel."""
+
+import triton
+import triton.language as tl
+
+from worker.kernels.step import SlotTables, StagedRows, Step, StepBuffers
+
+TILE = 256
+"""Tokens, or entries of a block table, of a row that a program fills."""
+
+
+@triton.jit(do_not_specialize=["num_rows", "num_uniform_rows", "uniform_len", "table_width", "spare_slot"])
+def _prepare_kernel(
+    row_slots, row_starts, row_lens,
+    slot_tokens, slot_lengths, slot_tables, slot_groups,
+    input_ids, positions, token_slots, query_starts, context_lens, block_tables, groups,
+    num_rows, num_uniform_rows, uniform_len, table_width, spare_slot, tokens_stride, slot_table_stride, table_stride,
+    BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """A program for `TILE` tokens and as many entries of the block table of a row; the first writes the row's own."""
+    row, tile = tl.program_id(0), tl.program_id(1)
+    place = tile * TILE + tl.arange(0, TILE)
+    slot = tl.load(row_slots + row)
+    is_padding = slot == spare_slot
+    is_uniform = row < num_uniform_rows
+    length = tl.load(row_lens + row)
+    start = tl.where(is_uniform, tl.load(slot_lengths + slot) - 1, tl.load(row_starts + row))
+
+    # Tokens of the step before the row's: uniform rows are alike, the chunks before are added up.
+    before = (tl.minimum(row, num_uniform_rows) * uniform_len).to(tl.int64)
+    for first in range(num_uniform_rows, row, TILE):
+        chunk = first + tl.arange(0, TILE)
+        before += tl.sum(tl.load(row_lens + chunk, mask=chunk < row, other=0))
+
+    if tile == 0:
+        tl.store(query_starts + row + 1, before + length)
+        tl.store(context_lens + row, tl.where(is_padding, 0, start + length))
+        tl.store(groups + row, tl.load(slot_groups + slot))
+
+    in_table = place < table_width
+    table = slot_tables + slot * slot_table_stride
+    tl.store(block_tables + row * table_stride + place, tl.load(table + place, mask=in_table, other=0), mask=in_table)
+
+    in_row = place < length
+    position = start + place
+    token = tl.load(slot_tokens + slot * tokens_stride + position, mask=in_row, other=0)
+    block = tl.load(table + position // BLOCK_SIZE, mask=in_row, other=0).to(tl.int64)
+    token_slot = tl.where(is_padding, -1, block * BLOCK_SIZE + position % BLOCK_SIZE)
+    tl.store(input_ids + before + place, token.to(tl.int64), mask=in_row)
+    tl.store(positions + before + place, position, mask=in_row)
+    tl.store(token_slots + before + place, token_slot, mask=in_row)
+
+
+def prepare_step(rows: StagedRows, slots: SlotTables, step: Step, block_size: int, out: StepBuffers) -> None:
+    """See `PrepareKernel`."""
+    table_width = triton.cdiv(step.max_context_len, block_size)
+    longest = max(step.uniform_len, table_width, max((chunk.num_tokens for chunk in step.chunks), default=0))
+    _prepare_kernel[(step.num_rows, triton.cdiv(longest, TILE))](
+        rows.slots, rows.starts, rows.lens,
+        slots.tokens, slots.lengths, slots.block_tables, slots.groups,
+        out.input_ids, out.positions, out.token_slots, out.query_starts, out.context_lens, out.block_tables, out.groups,
+        step.num_rows, step.num_uniform_rows, step.uniform_len, table_width,
+        slots.spare_slot if step.num_padding_rows else -1,
+        slots.tokens.stride(0), slots.block_tables.stride(0), out.block_tables.stride(0),
+        block_size, TILE, num_warps=4,
+    )  # fmt: skip
