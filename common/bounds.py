@@ -5,7 +5,10 @@ the wire is named for it (`…_ON_WIRE`).
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+
+from fissile.v1 import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,3 +63,24 @@ MAX_TOOL_CALLS = 16_384
 MAX_SALT_BYTES = 256
 MAX_REQUEST_ID_CHARACTERS = 128
 MIN_HEARTBEAT_SECONDS = 0.01
+
+NEUTRAL_TO_BEAMS: Mapping[str, float | None] = {
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0,
+    "logit_bias": None,
+    "allowed_token_ids": None,
+    "banned_token_ids": None,
+    "bad_token_sequences": None,
+    "num_logprobs": None,
+    "num_prompt_logprobs": None,
+    "structured_output": None,
+}
+"""Fields that cannot go with beam search, and the one value that may. Hypotheses are compared by the model's own
+probabilities, so nothing may change these."""
+
+
+def excluded_by_beams(sampling: SamplingParams) -> list[str]:
+    """What is set of those fields."""
+    fields = [(field.name, value) for field, value in sampling.ListFields()]
+    return [name for name, value in fields if name in NEUTRAL_TO_BEAMS and value != NEUTRAL_TO_BEAMS[name]]

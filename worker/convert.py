@@ -45,7 +45,7 @@ def group_from_pb(message: v1.SequenceGroup, engine_ids: List[int], limits: Mode
     prompt = token_array(prompt_token_ids)
     beam = _beam_from_pb(message.sampling.beam_search) if message.sampling.HasField("beam_search") else None
     sampling = sampling_from_pb(message.sampling, limits.vocab_size)
-    check_together(message, sampling)
+    check_together(message)
     require_at_most(bounds.MAX_SALT_BYTES, "cache_salt", len(message.cache_salt), "bytes long")
     stop = _stop_from_pb(message, beam.width if beam else 1, limits)
     _check_members(message, stop, limits)

@@ -54,25 +54,12 @@ def sampling_from_pb(message: v1.SamplingParams, vocab_size: int) -> SamplingPar
     )
 
 
-def check_together(message: v1.SequenceGroup, params: SamplingParams) -> None:
-    """Fields that contradict each other; `params` are the message's own. Raises InvalidArgumentError."""
+def check_together(message: v1.SequenceGroup) -> None:
+    """Fields that contradict each other. Raises InvalidArgumentError."""
     if message.sampling.HasField("beam_search"):
-        # Neutral values are welcome.
-        asked = {
-            "presence_penalty": params.presence_penalty != 0,
-            "frequency_penalty": params.frequency_penalty != 0,
-            "repetition_penalty": params.repetition_penalty != 1,
-            "logit_bias": bool(params.logit_bias),
-            "allowed_token_ids": bool(params.allowed_token_ids),
-            "banned_token_ids": bool(params.banned_token_ids),
-            "bad_token_sequences": bool(params.bad_token_sequences),
-            "num_logprobs": params.num_logprobs is not None,
-            "num_prompt_logprobs": params.num_prompt_logprobs is not None,
-            "structured_output": params.grammar is not None,
-        }
-        for name, is_asked in asked.items():
-            require(not is_asked, f"sampling.{name}", "set", "none with beam_search")
-    if params.grammar is not None:
+        for name in bounds.excluded_by_beams(message.sampling):
+            raise InvalidArgumentError.of(f"sampling.{name}", "is set; none with beam_search is needed")
+    if message.sampling.HasField("structured_output"):
         # The end of a grammar is told by an end-of-sequence token.
         require(not message.ignore_eos, "ignore_eos", True, "false with structured_output")
         require(message.min_tokens == 0, "min_tokens", message.min_tokens, "0 with structured_output")

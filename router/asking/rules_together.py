@@ -68,7 +68,6 @@ def _tool_choice(request: ChatRequest) -> Iterator[FieldViolation]:
 
 
 def _beam_search(options: GenerationOptions) -> Iterator[FieldViolation]:
-    """Hypotheses are compared by the model's own probabilities, so nothing may change these."""
     sampling = options.sampling
     if not sampling.HasField("beam_search"):
         return
@@ -77,22 +76,9 @@ def _beam_search(options: GenerationOptions) -> Iterator[FieldViolation]:
         yield FieldViolation("options.n", f"must not exceed the beam width {width}, is {options.n}")
     if options.stop:
         yield FieldViolation("options.stop", "beam search has no stop strings; use stop_token_ids")
-    excluded = {
-        "sampling.presence_penalty": sampling.presence_penalty != 0,
-        "sampling.frequency_penalty": sampling.frequency_penalty != 0,
-        "sampling.repetition_penalty": sampling.HasField("repetition_penalty") and sampling.repetition_penalty != 1,
-        "sampling.logit_bias": bool(sampling.logit_bias),
-        "sampling.allowed_token_ids": bool(sampling.allowed_token_ids),
-        "sampling.banned_token_ids": bool(sampling.banned_token_ids),
-        "sampling.bad_token_sequences": bool(sampling.bad_token_sequences),
-        "sampling.num_logprobs": sampling.HasField("num_logprobs"),
-        "sampling.num_prompt_logprobs": sampling.HasField("num_prompt_logprobs"),
-        "sampling.structured_output": sampling.HasField("structured_output"),
-        "bad_words": bool(options.bad_words),
-    }
-    for path, is_set in excluded.items():
-        if is_set:
-            yield FieldViolation(f"options.{path}", "cannot go with beam search")
+    excluded = [f"sampling.{name}" for name in bounds.excluded_by_beams(sampling)]
+    for path in [*excluded, "bad_words"] if options.bad_words else excluded:
+        yield FieldViolation(f"options.{path}", "cannot go with beam search")
 
 
 def _structured_output(options: GenerationOptions) -> Iterator[FieldViolation]:

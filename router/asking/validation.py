@@ -1,4 +1,4 @@
-"""Checks a whole request: each field by its rule (`validation_rules`), then fields together (`validation_together`).
+"""Checks a whole request: each field by its rule (`rules`), then fields together (`rules_together`).
 
 Violations are reported together, each by the path of its field (`options.sampling.logit_bias[3].bias`); the search ends
 once there are more than a reply has room for. The entries of a list that is at fault itself, such as one that is too

@@ -1,7 +1,7 @@
 """The JSON bodies as OpenAI defines them, and the fields we add: what both endpoints share, and that of completions.
 
 Types are strict, unknown fields are refused, and null is the same as absent. What a value may be is the business of
-`router.validation`, which every request meets later; here stands only what JSON can say and protobuf cannot.
+`router.asking.validation`, which every request meets later; here stands only what JSON can say and protobuf cannot.
 """
 
 import json

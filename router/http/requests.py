@@ -1,4 +1,4 @@
-"""From JSON bodies to the messages of the contract. Nothing is checked here: `router.validation` will."""
+"""From JSON bodies to the messages of the contract. Nothing is checked here: `router.asking.validation` will."""
 
 import json
 from typing import Any
