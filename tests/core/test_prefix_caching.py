@@ -215,3 +215,61 @@ def test_reader_that_fell_behind_must_start_again() -> None:
     assert [number for number, _ in events.since(2)] == [3, 4, 5]
     assert events.since(5) == []
     assert events.since(6) is None
+
+
+@BOTH_INDEXES
+def test_rows_in_step_publish_their_next_blocks_one_after_another(prefix: str) -> None:
+    engine = Engine(prefix=prefix)
+    events = engine.scheduler.watch_kv_events()
+    engine.add(*(make_sequence(id, 16, 40) for id in (1, 2, 3)))
+    num_events = []
+    for _ in range(20):
+        before = events.last_number
+        engine.step()
+        num_events.append(events.last_number - before)
+    # Prompts at once; at the 17th step each has two full blocks.
+    assert num_events == [3, *[0] * 15, 1, 1, 1, 0]
+
+
+@BOTH_INDEXES
+@pytest.mark.parametrize(("num_steps", "found"), [(16, 16), (17, 32), (18, 32)])
+def test_block_that_is_published_late_is_there_when_its_sequence_leaves(
+    prefix: str, num_steps: int, found: int
+) -> None:
+    engine = Engine(prefix=prefix)
+    sequences = [make_sequence(id, 16, 40) for id in range(1, 5)]
+    engine.add(*sequences)
+    for _ in range(num_steps):
+        engine.step()
+    tokens = list(sequences[3].token_ids)
+    for seq in sequences:
+        engine.scheduler.abort(seq.id)
+    engine.check()
+    assert cached(engine, [*tokens[:32], *TOKENS[:8]]) == found
+
+
+def test_block_whose_last_token_is_still_in_flight_is_not_published_with_its_sequence_gone() -> None:
+    engine = Engine(async_depth=1)
+    sequences = [make_sequence(id, 16, 40) for id in range(1, 5)]
+    engine.add(*sequences)
+    events = engine.scheduler.watch_kv_events()
+    while sequences[3].num_computed_tokens < 32:
+        engine.step()
+    before = events.last_number
+    engine.scheduler.abort(4)
+    engine.retire()
+    assert [event.token_ids[0] for _, event in events.since(before)] == [sequences[0].token_ids[16]]
+
+
+def test_sequence_swapped_out_while_a_block_is_late_publishes_nothing_without_its_table() -> None:
+    engine = Engine(async_depth=1, num_host_blocks=16, preemption_mode="swap")
+    sequences = [make_sequence(id, 16, 40) for id in range(1, 5)]
+    engine.add(*sequences)
+    while sequences[3].num_computed_tokens < 32:
+        engine.step()
+    engine.scheduler._state.preempt(sequences[3])
+    engine.retire()
+    assert (sequences[3].num_computed_tokens, sequences[3].num_in_flight_tokens) == (32, 0)
+    engine.scheduler.abort(4)
+    engine.run()
+    engine.assert_drained()

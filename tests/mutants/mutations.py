@@ -81,6 +81,24 @@ MUTATIONS = [
     ),
     # Prefix cache.
     Mutation(
+        "what a step in flight computes is published with its sequence gone",
+        "cache/block_manager.py",
+        "seq.num_computed_tokens - seq.num_in_flight_tokens",
+        "seq.num_computed_tokens",
+    ),
+    Mutation(
+        "a sequence without blocks may still be late",
+        "cache/block_manager.py",
+        "        seq.publish_at = NEVER\n        held",
+        "        held",
+    ),
+    Mutation(
+        "what is late is lost with its sequence",
+        "cache/block_manager.py",
+        "            self.publish(seq, num_proven_tokens)\n",
+        "            pass\n",
+    ),
+    Mutation(
         "a whole prompt may be hit",
         "cache/block_manager.py",
         "(seq.num_tokens - 1) // self.block_size)",

@@ -142,7 +142,13 @@ class BlockManager:
         return blocks
 
     def unbind(self, seq: Sequence) -> tuple[list[int], int]:
-        """Takes table and group away from `seq`. They belong to the caller, who gives them back with `give_back`."""
+        """Publishes what is late and takes table and group away from `seq`. They are the caller's, for `give_back`."""
+        size = self.block_size
+        # Who may be late has only decoded: a step in flight, whose output may not be finite, has one token of it.
+        num_proven_tokens = seq.num_computed_tokens - seq.num_in_flight_tokens
+        if seq.publish_at % size and num_proven_tokens // size >= seq.publish_at // size:
+            self.publish(seq, num_proven_tokens)
+        seq.publish_at = NEVER
         held = seq.block_table, seq.group_id
         seq.block_table = []
         seq.num_block_tokens = 0
@@ -179,12 +185,18 @@ class BlockManager:
         return list(zip(host, seq.block_table, strict=False))
 
     def publish(self, seq: Sequence, num_computed_tokens: int) -> None:
-        """Publishes its blocks that are full and computed. Tokens up to `num_computed_tokens` must be committed."""
+        """Publishes its blocks that are full and computed. Tokens up to `num_computed_tokens` must be committed.
+
+        Who decodes from here on publishes its next block late, by less than a block of steps and each slot by another
+        number, so that rows in step do not publish all at once. `unbind` makes up for what is late.
+        """
         assert self.index is not None
         size = self.block_size
         start, end = seq.publish_at // size - 1, num_computed_tokens // size
         seq.anchor = anchor = self.index.publish(self._chain_of(seq), seq.block_table, start, end, seq.anchor)
-        seq.publish_at = (end + 1) * size if anchor is not None else NEVER
+        decodes = num_computed_tokens == seq.num_tokens and seq.beam_group is None
+        lateness = seq.slot % size if decodes else 0
+        seq.publish_at = (end + 1) * size + lateness if anchor is not None else NEVER
 
     def withdraw(self, seq: Sequence) -> None:
         """Nobody finds any cached block of its tokens again, nor what hangs on one. Who holds such blocks keeps them.
@@ -194,6 +206,7 @@ class BlockManager:
         if self.index is not None:
             found, _ = self.index.match(self._chain_of(seq), seq.num_tokens // self.block_size)
             self.pool.forget(found[:1])
+            seq.publish_at = NEVER
 
     def _chain_of(self, seq: Sequence) -> BlockChain:
         """With all full blocks of its committed tokens."""
