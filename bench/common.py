@@ -16,10 +16,12 @@ Figure = float | int | str | None
 """None: not measured, for a reason that was printed."""
 
 
-def parse_arguments(description: str | None) -> argparse.Namespace:
-    """The arguments that every benchmark takes: `quick`."""
+def parse_arguments(description: str | None, **switches: str) -> argparse.Namespace:
+    """The arguments that every benchmark takes (`quick`), and switches of its own: name → help."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--quick", action="store_true", help="small sizes, to see that it runs; never recorded")
+    for name, explanation in switches.items():
+        parser.add_argument(f"--{name}", action="store_true", help=explanation)
     return parser.parse_args()
 
 

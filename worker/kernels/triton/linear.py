@@ -114,19 +114,23 @@ class TritonLinear(PlainLinear):
             return super().__call__(x, packed, out)
         if out is None:
             out = x.new_empty(num_rows, self._out)
-        bias = packed.weight if packed.bias is None else packed.bias
         if num_rows == 1:
+            bias = packed.weight if packed.bias is None else packed.bias
             _vector_kernel[(self._out,)](
                 x, packed.weight, bias, out, self._in, VECTOR_PIECE, packed.bias is not None, num_warps=8
             )
             return out
-        tile = self._tiles[num_rows]
+        self.launch(x, packed, out, self._tiles[num_rows])
+        return out
+
+    def launch(self, x: Tensor, packed: PackedLinear, out: Tensor, tile: Tile) -> None:
+        """The product of several rows, with this tile."""
         _rows_kernel[(triton.cdiv(self._out, tile.outputs),)](
-            x, packed.weight, bias, out, num_rows, x.stride(0), self._out, self._in,
+            x, packed.weight, packed.weight if packed.bias is None else packed.bias, out,
+            len(x), x.stride(0), self._out, self._in,
             tile.rows, tile.outputs, tile.piece, tile.num_stages, self._in % tile.piece == 0, packed.bias is not None,
             num_warps=tile.num_warps,
         )  # fmt: skip
-        return out
 
 
 def supports_linear(spec: LinearSpec, device: torch.device, dtype: torch.dtype) -> bool:
