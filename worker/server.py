@@ -16,6 +16,7 @@ from typing import Protocol, TypeVar
 from common.chat_template import read_chat_template, with_chat_template
 from common.metrics import new_registry, serve_metrics
 from common.server import ServiceServer, stop_event_on_signals, write_port_file
+from common.stopwatch import Stopwatch
 from fissile import v1
 from fissile.errors import UnavailableError
 from worker.broker import Broker
@@ -101,10 +102,9 @@ class WorkerServer:
 
     async def load(self) -> None:
         """Load the model and serve. Raises ModelError, ExecutorError, ConfigError or UnavailableError."""
-        started_at = self._loop.time()
-        tokenizer = await _in_thread(self._load_tokenizer)
-        model = await _in_thread(self._executor.start)
-        self._is_executor_up = True
+        watch = Stopwatch()
+        tokenizer, model = await asyncio.gather(_in_thread(self._load_tokenizer), self._start_executor())
+        watch.lap("tokenizer and ranks")
         self._engine = engine = self._make_engine(model)
         limits = ModelLimits(
             vocab_size=model.config.vocab_size,
@@ -132,8 +132,15 @@ class WorkerServer:
         self._metrics.start(model, lambda: engine.load)
         self._service.attach(LoadedWorker(self._engine, self._broker, model, tokenizer))
         await self._server.set_serving(True)
-        seconds, name = self._loop.time() - started_at, self._settings.model_names[0]
-        logger.info("ready after %.1f s: %s on %s", seconds, name, model.device)
+        watch.lap("first request")
+        logger.info(
+            "ready after %.1f s (%s): %s on %s", watch.seconds, watch, self._settings.model_names[0], model.device
+        )
+
+    async def _start_executor(self) -> ModelInfo:
+        model = await _in_thread(self._executor.start)
+        self._is_executor_up = True
+        return model
 
     def _make_engine(self, model: ModelInfo) -> Engine:
         scheduler = Scheduler(

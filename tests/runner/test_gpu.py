@@ -47,6 +47,17 @@ def test_greedy_tokens_equal_transformers_on_the_cpu(tiny: tuple[Path, LlamaForC
         assert seq.output == greedy_reference(tiny[1], seq.tokens[: seq.num_prompt], 64)
 
 
+def test_weights_that_are_read_in_small_parts_are_the_same(
+    tiny: tuple[Path, LlamaForCausalLM], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("worker.loader.staged.CHUNK_BYTES", 256)
+    driver = make_driver(tiny[0], device="cuda")
+    seq = driver.add(random_prompt(20, 1))
+    driver.prefill(seq)
+    driver.decode(seq, steps=15)
+    assert seq.output == greedy_reference(tiny[1], seq.tokens[: seq.num_prompt], 16)
+
+
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, LlamaForCausalLM]:
     """Of a shape that every kernel serves."""

@@ -20,6 +20,7 @@ from worker.loader import source as source_module
 from worker.loader.checkpoint import EMBEDDING, HEAD
 from worker.loader.errors import ModelConfigError, ModelNotFoundError, UnknownArchitectureError, WeightsError
 from worker.loader.source import SourceFormat, resolve_model
+from worker.loader.staged import chunks
 from worker.loader.tokenizer import TokenizerFiles, load_tokenizer_files
 from worker.parallel.group import Group
 from worker.runner.build import build_runner
@@ -103,6 +104,24 @@ def test_wrong_shape_is_named(tmp_path: Path) -> None:
     change_config(tmp_path, intermediate_size=96)
     with pytest.raises(WeightsError, match=r"gate_proj.weight: its shape is \(80, 48\), the model expects \(96, 48\)"):
         build(tmp_path)
+
+
+def test_the_first_of_several_faults_is_named(tmp_path: Path) -> None:
+    save_llama(tmp_path)
+    change_config(tmp_path, hidden_size=64)
+    with pytest.raises(WeightsError, match=r"^tensor model\.embed_tokens\.weight: its shape is"):
+        build(tmp_path)
+
+
+@pytest.mark.parametrize("num_bytes", [8, 24, 100, 1000])
+def test_a_tensor_goes_to_a_device_in_parts_that_fit_a_buffer(num_bytes: int) -> None:
+    whole = torch.arange(120, dtype=torch.int32).view(12, 10)
+    for source in (whole, whole[:, 3:7], whole[0], whole.view(2, 6, 10)):
+        target = torch.zeros_like(source)
+        for part, into in chunks(source, target, num_bytes):
+            assert 0 < part.numel() * 4 <= num_bytes
+            into.copy_(part)
+        assert torch.equal(target, source)
 
 
 def test_damaged_safetensors_file(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import socket
+import threading
 
 import grpc
 import pytest
@@ -186,7 +187,7 @@ def test_a_step_that_hangs_does_not_hang_the_shutdown(monkeypatch):
     assert end == ("UNAVAILABLE", "the worker is shutting down")
 
 
-def serve(executor, stop_at_once=False, **options):
+def serve(executor, load_tokenizer=lambda: TOKENIZER, stop_at_once=False, **options):
     """Until it fails, or is ready."""
 
     async def run():
@@ -200,9 +201,29 @@ def serve(executor, stop_at_once=False, **options):
             return executor
 
         async with asyncio.timeout(30):
-            await run_until_stopped(WorkerServer(settings, make, lambda: TOKENIZER), stop, on_ready=stop.set)
+            await run_until_stopped(WorkerServer(settings, make, load_tokenizer), stop, on_ready=stop.set)
 
     asyncio.run(run())
+
+
+def test_tokenizer_and_ranks_are_loaded_at_the_same_time():
+    """Each is done only once the other has begun."""
+    executor = FakeExecutor()
+    executor.loading.clear()
+    starting = threading.Event()
+    start = executor.start
+
+    def load_tokenizer():
+        assert starting.wait(20)
+        executor.loading.set()
+        return TOKENIZER
+
+    def observed_start():
+        starting.set()
+        return start()
+
+    executor.start = observed_start
+    serve(executor, load_tokenizer)
 
 
 def test_a_model_that_cannot_be_loaded_ends_the_process():

@@ -1,6 +1,7 @@
 """What layers load their weights from, and the one walk that fills a model."""
 
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 import torch
@@ -8,6 +9,8 @@ from torch import Tensor
 
 from worker.loader.errors import WeightsError
 
+NUM_READERS = 4
+"""Threads that read: one alone waits for the disk, or for the pages of what is mapped, while memory is idle."""
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
@@ -50,11 +53,22 @@ def fill(targets: dict[str, WeightTarget], checkpoint: Checkpoint, tied: bool = 
         parts = [f"{len(names)} {what}: {_listed(names)}"
                  for what, names in (("missing", missing), ("unexpected", unexpected)) if names]  # fmt: skip
         raise WeightsError("the checkpoint does not fit the model; tensors " + "; ".join(parts))
-    for name, load in stored.items():
+    with ThreadPoolExecutor(NUM_READERS, thread_name_prefix="weights") as readers:
+        reads = [readers.submit(_read, checkpoint, name, load) for name, load in stored.items()]
         try:
+            for read in reads:
+                read.result()
+        except WeightsError:
+            readers.shutdown(cancel_futures=True)
+            raise
+
+
+def _read(checkpoint: Checkpoint, name: str, load: WeightTarget) -> None:
+    try:
+        with torch.inference_mode():  # of the thread, not of the process
             load(checkpoint.tensor(name))
-        except (ValueError, RuntimeError) as error:
-            raise WeightsError(f"tensor {name}: {error}") from error
+    except (ValueError, RuntimeError) as error:
+        raise WeightsError(f"tensor {name}: {error}") from error
 
 
 def is_stored_apart(checkpoint: Checkpoint) -> bool:

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 from worker.loader.checkpoint import EMBEDDING, HEAD, Checkpoint, is_stored_apart
 from worker.loader.config import ModelConfig
-from worker.loader.gguf_checkpoint import GGUFCheckpoint
 from worker.loader.safetensors_file import SafetensorsCheckpoint
 from worker.loader.source import ModelSource, SourceFormat
 
@@ -12,6 +11,8 @@ from worker.loader.source import ModelSource, SourceFormat
 def open_checkpoint(source: ModelSource, config: ModelConfig) -> Checkpoint:
     """Reads no tensor yet. Raises WeightsError or ModelConfigError."""
     if source.format is SourceFormat.GGUF:
+        from worker.loader.gguf_checkpoint import GGUFCheckpoint  # its library takes a tenth of a second to import
+
         return GGUFCheckpoint(source.path, config)
     return SafetensorsCheckpoint(source.path)
 

@@ -1,8 +1,5 @@
 """Fills a model with weights and hands them to the kernels."""
 
-import logging
-import time
-
 import torch
 from torch import nn
 
@@ -10,18 +7,20 @@ from worker.layers.norm import RMSNorm
 from worker.layers.weighted import WeightedLayer
 from worker.loader.checkpoint import Checkpoint, fill
 from worker.loader.config import ModelConfig
+from worker.loader.staged import StagedCheckpoint
 from worker.models.base import CausalLM
-
-logger = logging.getLogger(__name__)
 
 DUMMY_STD = 0.02
 
 
-def load_weights(model: CausalLM, checkpoint: Checkpoint, config: ModelConfig) -> None:
-    """Raises WeightsError."""
-    start = time.perf_counter()
-    fill(model.weight_targets(), checkpoint, tied=config.tie_word_embeddings)
-    logger.info("weights read in %.1f s", time.perf_counter() - start)
+def load_weights(model: CausalLM, checkpoint: Checkpoint, config: ModelConfig, device: torch.device) -> None:
+    """`device` is the model's. Raises WeightsError."""
+    if device.type == "cpu":
+        fill(model.weight_targets(), checkpoint, tied=config.tie_word_embeddings)
+        return
+    fill(model.weight_targets(), StagedCheckpoint(checkpoint, device), tied=config.tie_word_embeddings)
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()  # what tensors passed through, in the streams of threads that are gone
 
 
 def fill_with_noise(model: nn.Module, seed: int) -> None:

@@ -1,12 +1,12 @@
 """Builds a rank's runner: model, weights, cache. The slow part of start-up."""
 
 import logging
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 
+from common.stopwatch import Stopwatch
 from worker.attention.interface import CacheBuilder, make_builders
 from worker.core.cache.pools import PoolKind, PoolPlan, bytes_of, pool_plan
 from worker.grammars.compiler import GrammarCompiler
@@ -69,8 +69,12 @@ def resolve_dtype(name: str, device: torch.device, checkpoint: str) -> torch.dty
 
 
 @torch.inference_mode()
-def build_runner(config: RunnerConfig, tp: Group, local_rank: int = 0) -> tuple[ModelRunner, ModelInfo]:
-    """Raises ModelError, KernelBackendError, CacheMemoryError or ValueError, each with what to do about it."""
+def build_runner(
+    config: RunnerConfig, tp: Group, local_rank: int = 0, watch: Stopwatch | None = None
+) -> tuple[ModelRunner, ModelInfo]:
+    """`watch` is told of each part. Raises ModelError, KernelBackendError, CacheMemoryError or ValueError, each with
+    what to do about it."""
+    watch = watch or Stopwatch()
     device = resolve_device(config.device, local_rank)
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -82,7 +86,8 @@ def build_runner(config: RunnerConfig, tp: Group, local_rank: int = 0) -> tuple[
     dtype = resolve_dtype(config.dtype, device, model_config.dtype)
     kernels = Kernels(device, config.kernel_backend)
     model = _create(replace(model_config, max_model_len=max_model_len), LayerSetup(kernels, tp, dtype))
-    weights = _load(model, checkpoint, model_config, config)
+    watch.lap("model")
+    weights = _load(model, checkpoint, model_config, config, device, watch)
 
     builders = make_builders(model.cache_layers(), kernels, config.block_size)
     specs = [spec for builder in builders for spec in builder.pool_specs()]
@@ -110,10 +115,13 @@ def build_runner(config: RunnerConfig, tp: Group, local_rank: int = 0) -> tuple[
     bytes_per_block = bytes_of(specs, PoolKind.PAGE)
     num_host_blocks = int(config.swap_space_gib * GIB) // bytes_per_block
     runner = assembled(plan, num_host_blocks)
+    watch.lap("cache")
     # Libraries set themselves up at their first call; no request should wait for that.
     runner.execute(dummy_batch(1, config.max_num_seqs, max_model_len))
+    watch.lap("first step")
     if sizes is not None:
         runner.capture(sizes)
+        watch.lap("graphs")
 
     memory = MemoryReport(
         weights=weights,
@@ -214,15 +222,18 @@ def _create(config: ModelConfig, setup: LayerSetup) -> CausalLM:
         raise WeightsError(f"the model's weights do not fit into the memory of {setup.device}: {reason}") from error
 
 
-def _load(model: CausalLM, checkpoint: Checkpoint | None, model_config: ModelConfig, config: RunnerConfig) -> int:
+def _load(
+    model: CausalLM, checkpoint: Checkpoint | None, model_config: ModelConfig, config: RunnerConfig,
+    device: torch.device, watch: Stopwatch,
+) -> int:  # fmt: skip
     """Fill and pack the weights; their bytes as loaded."""
     if checkpoint is None:
         fill_with_noise(model, config.seed)
     else:
-        load_weights(model, checkpoint, model_config)
-    start = time.perf_counter()
+        load_weights(model, checkpoint, model_config, device)
+    watch.lap("weights")
     num_bytes = pack_weights(model)
-    logger.info("weights packed in %.1f s", time.perf_counter() - start)
+    watch.lap("packing")
     return num_bytes
 
 

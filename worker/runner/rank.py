@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 
 from common.logging import setup_logging
+from common.stopwatch import Stopwatch, process_seconds
 from fissile.parent import EXIT_ORPHANED, die_with_parent
 from worker.core.batch import ScheduledBatch
 from worker.grammars.compiler import GrammarCompiler
@@ -151,15 +152,20 @@ def _compile(compiler: GrammarCompiler, message: Compile, replies: Replies) -> N
 
 
 def _start(setup: Setup, place: Place, replies: Replies) -> ModelRunner:
-    config = setup.config
+    config, watch = setup.config, Stopwatch()
+    watch.lap("process and imports", process_seconds())
     torch.set_num_threads(config.num_threads or max(1, physical_cores() // place.num_local_ranks))
     device = resolve_device(config.device, place.local_rank)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
     tp = meet(setup.rank, config.tensor_parallel_size, device, setup.store_port, place)
-    runner, info = build_runner(config, tp, place.local_rank)
+    watch.lap("meeting")
+    runner, info = build_runner(config, tp, place.local_rank, watch)
     # What is loaded stays: the collector need not walk through it again and again.
     gc.collect()
     gc.freeze()
-    logger.info("rank %d is ready, %d CPU threads", setup.rank, torch.get_num_threads())
+    num_threads = torch.get_num_threads()
+    logger.info("rank %d is ready after %.1f s (%s), %d CPU threads", setup.rank, watch.seconds, watch, num_threads)
     replies.send(Ready(info))
     return runner
 
