@@ -4,7 +4,6 @@ Knows every open sequence, so the promise that each ends exactly once is kept he
 Used on the event loop only.
 """
 
-import asyncio
 import itertools
 import logging
 from collections.abc import Iterable
@@ -27,7 +26,6 @@ from worker.convert_outputs import (
     responses_of,
 )
 from worker.core.outputs import SequenceOutput, SequenceTimings
-from worker.core.params import Grammar
 from worker.core.sequence import Sequence
 from worker.core.stopping import FinishReason
 from worker.engine import Engine, StepReport
@@ -36,6 +34,7 @@ from worker.grammars.in_use import GrammarsInUse
 from worker.grammars.uncompiled import UncompiledRequests
 from worker.kv_watch import Progress
 from worker.metrics import WorkerMetrics
+from worker.open_sequences import OpenSequences
 from worker.streams import ExecuteStream
 
 logger = logging.getLogger(__name__)
@@ -49,14 +48,6 @@ ABORT_SECONDS = 5.0
 class DrainResult:
     num_finished: int
     num_aborted: int
-
-
-@dataclass(frozen=True, slots=True)
-class _OpenSequence:
-    stream: ExecuteStream
-    sequence_id: int
-    index: int
-    grammar: Grammar | None
 
 
 class Broker:
@@ -77,23 +68,16 @@ class Broker:
         self._metrics = metrics
         self._max_queued = max_queued
         self._streams: set[ExecuteStream] = set()
-        self._open: dict[int, _OpenSequence] = {}
-        """By engine id."""
+        self._open = OpenSequences(grammars)
         self._next_engine_id = itertools.count(1)
         self._refusal: FissileError | None = None
         """Why nothing is accepted any more."""
         self.progress = Progress()
         """Of the engine: signalled at each report."""
-        self._emptied = asyncio.Event()
-        self._emptied.set()
 
     @property
     def num_open(self) -> int:
         return len(self._open)
-
-    @property
-    def is_accepting(self) -> bool:
-        return self._refusal is None
 
     def open_stream(self) -> ExecuteStream:
         """Raises UnavailableError once nothing is accepted any more."""
@@ -108,7 +92,7 @@ class Broker:
         self._streams.discard(stream)
         engine_ids = list(stream.engine_ids.values())
         for engine_id in engine_ids:
-            self._forget(engine_id)
+            self._open.forget(engine_id)
         self._stop(engine_ids, "the router's stream ended")
 
     def handle(self, stream: ExecuteStream, request: v1.ExecuteRequest) -> None:
@@ -130,11 +114,11 @@ class Broker:
             entry = self._open.get(output.sequence_id)
             if output.finish_reason is not None:
                 self._metrics.observe_end(output)
-                self._forget(output.sequence_id)
+                self._open.forget(output.sequence_id)
             if entry is not None:
                 responses.setdefault(entry.stream, []).extend(outputs_to_pb(output, entry.sequence_id))
         for engine_id, refusal in report.refused:
-            entry = self._forget(engine_id)
+            entry = self._open.forget(engine_id)
             if entry is not None:
                 error = refusal_to_error(refusal)
                 responses.setdefault(entry.stream, []).append(error_to_pb(error, entry.sequence_id, entry.index))
@@ -163,29 +147,23 @@ class Broker:
         if self._refusal is None:
             self._refusal = UnavailableError("the worker is draining")
         num_open = len(self._open)
-        try:
-            async with asyncio.timeout(timeout):
-                await self._emptied.wait()
-        except TimeoutError:
-            num_aborted = len(self._open)
-            logger.warning("aborting %d sequences that did not finish in %.1f s", num_aborted, timeout)
-            await self._abort_all("the worker is shutting down")
-            return DrainResult(num_open - num_aborted, num_aborted)
-        return DrainResult(num_open, 0)
+        if await self._open.wait_until_empty(timeout):
+            return DrainResult(num_open, 0)
+        num_aborted = len(self._open)
+        logger.warning("aborting %d sequences that did not finish in %.1f s", num_aborted, timeout)
+        await self._abort_all("the worker is shutting down")
+        return DrainResult(num_open - num_aborted, num_aborted)
 
     async def _abort_all(self, detail: str) -> None:
         """Through the engine; if that does not answer (a step hangs), without it."""
-        self._stop(list(self._open), detail)
-        try:
-            async with asyncio.timeout(ABORT_SECONDS):
-                await self._emptied.wait()
-        except TimeoutError:
+        self._stop(self._open.ids(), detail)
+        if not await self._open.wait_until_empty(ABORT_SECONDS):
             self._end_all(UnavailableError(detail))
 
     def _end_all(self, error: FissileError) -> None:
         """Every open sequence ends with ERROR, whatever the engine says later."""
         self._uncompiled.clear()
-        self._end_with(list(self._open), error)
+        self._end_with(self._open.ids(), error)
 
     def _start(self, stream: ExecuteStream, group: v1.SequenceGroup) -> None:
         """All of a group or none."""
@@ -202,9 +180,7 @@ class Broker:
             self._refuse(stream, group, error)
             return
         for member, seq in zip(group.sequences, sequences, strict=True):
-            self._open[seq.id] = _OpenSequence(stream, member.id, member.index, seq.sampling.grammar)
-            stream.engine_ids[member.id] = seq.id
-        self._emptied.clear()
+            self._open.add(stream, member.id, seq)
         if sequences[0].sampling.grammar is not None:
             self._uncompiled.add(sequences)
         else:
@@ -215,7 +191,7 @@ class Broker:
         for member in group.sequences:
             engine_id = stream.engine_ids.get(member.id)
             if engine_id is not None:
-                self._forget(engine_id)
+                self._open.forget(engine_id)
                 self._stop([engine_id], "its id was used again")
         self._refuse(stream, group, AlreadyExistsError("id: one that is in use came again; all uses are ended"))
 
@@ -226,7 +202,7 @@ class Broker:
     def _end_with(self, engine_ids: Iterable[int], error: FissileError) -> None:
         """Each of them that is open ends with ERROR, whatever the engine says later."""
         for engine_id in engine_ids:
-            entry = self._forget(engine_id)
+            entry = self._open.forget(engine_id)
             if entry is not None:
                 self._push_error(entry.stream, entry.sequence_id, entry.index, error)
 
@@ -261,7 +237,7 @@ class Broker:
         timings = SequenceTimings(seq.arrival_time, None, None, 0)
         output = SequenceOutput(seq.id, seq.index, seq.num_generated_tokens, [], reason, detail, timings=timings)
         self._metrics.observe_end(output)
-        entry = self._forget(seq.id)
+        entry = self._open.forget(seq.id)
         if entry is not None:
             for message in outputs_to_pb(output, entry.sequence_id):
                 self._push_ending(entry.stream, message)
@@ -271,17 +247,6 @@ class Broker:
             self._engine.add(sequences)
             return
         self._end_with([seq.id for seq in sequences], _compile_error(sequences, error))
-
-    def _forget(self, engine_id: int) -> _OpenSequence | None:
-        """The one place where an open sequence is let go."""
-        entry = self._open.pop(engine_id, None)
-        if entry is not None:
-            entry.stream.engine_ids.pop(entry.sequence_id, None)
-            if entry.grammar is not None:
-                self._grammars.release(entry.grammar)
-            if not self._open:
-                self._emptied.set()
-        return entry
 
 
 def _compile_error(sequences: list[Sequence], error: BaseException) -> FissileError:

@@ -6,14 +6,12 @@ Stop: NOT_SERVING → nothing new → finish or abort → server → engine → 
 
 import asyncio
 import logging
-import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import Protocol
 
-from common.chat_template import read_chat_template, with_chat_template
 from common.metrics import new_registry, serve_metrics
 from common.server import ServiceServer, stop_event_on_signals, write_port_file
 from common.stopwatch import Stopwatch
@@ -28,17 +26,14 @@ from worker.engine import Engine, EngineExecutor, StepReport
 from worker.executor.executor import Executor
 from worker.garbage import freeze_loaded
 from worker.grammars.in_use import GrammarsInUse
-from worker.loader.load_config import load_model_config
-from worker.loader.source import resolve_model
-from worker.loader.tokenizer import TokenizerFiles, load_tokenizer_files
-from worker.loader.tokenizer_files import check_tokenizer_files
+from worker.loader.tokenizer import TokenizerFiles
 from worker.metrics import WorkerMetrics
 from worker.runner.config import ModelInfo
+from worker.served_tokenizer import tokenizer_loader
 from worker.service import LoadedWorker, WorkerService
+from worker.threads import in_thread
 
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 SERVICE_NAME = "fissile.v1.WorkerService"
 CLOSE_SECONDS = 1.0
@@ -103,7 +98,7 @@ class WorkerServer:
     async def load(self) -> None:
         """Load the model and serve. Raises ModelError, ExecutorError, ConfigError or UnavailableError."""
         watch = Stopwatch()
-        tokenizer, model = await asyncio.gather(_in_thread(self._load_tokenizer), self._start_executor())
+        tokenizer, model = await asyncio.gather(in_thread(self._load_tokenizer), self._start_executor())
         watch.lap("tokenizer and ranks")
         self._engine = engine = self._make_engine(model)
         limits = ModelLimits(
@@ -138,7 +133,7 @@ class WorkerServer:
         )
 
     async def _start_executor(self) -> ModelInfo:
-        model = await _in_thread(self._executor.start)
+        model = await in_thread(self._executor.start)
         self._is_executor_up = True
         return model
 
@@ -188,10 +183,10 @@ class WorkerServer:
             await self._broker.drain(self._settings.drain_timeout)
             self._broker.end_streams(UnavailableError("the worker is shutting down"))
         await self._server.stop(CLOSE_SECONDS)
-        if self._engine is not None and not await _in_thread(partial(self._engine.stop, ENGINE_STOP_SECONDS)):
+        if self._engine is not None and not await in_thread(partial(self._engine.stop, ENGINE_STOP_SECONDS)):
             logger.warning("a step does not end; killing the device's processes")
         if self._is_executor_up:
-            await _in_thread(self._executor.shutdown)
+            await in_thread(self._executor.shutdown)
         if self._stop_metrics is not None:
             self._stop_metrics()
         logger.info("stopped")
@@ -219,34 +214,6 @@ class WorkerServer:
             self._loop.call_soon_threadsafe(callback)
 
 
-async def _in_thread(function: Callable[[], T]) -> T:
-    """Like asyncio.to_thread, but the process can end without waiting for it."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[T] = loop.create_future()
-
-    def settle(result: T | None, error: BaseException | None) -> None:
-        if future.cancelled():
-            return
-        if error is not None:
-            future.set_exception(error)
-        else:
-            future.set_result(result)  # type: ignore[arg-type]
-
-    def run() -> None:
-        result: T | None = None
-        error: BaseException | None = None
-        try:
-            result = function()
-        # Libraries in Rust panic with what is no Exception. Nobody may wait for ever because of that.
-        except BaseException as raised:
-            error = raised
-        with suppress(RuntimeError):  # the loop has been closed
-            loop.call_soon_threadsafe(settle, result, error)
-
-    threading.Thread(target=run, name="start-stop", daemon=True).start()
-    return await future
-
-
 async def run_until_stopped(server: WorkerServer, stop: asyncio.Event, on_ready: Callable[[], None]) -> None:
     """Serve until `stop` is set. Raises what kept it from starting, or WorkerFailedError."""
     try:
@@ -271,28 +238,6 @@ async def _load_and_wait(server: WorkerServer, stop: asyncio.Event, on_ready: Ca
     finally:
         for task in (stopping, failing, loading):
             task.cancel()
-
-
-def tokenizer_loader(settings: WorkerSettings) -> Callable[[], TokenizerFiles]:
-    """Reads the template at once: a bad one is refused before the model is loaded. Raises InvalidArgumentError."""
-    if settings.chat_template is None:
-        return lambda: read_tokenizer_files(settings.model)
-    # Costs a second, and most workers are told no template.
-    from transformers.utils.chat_template_utils import render_jinja_template
-
-    template = read_chat_template(settings.chat_template, lambda text: render_jinja_template([], chat_template=text))
-    return lambda: TokenizerFiles(with_chat_template(read_tokenizer_files(settings.model).files, template))
-
-
-def read_tokenizer_files(model: str) -> TokenizerFiles:
-    """The model's configuration first: what is wrong with it is said before anything slow begins. Raises ModelError."""
-    source = resolve_model(model)
-    config = load_model_config(source)
-    tokenizer = load_tokenizer_files(source)
-    remark = check_tokenizer_files(tokenizer.files, config.vocab_size)
-    if remark is not None:
-        logger.warning("%s", remark)
-    return tokenizer
 
 
 async def serve(settings: WorkerSettings) -> None:

@@ -102,7 +102,6 @@ def test_idle_scheduler_has_nothing_to_run() -> None:
     engine = Engine()
     assert engine.scheduler.schedule() is None
     assert not engine.scheduler.has_unfinished()
-    assert not engine.scheduler.has_schedulable()
 
 
 def test_drained_scheduler_has_empty_queues() -> None:

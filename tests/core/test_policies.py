@@ -164,7 +164,7 @@ def test_timings_and_load() -> None:
     engine.clock.now += 5
     engine.step()
     load = engine.scheduler.load()
-    assert (load.num_running, load.num_waiting, load.num_running_tokens, load.num_used_blocks) == (2, 0, 33, 3)
+    assert (load.num_running, load.num_waiting, load.num_used_blocks) == (2, 0, 3)
     engine.clock.now += 5
     engine.run()
     timings = engine.ended[1].timings

@@ -63,7 +63,7 @@ def test_drain_finishes_what_runs_and_refuses_what_comes():
         await router.send(sequence(1), sequence(2))
         await until(lambda: system.server._broker.num_open == 2)
         drain = asyncio.create_task(_drain(system))
-        await until(lambda: not system.server._broker.is_accepting)
+        await until(lambda: system.server._broker._refusal is not None)
         status = await health(system)
         await router.send(sequence(3))
         late = await connect(system).end()

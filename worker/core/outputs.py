@@ -70,8 +70,6 @@ class LoadSnapshot:
     num_used_host_blocks: int
     num_waiting_tokens: int
     """Committed tokens of the queue: an upper bound of the prefill that is due."""
-    num_running_tokens: int
-    """Tokens in the cache for running sequences."""
     num_prefix_queries: int
     """Tokens looked up in the prefix index at admission."""
     num_prefix_hits: int

@@ -127,13 +127,6 @@ class Scheduler:
         """Whether any sequence has not had its terminal output yet."""
         return bool(self._state.sequences)
 
-    def has_schedulable(self) -> bool:
-        """Whether `schedule` could find something to run now or once there is room."""
-        state = self._state
-        if state.waiting or state.swapped or state.prefilling or state.beams:
-            return True
-        return any(seq.num_computed_tokens + 1 < seq.max_length for seq in state.decoding.values())
-
     def next_wakeup(self) -> float | None:
         """When, on the clock, `schedule` should be called although nothing happened: a deadline or the delay factor."""
         deadline = self._state.deadlines.peek()
@@ -164,7 +157,6 @@ class Scheduler:
             num_cached_blocks=pool.num_cached,
             num_used_host_blocks=self._blocks.host_pool.num_blocks - self._blocks.host_pool.num_free,
             num_waiting_tokens=state.waiting.num_tokens,
-            num_running_tokens=sum([seq.num_computed_tokens for seq in state.running()]),
             num_prefix_queries=self._blocks.num_prefix_queries,
             num_prefix_hits=self._blocks.num_prefix_hits,
             num_preemptions=counters.preemptions,

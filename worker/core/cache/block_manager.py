@@ -45,10 +45,6 @@ class BlockManager:
         """Whether each sequence with blocks also holds a state group."""
         return self._has_groups
 
-    @property
-    def num_free_groups(self) -> int:
-        return len(self._free_groups)
-
     def listen(self, capacity: int) -> KvEvents | None:
         """Events of the prefix index from now on, the same object for all observers; None if caching is off."""
         if self.index is None:
