@@ -1,4 +1,4 @@
-"""Compiles what `worker.kernels.aiter` launches of AITER's Triton kernels, for an AMD GPU that need not be there.
+"""Compiles the Triton kernels that the aiter backend launches, AITER's and ours, for an AMD GPU that need not be there.
 
     python -m tests.kernels.aiter.compile gfx942
 
@@ -18,8 +18,20 @@ from triton.runtime.jit import JITFunction
 
 from tests.kernels.aiter.shim import on_cpu
 from tests.kernels.rig import CPU, Rig, Rows
-from worker.kernels.interface import LINEAR, RMS_NORM, LinearSpec, NormSpec, QkNorm
+from worker.kernels.interface import (
+    EMBEDDING,
+    LINEAR,
+    PREPARE_STEP,
+    RMS_NORM,
+    SILU_AND_MUL,
+    ActivationSpec,
+    EmbeddingSpec,
+    LinearSpec,
+    NormSpec,
+    QkNorm,
+)
 from worker.kernels.select import Kernels
+from worker.kernels.step import Chunk, SlotTables, StagedRows, Step, StepBuffers
 from worker.kernels.weights import Dense
 from worker.parallel.group import Group
 
@@ -47,6 +59,9 @@ def _use_everything(rig: Rig) -> None:
     norm.add_norm(x, x.clone(), weight, 1e-6, Group())
     linear = rig.choose(LINEAR, LinearSpec(1024, 1024))
     linear(x, linear.pack(Dense(rig.noise(1024, 1024), weight)))
+    rig.choose(SILU_AND_MUL, ActivationSpec(512))(x)
+    rig.choose(EMBEDDING, EmbeddingSpec(1024))(torch.tensor([1, 2]), x)
+    _prepare(rig)
     qk_norm = QkNorm(rig.noise(SHAPE[2]), rig.noise(SHAPE[2]), 1e-6)
     for has_sinks, window in ((False, None), (True, None), (True, 128)):
         decode = Rows(rig, SHAPE, [1, 1], [20, 5], 16, has_sinks=has_sinks, window=window)
@@ -56,6 +71,15 @@ def _use_everything(rig: Rig) -> None:
         mixed.attend()
         decode.metadata = decode.kernel.prepare(replace(decode.step, max_context_len=4096), decode.buffers, 16)
         decode.attend()
+
+
+def _prepare(rig: Rig) -> None:
+    """A uniform row and a chunk."""
+    tables = torch.zeros(3, 2, dtype=torch.int32)
+    slots = SlotTables(torch.zeros(3, 32, dtype=torch.int32), torch.ones(3).long(), tables, torch.zeros(3).long())
+    rows = StagedRows(torch.tensor([0, 1]), torch.tensor([0, 3]), torch.tensor([1, 4]))
+    step = Step(num_uniform_rows=1, chunks=(Chunk(4, 7),), max_context_len=7)
+    rig.choose(PREPARE_STEP, None)(rows, slots, step, 16, StepBuffers.allocate(8, 2, 2, 9, CPU))
 
 
 if __name__ == "__main__":

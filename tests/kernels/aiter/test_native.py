@@ -20,8 +20,6 @@ from worker.kernels.backends import KernelBackendError
 from worker.kernels.interface import (
     GQA,
     RMS_NORM,
-    SILU_AND_MUL,
-    ActivationSpec,
     GqaSpec,
     NormSpec,
 )
@@ -148,8 +146,8 @@ def test_native_kernels_are_for_their_architectures_and_dtypes(rig: Rig, monkeyp
     ):  # fmt: skip
         monkeypatch.setattr(package, "architecture", lambda device, name=architecture: name)
         kernels = Kernels(CPU, "aiter")
-        kernels.choose(SILU_AND_MUL, ActivationSpec(64), dtype)
-        assert kernels.describe()["silu_and_mul"] == expected
+        kernels.choose(RMS_NORM, NormSpec(64), dtype)
+        assert kernels.describe()["rms_norm"] == expected
 
 
 # --- the record

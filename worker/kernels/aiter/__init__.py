@@ -1,5 +1,10 @@
-"""AMD's AITER: its HIP, CK and assembly kernels where they apply, its Triton kernels behind them."""
+"""AMD's AITER: its HIP, CK and assembly kernels where they apply, its Triton kernels behind them.
 
+What AITER has not, and compiles for AMD's GPUs, is taken from our own Triton kernels.
+"""
+
+import importlib
+import importlib.util
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +17,7 @@ from worker.kernels.aiter.linear import TRITON_GEMM, TritonLinear, TunedLinear
 from worker.kernels.aiter.native_gqa import NativeGqa
 from worker.kernels.aiter.reduce import COMMUNICATORS
 from worker.kernels.aiter.triton_gqa import FUSED_CACHE, UNIFIED_ATTENTION, TritonGqa
-from worker.kernels.interface import GQA, LINEAR, RMS_NORM, SILU_AND_MUL, GqaSpec, LinearSpec
+from worker.kernels.interface import EMBEDDING, GQA, LINEAR, PREPARE_STEP, RMS_NORM, SILU_AND_MUL, GqaSpec, LinearSpec
 from worker.kernels.select import Implementation
 from worker.kernels.weights import Dense
 
@@ -34,6 +39,15 @@ def _has(*operations: tuple[str, str], native: bool, suits: Callable[[Any], bool
         )
 
     return supports
+
+
+def _is_on_amd(spec: Any, device: torch.device, dtype: torch.dtype) -> bool:
+    return package.architecture(device) is not None and importlib.util.find_spec("triton") is not None
+
+
+def _our_own(module: str, name: str) -> Callable[..., Any]:
+    """Imported where it is chosen: without a GPU there may be no Triton."""
+    return lambda *_: vars(importlib.import_module(f"worker.kernels.triton.{module}"))[name]
 
 
 def _is_dense(spec: LinearSpec) -> bool:
@@ -67,6 +81,9 @@ IMPLEMENTATIONS: list[Implementation[Any, Any]] = [
     Implementation(
         SILU_AND_MUL, "aiter", _has(("aiter", "silu_and_mul"), native=True), lambda *_: NativeSiluAndMul()
     ),
+    Implementation(SILU_AND_MUL, "triton", _is_on_amd, _our_own("elementwise", "silu_and_mul")),
+    Implementation(EMBEDDING, "triton", _is_on_amd, _our_own("elementwise", "embedding")),
+    Implementation(PREPARE_STEP, "triton", _is_on_amd, _our_own("prepare", "prepare_step")),
     Implementation(
         LINEAR, "aiter tuned", _has(("aiter.tuned_gemm", "tgemm"), native=True, suits=_is_dense),
         lambda *_: TunedLinear(),
