@@ -30,7 +30,7 @@ from worker.loader.tokenizer import TokenizerFiles
 from worker.metrics import WorkerMetrics
 from worker.runner.config import ModelInfo
 from worker.served_tokenizer import tokenizer_loader
-from worker.service import LoadedWorker, WorkerService
+from worker.service import LoadedWorker, RankProfiles, WorkerService
 from worker.threads import in_thread
 
 logger = logging.getLogger(__name__)
@@ -48,6 +48,9 @@ class WorkerFailedError(Exception):
 
 class ModelExecutor(EngineExecutor, Protocol):
     """An executor with its start and end."""
+
+    @property
+    def profiles(self) -> RankProfiles: ...
 
     def start(self) -> ModelInfo: ...
 
@@ -125,7 +128,7 @@ class WorkerServer:
         self._engine.start()
         await self._warm_up(self._broker, limits)
         self._metrics.start(model, lambda: engine.load)
-        self._service.attach(LoadedWorker(self._engine, self._broker, model, tokenizer))
+        self._service.attach(LoadedWorker(self._engine, self._broker, model, tokenizer, self._executor.profiles))
         await self._server.set_serving(True)
         watch.lap("first request")
         logger.info(

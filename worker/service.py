@@ -8,6 +8,8 @@ import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
+from typing import Protocol, TypeVar
 
 import grpc
 
@@ -20,6 +22,7 @@ from worker.config import WorkerSettings
 from worker.convert_outputs import duration_to_pb, load_to_pb
 from worker.core.scheduler import Scheduler
 from worker.engine import Engine
+from worker.executor.errors import ExecutorError
 from worker.kv_watch import watch_kv_events
 from worker.loader.tokenizer import TokenizerFiles
 from worker.runner.config import ModelInfo
@@ -27,9 +30,19 @@ from worker.streams import ExecuteStream
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 TOKENIZER_PART_BYTES = 1024 * 1024
 LOAD_INTERVAL = 1.0
 """Seconds between load reports on a stream without outputs; only if the load changed."""
+
+
+class RankProfiles(Protocol):
+    """`worker.executor.profiles.Profiles` has the contract. Both wait."""
+
+    def start(self, folder: str) -> None: ...
+
+    def stop(self) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +53,7 @@ class LoadedWorker:
     broker: Broker
     model: ModelInfo
     tokenizer: TokenizerFiles
+    profiles: RankProfiles
 
 
 class WorkerService(v1.WorkerServiceServicer):
@@ -176,12 +190,20 @@ class WorkerService(v1.WorkerServiceServicer):
     async def StartProfile(
         self, request: v1.StartProfileRequest, context: grpc.aio.ServicerContext
     ) -> v1.StartProfileResponse:
-        raise UnimplementedError("this worker has no profiler yet")
+        await _profile(partial(self._loaded().profiles.start, request.output_dir))
+        return v1.StartProfileResponse()
 
     async def StopProfile(
         self, request: v1.StopProfileRequest, context: grpc.aio.ServicerContext
     ) -> v1.StopProfileResponse:
-        raise UnimplementedError("this worker has no profiler yet")
+        return v1.StopProfileResponse(path=await _profile(self._loaded().profiles.stop))
+
+
+async def _profile(call: Callable[[], T]) -> T:
+    try:
+        return await asyncio.to_thread(call)
+    except ExecutorError as error:
+        raise UnavailableError(str(error)) from error
 
 
 async def _receive(requests: AsyncIterator[v1.ExecuteRequest], stream: ExecuteStream, broker: Broker) -> None:

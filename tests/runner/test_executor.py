@@ -1,5 +1,6 @@
 """The executor with real processes: results, order, failure, death, time-outs, orphans."""
 
+import json
 import os
 import signal
 import socket
@@ -256,6 +257,32 @@ def test_two_ranks_give_the_tokens_of_one(tiny: tuple[Path, LlamaForCausalLM]) -
             assert seq.output == greedy_reference(tiny[1], seq.tokens[: seq.num_prompt], 64)
     finally:
         executor.shutdown()
+
+
+def test_traces_of_all_ranks_have_the_phases_of_their_steps(
+    tiny: tuple[Path, LlamaForCausalLM], tmp_path: Path
+) -> None:
+    executor = Executor(tiny_config(tiny[0], tensor_parallel_size=2))
+    try:
+        executor.start(WAIT)
+        driver = driver_of(executor)
+        seq = driver.add(random_prompt(5, 1))
+        driver.prefill(seq)
+        executor.profiles.start(str(tmp_path))
+        driver.decode(seq, steps=2)
+        path = executor.profiles.stop()
+        driver.decode(seq, steps=1)
+    finally:
+        executor.shutdown()
+    traces = sorted(tmp_path.iterdir())
+    assert str(traces[0]) == path
+    assert len(traces) == 2
+    for trace in traces:
+        events = sorted(json.loads(trace.read_text())["traceEvents"], key=lambda event: float(event["ts"]))
+        names = [event["name"] for event in events if event.get("cat") == "user_annotation"]
+        phases = ["prepare", "run", "postprocess"]
+        ours = [name for name in names if name.startswith("step") or name in phases]
+        assert ours == ["step 1, 1 rows", *phases, "step 2, 1 rows", *phases]
 
 
 def test_death_of_another_rank_is_noticed_while_rank_0_waits_for_it(tiny: tuple[Path, LlamaForCausalLM]) -> None:

@@ -1,5 +1,6 @@
 """An executor without processes: the core tests' fake runner, with a gate that holds results back, and a way to die."""
 
+import pickle
 import threading
 import time
 from collections import deque
@@ -9,9 +10,11 @@ from tests.core.fake_runner import FakeRunner
 from worker.core.batch import BatchOutput, ScheduledBatch
 from worker.core.params import Grammar
 from worker.executor.errors import ExecutorDiedError, ExecutorStartError
+from worker.executor.profiles import Profiles
 from worker.loader.config import ModelConfig
 from worker.loader.rope import RopeConfig
 from worker.runner.config import MemoryReport, ModelInfo
+from worker.runner.messages import ProfileDone
 
 VOCAB_SIZE = 100
 EOS = 3
@@ -22,6 +25,16 @@ MODEL = ModelConfig(
     intermediate_size=1, vocab_size=VOCAB_SIZE, max_model_len=64, rms_norm_eps=1e-5, rope=RopeConfig(1.0),
     tie_word_embeddings=True, eos_token_ids=(EOS,),
 )  # fmt: skip
+
+
+class RankThatProfiles:
+    """Answers what it is told about profiles, at once."""
+
+    def __init__(self, profiles):
+        self._profiles = profiles
+
+    def send(self, message: bytes) -> None:
+        self._profiles.settle(0, ProfileDone(pickle.loads(message).number, None))
 
 
 class FakeExecutor:
@@ -44,6 +57,8 @@ class FakeExecutor:
         self.raises_in_submit: Exception | None = None
         self.num_submitted = 0
         self.is_shut_down = False
+        self.profiles = Profiles()
+        self.profiles.attach([RankThatProfiles(self.profiles)])
         self._on_rank_end = on_rank_end
         self._pending: deque[BatchOutput] = deque()
         self._is_dead = False

@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import socket
 import urllib.request
+from pathlib import Path
 
 import grpc
 import pytest
@@ -102,16 +103,28 @@ def test_a_cache_in_use_is_kept():
     assert run_worker(scenario) == 1, "the warm-up request's block; the running sequence keeps its own"
 
 
-@pytest.mark.parametrize(
-    ("name", "request_"), [("StartProfile", StartProfileRequest), ("StopProfile", StopProfileRequest)]
-)
-def test_what_comes_later_is_unimplemented_with_a_message(name, request_):
+def test_a_profile_is_started_and_stopped_and_its_trace_named(tmp_path):
     async def scenario(system):
-        with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await getattr(system.stub, name)(request_())
-        return refused.value.code().name, refused.value.details()
+        await system.stub.StartProfile(StartProfileRequest(output_dir=str(tmp_path)))
+        return (await system.stub.StopProfile(StopProfileRequest())).path
 
-    assert run_worker(scenario) == ("UNIMPLEMENTED", "this worker has no profiler yet")
+    path = Path(run_worker(scenario))
+    assert path.parent == tmp_path
+
+
+def test_profiles_that_cannot_be_are_refused():
+    async def scenario(system):
+        codes = []
+        for call in (
+            system.stub.StopProfile(StopProfileRequest()),
+            system.stub.StartProfile(StartProfileRequest(output_dir="/dev/null/x")),
+        ):
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await call
+            codes.append(refused.value.code().name)
+        return codes
+
+    assert run_worker(scenario) == ["FAILED_PRECONDITION", "INVALID_ARGUMENT"]
 
 
 def test_metrics_are_served():

@@ -20,22 +20,23 @@ from typing import Any
 from worker.core.batch import BatchOutput, ScheduledBatch
 from worker.core.params import Grammar
 from worker.executor.errors import ExecutorDiedError, ExecutorError, ExecutorStartError, ExecutorTimeoutError
-from worker.executor.link import STOP_SECONDS, Inbox, RankLink
+from worker.executor.link import STOP_SECONDS, RankLink
 from worker.executor.local import LocalRank
+from worker.executor.profiles import Profiles
 from worker.executor.remote import RankListener, RemoteRank, RemoteRanks
 from worker.executor.transport import RankTransport
 from worker.grammars.checks import GrammarChecks, Verdict
 from worker.grammars.compile_futures import CompileFutures
 from worker.processes.messages import encode
 from worker.runner.config import ModelInfo, RunnerConfig
-from worker.runner.messages import Compile, Failed, Keep, Place, Ready, Release, Setup, StepDone
+from worker.runner.messages import Compile, Compiled, Failed, Keep, Place, ProfileDone, Ready, Release, Setup, StepDone
 
 LOOPBACK = "127.0.0.1"
 
 
 class Executor:
     """`start`, then any number of `submit` and `collect`, then `shutdown`. One thread at a time may call these;
-    `compile` and `release` may be called from any, once it has started."""
+    `compile`, `release` and `profiles` may be used from any, once it has started."""
 
     def __init__(
         self,
@@ -52,12 +53,14 @@ class Executor:
         self._on_rank_end = on_rank_end
         self._log = (log_level, log_format)
         self._ranks: list[RankLink] = []
-        self._inbox: Inbox = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
+        """(rank, what it said); None when it is over."""
         self._in_flight: deque[int] = deque()
         self._has_failed = False
         self._compiles = CompileFutures()
         self._grammar_messages: queue.SimpleQueue[Compile | Keep | Release | None] = queue.SimpleQueue()
         self._checks: GrammarChecks | None = None
+        self.profiles = Profiles()
 
     def start(self, timeout: float = 600.0) -> ModelInfo:
         """Start the ranks, wait for those that others start, and until all can run steps; rank 0's report.
@@ -72,8 +75,9 @@ class Executor:
             port = store.getsockname()[1]
             for rank, transport in enumerate(self._transports(store)):
                 setup = Setup(self._config, rank, port, *self._log)
-                self._ranks.append(RankLink(setup, transport, self._inbox, self._compiles, self._on_rank_end))
+                self._ranks.append(RankLink(setup, transport, self._on_message, self._on_end))
             info = self._wait_until_ready(deadline)
+        self.profiles.attach(tuple(self._ranks))
         model = info.config
         self._checks = GrammarChecks(self._config.model, model.vocab_size, model.eos_token_ids)
         sender = threading.Thread(
@@ -81,6 +85,20 @@ class Executor:
         )
         sender.start()
         return info
+
+    def _on_message(self, rank: int, message: Any) -> None:
+        if isinstance(message, Compiled):
+            self._compiles.settle(message.key, message.error)
+        elif isinstance(message, ProfileDone):
+            self.profiles.settle(rank, message)
+        else:
+            self._inbox.put((rank, message))
+
+    def _on_end(self, rank: int) -> None:
+        self._compiles.fail(ExecutorDiedError(f"rank {rank} has ended"))
+        self.profiles.fail()
+        self._inbox.put((rank, None))
+        self._on_rank_end()
 
     def _wait_until_ready(self, deadline: float) -> ModelInfo:
         ready: dict[int, ModelInfo] = {}

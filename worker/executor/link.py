@@ -1,7 +1,6 @@
 """The executor's link to one rank: who hears what it says, and who sends."""
 
 import logging
-import queue
 import threading
 import time
 from collections.abc import Callable
@@ -9,18 +8,14 @@ from typing import Any
 
 from worker.executor.errors import ExecutorDiedError, ExecutorTimeoutError
 from worker.executor.transport import RankTransport
-from worker.grammars.compile_futures import CompileFutures
 from worker.processes.messages import encode
-from worker.runner.messages import Compiled, Setup, Stop
+from worker.runner.messages import Setup, Stop
 
 logger = logging.getLogger(__name__)
 
 STOP_SECONDS = 10.0
 SEND_SECONDS = 60.0
 """For a message that another thread sends to the same rank."""
-
-Inbox = queue.SimpleQueue[tuple[int, Any]]
-"""(rank, what it said); None when it is over."""
 
 
 class RankLink:
@@ -30,12 +25,12 @@ class RankLink:
         self,
         setup: Setup,
         transport: RankTransport,
-        inbox: Inbox,
-        compiles: CompileFutures,
-        on_end: Callable[[], None],
+        on_message: Callable[[int, Any], None],
+        on_end: Callable[[int], None],
     ) -> None:
+        """Both are called from the link's thread, with the rank."""
         self._setup, self._transport = setup, transport
-        self._inbox, self._compiles, self._on_end = inbox, compiles, on_end
+        self._on_message, self._on_end = on_message, on_end
         self._sending = threading.Lock()
         self._thread = threading.Thread(target=self._serve, name=f"rank-{setup.rank}", daemon=True)
         self._thread.start()
@@ -81,22 +76,16 @@ class RankLink:
         return self._transport.epitaph()
 
     def _serve(self) -> None:
-        """Have the rank there, pass on what it says, and put None into the inbox when it is over."""
+        """Have the rank there, and pass on what it says until it is over."""
         rank = self._setup.rank
         try:
             self._transport.open()
             self._transport.send(encode(self._setup))
             while True:
-                message = self._transport.receive()
-                if isinstance(message, Compiled):
-                    self._compiles.settle(message.key, message.error)
-                else:
-                    self._inbox.put((rank, message))
+                self._on_message(rank, self._transport.receive())
         except (EOFError, OSError):
             self._transport.wait()
         finally:
             with self._sending:
                 self._transport.close()
-            self._compiles.fail(ExecutorDiedError(f"rank {rank} has ended"))
-            self._inbox.put((rank, None))
-            self._on_end()
+            self._on_end(rank)

@@ -102,6 +102,30 @@ class Compiled:
 
 
 @dataclass(frozen=True, slots=True)
+class StartProfile:
+    """Record from the next step on; answered with `ProfileDone` once it does."""
+
+    number: int
+    path: str
+    """Of the trace, on the rank's host."""
+
+
+@dataclass(frozen=True, slots=True)
+class StopProfile:
+    """Answered with `ProfileDone` once the trace is written; at once if nothing is recorded."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileDone:
+    """Answer to the message with this number."""
+
+    number: int
+    error: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class Failed:
     """The rank ends. `expected`: the message is for the user (a bad model, no memory), not a fault of ours."""
 

@@ -19,6 +19,7 @@ from worker.runner.forward import ForwardPass
 from worker.runner.graphs import CudaGraphs, GraphDevice, GraphSizes, Outputs
 from worker.runner.pending import PendingStep
 from worker.runner.prepare import PromptInputs, StepInputs, StepPreparer
+from worker.runner.profiler import StepProfiler
 from worker.runner.slots import SlotState
 from worker.runner.timer import StepTimer, Timing
 from worker.sampling.edits import History
@@ -58,6 +59,7 @@ class ModelRunner:
         self._sampler = Sampler(parts.kernels)
         self.grammars = parts.grammars
         self._timer = StepTimer(self._device)
+        self.profiler = StepProfiler(self._device)
 
     @torch.inference_mode()
     def capture(self, sizes: GraphSizes, device: GraphDevice | None = None) -> None:
@@ -69,12 +71,16 @@ class ModelRunner:
     def submit(self, batch: ScheduledBatch) -> PendingStep:
         """Start a step. On a GPU this returns while the device still works; on a CPU the step is done."""
         timing = self._timer.start()
-        self._parts.mover.move(batch)
-        inputs = self._parts.preparer.prepare(batch)
-        masks = self.grammars.start(batch, inputs.sampled_rows) if self.grammars is not None else None
+        span = self.profiler.span
+        with span("prepare"):
+            self._parts.mover.move(batch)
+            inputs = self._parts.preparer.prepare(batch)
+            masks = self.grammars.start(batch, inputs.sampled_rows) if self.grammars is not None else None
         try:
-            outputs = self._parts.forward.run(inputs.step)
-            return self._postprocess(batch, inputs, outputs, timing, masks)
+            with span("run"):
+                outputs = self._parts.forward.run(inputs.step)
+            with span("postprocess"):
+                return self._postprocess(batch, inputs, outputs, timing, masks)
         except torch.OutOfMemoryError as error:
             if self._tp.size > 1:
                 raise  # the other ranks are in the midst of it

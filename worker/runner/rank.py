@@ -16,6 +16,7 @@ import traceback
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
@@ -38,19 +39,26 @@ from worker.runner.messages import (
     Failed,
     Keep,
     Place,
+    ProfileDone,
     Ready,
     Release,
     Setup,
+    StartProfile,
     StepDone,
     Stop,
+    StopProfile,
 )
 from worker.runner.model_runner import ModelRunner
 from worker.runner.pending import PendingStep
+from worker.runner.profiler import StepProfiler
 
 EXIT_FAILED = 1
 NUM_COMPILERS = 2
 """Threads that compile grammars: a slow one does not hold up the others."""
 USER_ERRORS = (ModelError, KernelBackendError, CacheMemoryError, ValueError)
+
+StepMessage = ScheduledBatch | StartProfile | StopProfile | Stop
+"""What the thread that runs steps does, in the order in which it came."""
 
 logger = logging.getLogger("worker.runner.rank")
 
@@ -72,7 +80,7 @@ def serve_rank(requests: Receiver, replies_to: Sender, setup: Setup, place: Plac
     """Build the rank and run what comes, until `Stop`. Ends the process when the executor is gone, or on a fault."""
     replies = Replies(replies_to)
     faulthandler.enable()
-    steps: SimpleQueue[ScheduledBatch | Stop] = SimpleQueue()
+    steps: SimpleQueue[StepMessage] = SimpleQueue()
     grammars: SimpleQueue[Compile | Keep | Release] = SimpleQueue()
     threading.Thread(target=_drain, args=(requests, steps, grammars), name="requests", daemon=True).start()
     try:
@@ -97,14 +105,14 @@ class Replies:
         self._connection = connection
         self._lock = threading.Lock()
 
-    def send(self, message: Ready | StepDone | Compiled | Failed) -> None:
+    def send(self, message: Ready | StepDone | Compiled | ProfileDone | Failed) -> None:
         with self._lock:
             send(self._connection, message)
 
 
 def _drain(
     requests: Receiver,
-    steps: "SimpleQueue[ScheduledBatch | Stop]",
+    steps: "SimpleQueue[StepMessage]",
     grammars: "SimpleQueue[Compile | Keep | Release]",
 ) -> None:
     try:
@@ -170,20 +178,41 @@ def _start(setup: Setup, place: Place, replies: Replies) -> ModelRunner:
     return runner
 
 
-def _run(runner: ModelRunner, steps: "SimpleQueue[ScheduledBatch | Stop]", replies: Replies, *, answers: bool) -> None:
+def _run(runner: ModelRunner, steps: "SimpleQueue[StepMessage]", replies: Replies, *, answers: bool) -> None:
     """Steps until `Stop`. A fault ends the process: what the device holds cannot be trusted any more."""
     pending: SimpleQueue[PendingStep | None] = SimpleQueue()
     sender = threading.Thread(target=_answer, args=(pending, replies, answers), name="replies")
     sender.start()
-    while isinstance(batch := steps.get(), ScheduledBatch):
-        try:
-            pending.put(runner.submit(batch))
-        except Exception:
-            _fail(replies, f"step {batch.step} failed:\n{traceback.format_exc()}")
+    while not isinstance(message := steps.get(), Stop):
+        if isinstance(message, ScheduledBatch):
+            pending.put(_step(runner, message, replies))
+        else:
+            _profile(runner.profiler, message, replies)
     pending.put(None)
     sender.join()
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+def _step(runner: ModelRunner, batch: ScheduledBatch, replies: Replies) -> PendingStep:
+    try:
+        with runner.profiler.step(batch.step, len(batch.slots)):
+            return runner.submit(batch)
+    except Exception:
+        _fail(replies, f"step {batch.step} failed:\n{traceback.format_exc()}")
+
+
+def _profile(profiler: StepProfiler, message: StartProfile | StopProfile, replies: Replies) -> None:
+    if isinstance(message, StopProfile):
+        profiler.stop(lambda error: replies.send(ProfileDone(message.number, error)))
+        return
+    error = None
+    try:
+        profiler.start(message.path)
+    except Exception as raised:
+        logger.exception("a profile cannot be started")
+        error = str(raised)
+    replies.send(ProfileDone(message.number, error))
 
 
 def _answer(pending: "SimpleQueue[PendingStep | None]", replies: Replies, answers: bool) -> None:
@@ -199,7 +228,7 @@ def _answer(pending: "SimpleQueue[PendingStep | None]", replies: Replies, answer
             _fail(replies, f"step {step.batch.step} failed:\n{traceback.format_exc()}")
 
 
-def _fail(replies: Replies, message: str) -> None:
+def _fail(replies: Replies, message: str) -> NoReturn:
     """Report, then end without clean-up: other threads may be stuck in the device."""
     try:
         replies.send(Failed(message, expected=False))
