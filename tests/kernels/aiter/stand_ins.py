@@ -45,7 +45,7 @@ class StandIns:
 
     def _communicator(self, path: str) -> Any:
         if f"{path}.__init__" not in self._signatures:
-            return _refuse
+            return None
         reduce = self._function(f"{path}.custom_all_reduce", lambda input, **_: 2 * input)
         return self._function(f"{path}.__init__", lambda **_: _Namespace(custom_all_reduce=reduce))
 
@@ -68,10 +68,6 @@ class StandIns:
 class _Namespace:
     mm: Any = None
     custom_all_reduce: Any = None
-
-
-def _refuse(*_: Any) -> Any:
-    raise AssertionError("this snapshot has no all-reduce")
 
 
 def _parameter(record: dict[str, Any]) -> inspect.Parameter:

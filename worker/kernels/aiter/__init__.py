@@ -5,19 +5,18 @@ What AITER has not, and compiles for AMD's GPUs, is taken from our own Triton ke
 
 import importlib
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
 from worker.kernels.aiter import package
-from worker.kernels.aiter.decode import GLUON, AssemblyDecode, GluonDecode
-from worker.kernels.aiter.elementwise import TRITON_RMS_NORM, NativeRmsNorm, NativeSiluAndMul, TritonRmsNorm
-from worker.kernels.aiter.linear import TRITON_GEMM, TritonLinear, TunedLinear
+from worker.kernels.aiter.decode import AssemblyDecode, GluonDecode
+from worker.kernels.aiter.elementwise import NativeRmsNorm, NativeSiluAndMul, TritonRmsNorm
+from worker.kernels.aiter.linear import CONFIGURED_ARCHITECTURES, TritonLinear, TunedLinear
 from worker.kernels.aiter.native_gqa import NativeGqa
-from worker.kernels.aiter.reduce import COMMUNICATORS
-from worker.kernels.aiter.triton_gqa import FUSED_CACHE, UNIFIED_ATTENTION, TritonGqa
-from worker.kernels.interface import EMBEDDING, GQA, LINEAR, PREPARE_STEP, RMS_NORM, SILU_AND_MUL, GqaSpec, LinearSpec
+from worker.kernels.aiter.triton_gqa import TritonGqa
+from worker.kernels.interface import EMBEDDING, GQA, LINEAR, PREPARE_STEP, RMS_NORM, SILU_AND_MUL, LinearSpec
 from worker.kernels.select import Implementation
 from worker.kernels.weights import Dense
 
@@ -25,17 +24,29 @@ Supports = Callable[[Any, torch.device, torch.dtype], bool]
 DTYPES = (torch.float16, torch.bfloat16)
 
 
-def _has(*operations: tuple[str, str], native: bool, suits: Callable[[Any], bool] = lambda _: True) -> Supports:
-    """Whether this GPU and this release have all the operations, and they suit the spec."""
+def _anything(_: Any) -> bool:
+    return True
+
+
+def _is_native(architecture: str) -> bool:
+    return architecture in package.NATIVE_ARCHITECTURES
+
+
+def _has(
+    needs: Iterable[package.Need],
+    suits: Callable[[Any], bool] = _anything,
+    on: Callable[[str], bool] = _is_native,
+) -> Supports:
+    """Whether this GPU is one of those, this release has all that is needed, and the spec suits."""
 
     def supports(spec: Any, device: torch.device, dtype: torch.dtype) -> bool:
-        found = package.architecture(device)
+        architecture = package.architecture(device)
         return (
-            found is not None
-            and (found in package.NATIVE_ARCHITECTURES or not native)
+            architecture is not None
+            and on(architecture)
             and dtype in DTYPES
             and suits(spec)
-            and all(package.operation(module, name) is not None for module, name in operations)
+            and all(package.operation(module, name) is not None for module, name in needs)
         )
 
     return supports
@@ -54,55 +65,29 @@ def _is_dense(spec: LinearSpec) -> bool:
     return spec.kind is Dense
 
 
-def _is_power_of_two(spec: GqaSpec) -> bool:
-    return spec.head_dim & (spec.head_dim - 1) == 0 and 16 <= spec.head_dim <= 256
+def _paged(decode: type[AssemblyDecode] | type[GluonDecode], name: str) -> Implementation[Any, Any]:
+    return Implementation(
+        GQA, name, _has((*NativeGqa.NEEDS, *decode.NEEDS), decode.suits),
+        lambda spec, device, _: NativeGqa(spec, device, decode(spec)),
+    )  # fmt: skip
 
-
-NORM = (("aiter", "rms_norm"), ("aiter", "fused_add_rms_norm_cu"), (COMMUNICATORS, "CustomAllreduce"))
-PAGED = (
-    ("aiter", "rms_norm"),
-    ("aiter", "rope_cached_positions_2c_fwd_inplace"),
-    ("aiter", "reshape_and_cache"),
-    ("aiter", "flash_attn_varlen_func"),
-)
-GLUON_DECODE = ((GLUON, "pa_decode_gluon"), (GLUON, "get_recommended_splits"))
-TRITON_NORM = ((TRITON_RMS_NORM, "rms_norm"), (TRITON_RMS_NORM, "rmsnorm2d_fwd_with_add"))
-TRITON_PAGED = (
-    *TRITON_NORM,
-    (FUSED_CACHE, "fused_qk_rope_reshape_and_cache"),
-    (UNIFIED_ATTENTION, "unified_attention"),
-)
 
 IMPLEMENTATIONS: list[Implementation[Any, Any]] = [
-    Implementation(RMS_NORM, "aiter", _has(*NORM, native=True), lambda spec, device, _: NativeRmsNorm(device)),
-    Implementation(
-        RMS_NORM, "aiter Triton", _has(*TRITON_NORM, native=False), lambda *_: TritonRmsNorm()
-    ),
-    Implementation(
-        SILU_AND_MUL, "aiter", _has(("aiter", "silu_and_mul"), native=True), lambda *_: NativeSiluAndMul()
-    ),
+    Implementation(RMS_NORM, "aiter", _has(NativeRmsNorm.NEEDS), lambda spec, device, _: NativeRmsNorm(device)),
+    Implementation(RMS_NORM, "aiter Triton", _has(TritonRmsNorm.NEEDS, on=_anything), lambda *_: TritonRmsNorm()),
+    Implementation(SILU_AND_MUL, "aiter", _has(NativeSiluAndMul.NEEDS), lambda *_: NativeSiluAndMul()),
     Implementation(SILU_AND_MUL, "triton", _is_on_amd, _our_own("elementwise", "silu_and_mul")),
     Implementation(EMBEDDING, "triton", _is_on_amd, _our_own("elementwise", "embedding")),
     Implementation(PREPARE_STEP, "triton", _is_on_amd, _our_own("prepare", "prepare_step")),
+    Implementation(LINEAR, "aiter tuned", _has(TunedLinear.NEEDS, _is_dense), lambda *_: TunedLinear()),
     Implementation(
-        LINEAR, "aiter tuned", _has(("aiter.tuned_gemm", "tgemm"), native=True, suits=_is_dense),
-        lambda *_: TunedLinear(),
-    ),
-    Implementation(
-        LINEAR, "aiter Triton", _has((TRITON_GEMM, "gemm_a16w16"), native=False, suits=_is_dense),
+        LINEAR, "aiter Triton", _has(TritonLinear.NEEDS, _is_dense, CONFIGURED_ARCHITECTURES.__contains__),
         lambda *_: TritonLinear(),
     ),
+    _paged(AssemblyDecode, "aiter assembly"),
+    _paged(GluonDecode, "aiter gluon"),
     Implementation(
-        GQA, "aiter assembly", _has(*PAGED, ("aiter", "pa_fwd_asm"), native=True, suits=AssemblyDecode.suits),
-        lambda spec, device, _: NativeGqa(spec, device, AssemblyDecode(spec)),
-    ),
-    Implementation(
-        GQA, "aiter gluon",
-        _has(*PAGED, *GLUON_DECODE, native=True, suits=GluonDecode.suits),
-        lambda spec, device, _: NativeGqa(spec, device, GluonDecode(spec)),
-    ),
-    Implementation(
-        GQA, "aiter Triton", _has(*TRITON_PAGED, native=False, suits=_is_power_of_two),
+        GQA, "aiter Triton", _has(TritonGqa.NEEDS, TritonGqa.suits, _anything),
         lambda spec, device, _: TritonGqa(spec, device),
     ),
 ]  # fmt: skip

@@ -1,10 +1,11 @@
 """Decode over the shuffled cache: assembly where its shape is the one that was written, gluon for the others."""
 
 import math
+from typing import ClassVar
 
 from torch import Tensor
 
-from worker.kernels.aiter.package import required
+from worker.kernels.aiter.package import Need, required
 from worker.kernels.aiter.paged import StepViews
 from worker.kernels.backends import KernelBackendError
 from worker.kernels.interface import GqaCache, GqaSpec
@@ -26,6 +27,8 @@ def sees_all(spec: GqaSpec) -> bool:
 
 
 class AssemblyDecode:
+    NEEDS: ClassVar[tuple[Need, ...]] = (("aiter", "pa_fwd_asm"),)
+
     @staticmethod
     def suits(spec: GqaSpec) -> bool:
         """The kernel scales by head_dim ** −0.5 and takes no other scale."""
@@ -59,6 +62,8 @@ class AssemblyDecode:
 
 
 class GluonDecode:
+    NEEDS: ClassVar[tuple[Need, ...]] = ((GLUON, "pa_decode_gluon"), (GLUON, "get_recommended_splits"))
+
     @staticmethod
     def suits(spec: GqaSpec) -> bool:
         return (

@@ -1,12 +1,12 @@
 """Norms and activations of AITER."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from worker.kernels.aiter.package import required
+from worker.kernels.aiter.package import Need, required
 from worker.kernels.aiter.reduce import PeerReduce
 from worker.parallel.group import Group
 
@@ -15,6 +15,8 @@ TRITON_RMS_NORM = "aiter.ops.triton.rmsnorm"
 
 class NativeRmsNorm:
     """HIP and CK. The sum over ranks goes through AITER's own all-reduce where that can do it."""
+
+    NEEDS: ClassVar[tuple[Need, ...]] = (("aiter", "rms_norm"), ("aiter", "fused_add_rms_norm_cu"))
 
     def __init__(self, device: torch.device) -> None:
         self._norm = required("aiter", "rms_norm")
@@ -32,6 +34,8 @@ class NativeRmsNorm:
 
 
 class TritonRmsNorm:
+    NEEDS: ClassVar[tuple[Need, ...]] = ((TRITON_RMS_NORM, "rms_norm"), (TRITON_RMS_NORM, "rmsnorm2d_fwd_with_add"))
+
     def __init__(self) -> None:
         self._norm = required(TRITON_RMS_NORM, "rms_norm")
         self._add_norm = required(TRITON_RMS_NORM, "rmsnorm2d_fwd_with_add")
@@ -52,6 +56,8 @@ def norm_rows(norm: Callable[..., Any], x: Tensor, weight: Tensor, eps: float) -
 
 
 class NativeSiluAndMul:
+    NEEDS: ClassVar[tuple[Need, ...]] = (("aiter", "silu_and_mul"),)
+
     def __init__(self) -> None:
         self._silu_and_mul = required("aiter", "silu_and_mul")
 

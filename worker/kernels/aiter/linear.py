@@ -1,14 +1,20 @@
 """Dense products of AITER: hipBLASLt, assembly or skinny kernels by its table of tuned shapes, or Triton."""
 
+from typing import ClassVar
+
 from torch import Tensor
 
-from worker.kernels.aiter.package import required
+from worker.kernels.aiter.package import Need, required
 from worker.kernels.torch.linear import PackedLinear, PlainLinear
 
 TRITON_GEMM = "aiter.ops.triton.gemm_a16w16"
+CONFIGURED_ARCHITECTURES = ("gfx942", "gfx950")
+"""For which AITER has the tiles of its Triton product; elsewhere it fails."""
 
 
 class TunedLinear(PlainLinear):
+    NEEDS: ClassVar[tuple[Need, ...]] = (("aiter.tuned_gemm", "tgemm"),)
+
     def __init__(self) -> None:
         self._product = required("aiter.tuned_gemm", "tgemm").mm  # type: ignore[attr-defined]
 
@@ -18,6 +24,8 @@ class TunedLinear(PlainLinear):
 
 
 class TritonLinear(PlainLinear):
+    NEEDS: ClassVar[tuple[Need, ...]] = ((TRITON_GEMM, "gemm_a16w16"),)
+
     def __init__(self) -> None:
         self._product = required(TRITON_GEMM, "gemm_a16w16")
 

@@ -5,14 +5,14 @@ D / x, block_size, x] and [blocks, K, block_size / x, D, x].
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
 from worker.kernels.aiter import package
 from worker.kernels.aiter.elementwise import norm_rows
-from worker.kernels.aiter.package import required
+from worker.kernels.aiter.package import Need, required
 from worker.kernels.aiter.paged import StepViews, split_qkv, step_views
 from worker.kernels.aiter.prefill import Prefill, Prefiller
 from worker.kernels.aiter.rope import HalfTables
@@ -46,6 +46,12 @@ class Metadata:
 class NativeGqa:
     """See `GqaKernel`."""
 
+    NEEDS: ClassVar[tuple[Need, ...]] = (
+        ("aiter", "rms_norm"),
+        ("aiter", "rope_cached_positions_2c_fwd_inplace"),
+        ("aiter", "reshape_and_cache"),
+        *Prefiller.NEEDS,
+    )
     can_capture = True
 
     def __init__(self, spec: GqaSpec, device: torch.device, decode: Decode) -> None:

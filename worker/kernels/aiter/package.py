@@ -14,6 +14,9 @@ import torch
 NATIVE_ARCHITECTURES = ("gfx942", "gfx950")
 """MI300X, MI325X; MI350X, MI355X: what AITER's assembly is written for."""
 
+Need = tuple[str, str]
+"""A module of AITER's and the name of an operation in it."""
+
 INSTALL = "use an image that has it (rocm/atom, or deploy/worker.rocm.Dockerfile), or build it: docs/amd.md"
 
 

@@ -1,11 +1,12 @@
 """Attention of a step's chunks through flash attention over rows of any length, dense."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from worker.kernels.aiter.package import required
+from worker.kernels.aiter.package import Need, required
 from worker.kernels.aiter.paged import StepViews
 from worker.kernels.interface import GqaCache, GqaSpec
 from worker.kernels.transfer import to_device
@@ -27,6 +28,8 @@ class Prefill:
 class Prefiller:
     """Reads the keys and values of this step where that is all there is. Contexts with a cached prefix are gathered
     from the cache first, for all chunks: flash attention takes one dense list."""
+
+    NEEDS: ClassVar[tuple[Need, ...]] = (("aiter", "flash_attn_varlen_func"),)
 
     def __init__(self, spec: GqaSpec) -> None:
         self._spec = spec

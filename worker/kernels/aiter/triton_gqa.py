@@ -1,10 +1,12 @@
 """Attention over a paged cache through AITER's Triton kernels: one launch writes, one serves all rows of a step."""
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor
 
 from worker.kernels.aiter.elementwise import TRITON_RMS_NORM, norm_rows
-from worker.kernels.aiter.package import required
+from worker.kernels.aiter.package import Need, required
 from worker.kernels.aiter.paged import StepViews, split_qkv, step_views
 from worker.kernels.aiter.rope import HalfTable, HalfTables
 from worker.kernels.backends import KernelBackendError
@@ -21,7 +23,17 @@ class TritonGqa:
     """See `GqaKernel`. The cache is [layers, blocks + spare, block_size, K, D], K and V apart: the only layout that
     `unified_attention` reads in every release."""
 
+    NEEDS: ClassVar[tuple[Need, ...]] = (
+        (TRITON_RMS_NORM, "rms_norm"),
+        (FUSED_CACHE, "fused_qk_rope_reshape_and_cache"),
+        (UNIFIED_ATTENTION, "unified_attention"),
+    )
     can_capture = True
+
+    @staticmethod
+    def suits(spec: GqaSpec) -> bool:
+        """Tiles are as wide as a head."""
+        return spec.head_dim & (spec.head_dim - 1) == 0 and 16 <= spec.head_dim <= 256
 
     def __init__(self, spec: GqaSpec, device: torch.device) -> None:
         self._spec = spec
