@@ -2,11 +2,14 @@
 
 import importlib
 import importlib.util
+import logging
 import os
 from collections.abc import Callable
 from typing import Any
 
 import torch
+
+logger = logging.getLogger(__name__)
 
 PREFERRED = ("aiter", "triton", "torch")
 BACKENDS = ("auto", *PREFERRED)
@@ -28,6 +31,8 @@ def implementations(backend: str, device: torch.device) -> list[Any]:
         raise KernelBackendError(
             f"kernel backend {backend!r} cannot run on {device.type} here: {reasons[backend]}; use 'torch' or 'auto'"
         )
+    if reasons["aiter"] is not None and backend == "auto" and torch.version.hip is not None and device.type != "cpu":
+        logger.warning("an AMD GPU without AITER's kernels is slow: %s", reasons["aiter"])
     # On a CPU, kernels for GPUs are interpreted: where they were asked for and nowhere else.
     candidates = [name for name in PREFERRED if device.type != "cpu" or name in (backend, "torch")]
     usable = [name for name in candidates if reasons[name] is None]

@@ -9,6 +9,7 @@ import torch
 
 from worker.kernels.aiter import package
 from worker.kernels.backends import KernelBackendError
+from worker.kernels.interface import RMS_NORM, NormSpec
 from worker.kernels.select import Kernels
 
 CPU = torch.device("cpu")
@@ -60,3 +61,14 @@ def test_what_a_release_has_not_is_none_and_what_is_broken_is_an_error(site: Pat
     (site / "broken_aiter.py").write_text("import one_that_is_not_there")
     with pytest.raises(ModuleNotFoundError, match="one_that_is_not_there"):
         package.operation("broken_aiter", "rms_norm")
+
+
+def test_an_amd_gpu_without_it_goes_on_with_a_warning(
+    site: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    put(site, "raise RuntimeError('ROCm version file not found')")
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    kernels = Kernels(torch.device("cuda"))
+    kernels.choose(RMS_NORM, NormSpec(8), torch.bfloat16)
+    assert kernels.describe() == {"rms_norm": "torch"}
+    assert "ROCm version file not found" in caplog.text
