@@ -16,6 +16,7 @@ from worker.core.config import CacheConfig, PreemptionMode, SchedulerConfig
 from worker.core.params import StopConditions
 from worker.core.scheduler import Scheduler
 from worker.core.sequence import Sequence
+from worker.steps import Steps, run_to_end
 
 PROMPT = 100
 SHORTEST, LONGEST = 500, 1500
@@ -52,9 +53,16 @@ class CountingRunner:
     def __init__(self, lengths: list[int]) -> None:
         self._lengths = lengths
         self._slots: dict[int, int] = {}
+        self._outputs: deque[BatchOutput] = deque()
         self.num_tokens = 0
 
-    def run(self, batch: ScheduledBatch) -> BatchOutput:
+    def submit(self, batch: ScheduledBatch) -> None:
+        self._outputs.append(self._run(batch))
+
+    def collect(self, timeout: float) -> BatchOutput:
+        return self._outputs.popleft()
+
+    def _run(self, batch: ScheduledBatch) -> BatchOutput:
         self.num_tokens += batch.num_tokens
         for new in batch.new_sequences:
             self._slots[new.slot] = PROMPT + self._lengths[new.token_ids[0] - EOS - 1]
@@ -84,11 +92,8 @@ def simulate(lengths: list[int], *, is_exact: bool, policy: Policy, mode: Preemp
         scheduler.add(make_sequence(number, length if is_exact else CONTEXT - PROMPT, priority))
     runner = CountingRunner(lengths)
     outcome = Outcome()
-    while scheduler.has_unfinished():
-        batch = scheduler.schedule()
-        assert batch is not None
-        scheduler.postprocess(batch, runner.run(batch))
-        for output in scheduler.take_outputs():
+    for _, outputs in run_to_end(scheduler, Steps(scheduler, runner, async_depth=0, step_timeout=0)):
+        for output in outputs:
             if output.timings is not None:
                 outcome.most_preemptions = max(outcome.most_preemptions, output.timings.num_preemptions)
     load = scheduler.load()

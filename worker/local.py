@@ -6,20 +6,19 @@ with LocalEngine(RunnerConfig(model="smollm2")) as engine:
 """
 
 import time
-from collections.abc import Iterator
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from typing import Self
 
 from worker.core.config import CacheConfig, PreemptionMode, SchedulerConfig
-from worker.core.outputs import LoadSnapshot, SequenceOutput
+from worker.core.outputs import LoadSnapshot
 from worker.core.params import SamplingParams, StopConditions
 from worker.core.scheduler import Scheduler
 from worker.core.sequence import Sequence
 from worker.core.tokens import token_array
 from worker.executor.executor import Executor
 from worker.runner.config import ModelInfo, RunnerConfig
-from worker.steps import FinishedStep, Steps
+from worker.steps import FinishedStep, Steps, run_to_end
 
 GREEDY = SamplingParams(temperature=0.0)
 STEP_SECONDS = 120.0
@@ -117,10 +116,3 @@ class LocalEngine:
                 enable_prefix_caching=False,
             ),
         )
-
-
-def run_to_end(scheduler: Scheduler, steps: Steps) -> Iterator[tuple[FinishedStep, list[SequenceOutput]]]:
-    """Each step, and what came of it, until nothing is left to do."""
-    while scheduler.has_unfinished() or steps.num_in_flight:
-        steps.fill()
-        yield steps.finish(), scheduler.take_outputs()

@@ -2,10 +2,12 @@
 
 import time
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
 from worker.core.batch import BatchOutput, ScheduledBatch
+from worker.core.outputs import SequenceOutput
 from worker.core.scheduler import Scheduler
 
 
@@ -57,12 +59,16 @@ class Steps:
 
     def fill(self) -> None:
         """Keep the device supplied: one step running and, with asynchronous scheduling, one behind it."""
-        while len(self._in_flight) <= self._async_depth:
-            batch = self._scheduler.schedule()
-            if batch is None:
-                return
+        while len(self._in_flight) <= self._async_depth and self.submit() is not None:
+            pass
+
+    def submit(self) -> ScheduledBatch | None:
+        """The next step, on its way to the device; None if there is nothing to run now."""
+        batch = self._scheduler.schedule()
+        if batch is not None:
             self._executor.submit(batch)
             self._in_flight.append(_InFlight(batch, time.monotonic()))
+        return batch
 
     def finish(self) -> FinishedStep:
         """Wait for the oldest step in flight; what came of it is the scheduler's to tell."""
@@ -73,3 +79,10 @@ class Steps:
         seconds = now - max(entry.submitted_at, self._last_collect)
         self._last_collect = now
         return FinishedStep(entry.batch, seconds, output.run_seconds)
+
+
+def run_to_end(scheduler: Scheduler, steps: Steps) -> Iterator[tuple[FinishedStep, list[SequenceOutput]]]:
+    """Each step, and what came of it, until nothing is left to do."""
+    while scheduler.has_unfinished() or steps.num_in_flight:
+        steps.fill()
+        yield steps.finish(), scheduler.take_outputs()

@@ -1,11 +1,10 @@
-"""Builders of what the core tests need, and a loop that drives scheduler and fake runner."""
+"""Builders of what the core tests need, and the engine loop over scheduler and fake runner."""
 
-from collections import deque
 from collections.abc import Callable
 
 from common.block_hash import unpack_tokens
 from tests.core.fake_runner import FakeRunner, log_probs, next_token
-from worker.core.batch import BatchOutput, ScheduledBatch
+from worker.core.batch import ScheduledBatch
 from worker.core.beam import BeamSearch
 from worker.core.config import CacheConfig, SchedulerConfig
 from worker.core.outputs import Hypothesis, SequenceOutput
@@ -13,6 +12,7 @@ from worker.core.params import BeamParams, SamplingParams, StopConditions
 from worker.core.scheduler import Scheduler
 from worker.core.sequence import Sequence
 from worker.core.stopping import FinishReason, find_stop
+from worker.steps import Steps
 
 
 class Clock:
@@ -100,7 +100,7 @@ def expected_hypotheses(seq: Sequence, max_model_len: int) -> list[Hypothesis]:
 
 
 class Engine:
-    """Scheduler and fake runner in a loop, as the engine would drive them; checks integrity after each operation."""
+    """Scheduler and fake runner in the engine's loop, step by step; checks integrity after each operation."""
 
     def __init__(
         self,
@@ -137,11 +137,15 @@ class Engine:
         more = {"hasher": hasher} if hasher is not None else {}
         self.scheduler = Scheduler(self.config, cache, self.clock, **more)
         self.runner = FakeRunner(num_blocks, block_size, num_host_blocks)
-        self.pending: deque[tuple[ScheduledBatch, BatchOutput]] = deque()
+        self.steps = Steps(self.scheduler, self.runner, async_depth=self.config.async_depth, step_timeout=0)
         self.tokens: dict[int, list[int]] = {}
         self.offsets: dict[int, int] = {}
         self.ended: dict[int, SequenceOutput] = {}
         self.batches: list[ScheduledBatch] = []
+
+    @property
+    def num_in_flight(self) -> int:
+        return self.steps.num_in_flight
 
     def add(self, *sequences: Sequence) -> None:
         for seq in sequences:
@@ -150,32 +154,31 @@ class Engine:
 
     def submit(self) -> ScheduledBatch | None:
         """Schedules a step and runs it; its output waits."""
-        batch = self.scheduler.schedule()
+        batch = self.steps.submit()
         if batch is not None:
             self.batches.append(batch)
-            self.pending.append((batch, self.runner.run(batch)))
         self.check()
         return batch
 
     def retire(self) -> None:
         """Hands the scheduler the output of the oldest step."""
-        self.scheduler.postprocess(*self.pending.popleft())
+        self.steps.finish()
         self.check()
 
     def step(self) -> ScheduledBatch | None:
         """Schedules one step; with as many in flight as the depth allows, the oldest comes back."""
         batch = self.submit()
-        if len(self.pending) > self.config.async_depth or (batch is None and self.pending):
+        if self.num_in_flight > self.config.async_depth or (batch is None and self.num_in_flight):
             self.retire()
         return batch
 
     def run(self, max_steps: int = 10_000) -> None:
         """To the end of everything."""
         for _ in range(max_steps):
-            if not self.scheduler.has_unfinished() and not self.pending:
+            if not self.scheduler.has_unfinished() and not self.num_in_flight:
                 self.check()
                 return
-            before = bool(self.pending)
+            before = self.num_in_flight > 0
             self.clock.now += 0.001
             # A step that only ends what is overdue has nothing to run.
             is_moving = self.step() is not None or before or not self.scheduler.has_unfinished()

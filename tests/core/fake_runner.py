@@ -1,4 +1,4 @@
-"""A runner without tensors that takes every word of a `ScheduledBatch` literally.
+"""An executor without tensors that takes every word of a `ScheduledBatch` literally.
 
 A block, on the device or the host, holds the tokens whose KV it would hold. The next token is a function of the whole
 context, read through the block table, so reading a block that was not written, or is someone else's, cannot go
@@ -12,6 +12,7 @@ import math
 import struct
 import zlib
 from array import array
+from collections import deque
 
 from worker.core.batch import DEFERRED_TOKEN, BatchOutput, NewSequence, ScheduledBatch
 
@@ -41,7 +42,7 @@ class _Slot:
 
 
 class FakeRunner:
-    """Runs each step when it is handed in; the caller decides when the scheduler sees the output."""
+    """Runs each step when it is handed in; the caller decides when it collects the output."""
 
     def __init__(self, num_blocks: int, block_size: int, num_host_blocks: int = 0) -> None:
         self.block_size = block_size
@@ -52,6 +53,13 @@ class FakeRunner:
         self.num_tokens = 0
         self.failing_slots: set[int] = set()
         self.broken_tokens: set[int] = set()
+        self._outputs: deque[BatchOutput] = deque()
+
+    def submit(self, batch: ScheduledBatch) -> None:
+        self._outputs.append(self.run(batch))
+
+    def collect(self, timeout: float) -> BatchOutput:
+        return self._outputs.popleft()
 
     def run(self, batch: ScheduledBatch) -> BatchOutput:
         assert batch.step == self.next_step

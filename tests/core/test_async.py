@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from tests.core.builders import Engine, expected_output, make_sequence
-from worker.core.batch import DEFERRED_TOKEN
+from worker.core.batch import DEFERRED_TOKEN, BatchOutput
 from worker.core.stopping import FinishReason
 
 BOTH_POLICIES = pytest.mark.parametrize("policy", ["prefill_first", "chunked"])
@@ -40,7 +40,7 @@ def test_steps_come_back_in_order() -> None:
     engine.submit()
     engine.submit()
     with pytest.raises(RuntimeError, match=r"step 1 .* is not the oldest in flight"):
-        engine.scheduler.postprocess(*engine.pending[1])
+        engine.scheduler.postprocess(engine.batches[1], BatchOutput(step=1, token_ids=[[]]))
 
 
 def test_late_token_of_a_sequence_that_stopped_is_dropped() -> None:
@@ -148,10 +148,10 @@ def test_a_thousand_finishes_race_with_aborts(depth: int) -> None:
         engine.scheduler.add(make_sequence(sequence_id, 2, 2))
         engine.submit()
         engine.submit() if depth else None
-        engine.scheduler.postprocess(*engine.pending.popleft())
+        engine.steps.finish()
         if not depth:
             engine.submit()
-        engine.scheduler.postprocess(*engine.pending.popleft())
+        engine.steps.finish()
         assert not engine.scheduler.abort(sequence_id)
         engine.check()
     assert len(engine.ended) == 1000

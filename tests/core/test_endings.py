@@ -84,8 +84,8 @@ def test_one_output_for_each_sequence_that_got_a_token_in_row_order() -> None:
     engine = Engine()
     for id in (7, 3, 5):
         engine.scheduler.add(make_sequence(id, 4, 5))
-    batch = engine.scheduler.schedule()
-    engine.scheduler.postprocess(batch, engine.runner.run(batch))
+    engine.steps.fill()
+    engine.steps.finish()
     assert [output.sequence_id for output in engine.scheduler.take_outputs()] == [7, 3, 5]
     assert engine.scheduler.take_outputs() == []
 
@@ -93,8 +93,8 @@ def test_one_output_for_each_sequence_that_got_a_token_in_row_order() -> None:
 def test_chunk_without_a_token_gives_no_output() -> None:
     engine = Engine(scheduling_policy="chunked", max_num_batched_tokens=8)
     engine.scheduler.add(make_sequence(1, 20, 1))
-    batch = engine.scheduler.schedule()
-    engine.scheduler.postprocess(batch, engine.runner.run(batch))
+    engine.steps.fill()
+    engine.steps.finish()
     assert engine.scheduler.take_outputs() == []
 
 

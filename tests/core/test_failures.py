@@ -19,7 +19,7 @@ def fail_next_step(engine: Engine, slot: int = 0) -> None:
     engine.runner.failing_slots = {slot}
     engine.submit()
     engine.runner.failing_slots = set()
-    while engine.pending:
+    while engine.num_in_flight:
         engine.retire()
 
 
@@ -44,7 +44,7 @@ def test_blocks_published_before_a_failing_decode_are_not_found(prefix: str, dep
     engine.add(make_sequence(1, TOKENS[:30], 20))
     for _ in range(5):
         engine.step()
-    while engine.pending:
+    while engine.num_in_flight:
         engine.retire()
     assert engine.scheduler._blocks.index.holds(1)
     fail_next_step(engine)
@@ -214,7 +214,7 @@ def test_neighbours_of_a_failed_row_keep_their_streams(depth: int) -> None:
     wanted = {seq.id: expected_output(seq, 256)[0] for seq in sequences}
     engine.add(*sequences)
     engine.step()
-    while engine.pending:
+    while engine.num_in_flight:
         engine.retire()
     fail_next_step(engine, slot=1)
     engine.run()

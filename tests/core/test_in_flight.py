@@ -29,7 +29,7 @@ def test_two_steps_in_flight_hold_one_token_each() -> None:
 def test_token_list_never_holds_a_placeholder() -> None:
     engine = Engine(async_depth=1)
     engine.add(seq := make_sequence(1, 5, 20))
-    while engine.scheduler.has_unfinished() or engine.pending:
+    while engine.scheduler.has_unfinished() or engine.num_in_flight:
         engine.step()
         assert DEFERRED_TOKEN not in seq.token_ids
 
@@ -81,13 +81,13 @@ def test_sequence_preempted_twice_with_tokens_in_flight_keeps_its_stream(mode: s
     wanted = outputs(*sequences)
     engine.add(*sequences)
     in_flight = []
-    while engine.scheduler.has_unfinished() or engine.pending:
+    while engine.scheduler.has_unfinished() or engine.num_in_flight:
         before = [seq.num_preemptions for seq in sequences]
         batch = engine.submit()
         in_flight += [
             seq.num_in_flight_tokens for seq, num in zip(sequences, before, strict=True) if seq.num_preemptions > num
         ]
-        if len(engine.pending) > 1 or batch is None:
+        if engine.num_in_flight > 1 or batch is None:
             engine.retire()
     assert engine.tokens == wanted
     assert max(seq.num_preemptions for seq in sequences) >= 2

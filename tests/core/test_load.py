@@ -25,7 +25,7 @@ def assert_counts(engine: Engine, sequences: list[Sequence]) -> None:
     used = {block for block in range(load.num_blocks) if pool.ref_count(block)}
     assert held <= used
     assert (load.num_used_blocks, load.num_free_blocks) == (len(used), load.num_blocks - len(used))
-    if not engine.pending:
+    if not engine.num_in_flight:
         assert held == used
     assert load.num_used_host_blocks == sum(len(seq.host_block_table) for seq in sequences)
     assert load.num_steps == len(engine.batches)
@@ -49,7 +49,7 @@ def test_counters_equal_a_recount_at_every_step(depth: int, policy: str, mode: s
     sequences = [make_sequence(id, 7 * id % 50 + 1, 11 * id % 60 + 1) for id in range(1, 16)]
     engine.add(*sequences)
     step = 0
-    while engine.scheduler.has_unfinished() or engine.pending:
+    while engine.scheduler.has_unfinished() or engine.num_in_flight:
         engine.step()
         step += 1
         if step == 9:
@@ -66,7 +66,7 @@ def test_members_of_a_group_wait_until_they_run(depth: int) -> None:
     engine = Engine(async_depth=depth, scheduling_policy="chunked", max_num_batched_tokens=16)
     group = make_group(1, 40, 4, 6)
     engine.scheduler.add_group(group)
-    while engine.scheduler.has_unfinished() or engine.pending:
+    while engine.scheduler.has_unfinished() or engine.num_in_flight:
         assert_counts(engine, group)
         engine.step()
     assert_counts(engine, group)

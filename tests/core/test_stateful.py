@@ -148,7 +148,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert sequence_id not in self.engine.scheduler._state.sequences
             self.engine.check()
 
-    @precondition(lambda self: self.may_preempt and len(self.engine.pending) <= self.engine.config.async_depth)
+    @precondition(lambda self: self.may_preempt and self.engine.num_in_flight <= self.engine.config.async_depth)
     @rule(data=st.data(), num=st.integers(1, 3), aborts_one=st.booleans())
     def preempt(self, data: st.DataObject, num: int, aborts_one: bool) -> None:
         """Any but the senior may have to go at any time, whoever it is for, and be aborted before the next step."""
@@ -175,23 +175,23 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.engine.scheduler.clear_prefix_cache()
         self.engine.check()
 
-    @precondition(lambda self: self.engine and len(self.engine.pending) <= self.engine.config.async_depth)
+    @precondition(lambda self: self.engine and self.engine.num_in_flight <= self.engine.config.async_depth)
     @rule(num=st.integers(1, 6))
     def step(self, num: int) -> None:
         for _ in range(num):
             self.engine.step()
 
-    @precondition(lambda self: self.engine and len(self.engine.pending) <= self.engine.config.async_depth)
+    @precondition(lambda self: self.engine and self.engine.num_in_flight <= self.engine.config.async_depth)
     @rule()
     def submit(self) -> None:
         self.engine.submit()
 
-    @precondition(lambda self: self.engine and self.engine.pending)
+    @precondition(lambda self: self.engine and self.engine.num_in_flight)
     @rule()
     def retire(self) -> None:
         self.engine.retire()
 
-    @precondition(lambda self: self.engine and len(self.engine.pending) <= self.engine.config.async_depth)
+    @precondition(lambda self: self.engine and self.engine.num_in_flight <= self.engine.config.async_depth)
     @rule(slot=st.integers(0, 5))
     def step_with_failure(self, slot: int) -> None:
         self.may_fail = True
@@ -202,7 +202,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if self.engine is None:
             return
-        while len(self.engine.pending) > self.engine.config.async_depth:
+        while self.engine.num_in_flight > self.engine.config.async_depth:
             self.engine.retire()
         self.engine.run()
         self.engine.assert_drained()

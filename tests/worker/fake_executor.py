@@ -3,7 +3,6 @@
 import pickle
 import threading
 import time
-from collections import deque
 from concurrent.futures import Future
 
 from tests.core.fake_runner import FakeRunner
@@ -60,7 +59,6 @@ class FakeExecutor:
         self.profiles = Profiles()
         self.profiles.attach([RankThatProfiles(self.profiles)])
         self._on_rank_end = on_rank_end
-        self._pending: deque[BatchOutput] = deque()
         self._is_dead = False
 
     def start(self) -> ModelInfo:
@@ -90,13 +88,13 @@ class FakeExecutor:
         if self.raises_in_submit is not None:
             raise self.raises_in_submit
         self.num_submitted += 1
-        self._pending.append(self.runner.run(batch))
+        self.runner.submit(batch)
 
     def collect(self, timeout: float) -> BatchOutput:
         assert self.open.wait(180)
         time.sleep(self.step_seconds)
         self.check()
-        return self._pending.popleft()
+        return self.runner.collect(timeout)
 
     def check(self) -> None:
         if self._is_dead:
