@@ -61,6 +61,7 @@ class StandIns:
             self.called.add(path)
             return meaning(**given)
 
+        call.__signature__ = signature  # type: ignore[attr-defined]
         return call
 
 

@@ -102,6 +102,21 @@ def test_queries_and_keys_are_normed_rotated_and_written(
     assert torch.equal(rows.cache.v[block, :, offset // 8, :, offset % 8], rows.v[0])
 
 
+def test_a_fused_write_of_another_form_is_left_alone(
+    rig: Rig, stand_ins: StandIns, shape: checks.Shape, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in releases between the two."""
+
+    def compiled(*args: object, **kwargs: object) -> None:
+        raise AssertionError("it takes q, k and v as one")
+
+    def operation(module: str, name: str) -> object:
+        return compiled if "fused_qk_norm" in name else stand_ins.operation(module, name)
+
+    monkeypatch.setattr(package, "operation", operation)
+    checks.norm_and_rope(Rig(Kernels(CPU, "aiter"), rig.dtype), shape, True, True)
+
+
 def test_what_is_not_a_number_is_not_written(rig: Rig, shape: checks.Shape) -> None:
     checks.what_is_not_a_number_is_not_written(rig, shape)
 

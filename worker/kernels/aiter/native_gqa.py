@@ -4,8 +4,10 @@ The cache is in the layout that assembly decode reads: keys and values in packet
 D / x, block_size, x] and [blocks, K, block_size / x, D, x].
 """
 
+import inspect
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -59,7 +61,7 @@ class NativeGqa:
         self._norm = required("aiter", "rms_norm")
         self._rotate = required("aiter", "rope_cached_positions_2c_fwd_inplace")
         self._write = required("aiter", "reshape_and_cache")
-        self._fused_write = package.operation("aiter", FUSED_WRITE)
+        self._fused_write = _fused_write()
         self._tables = HalfTables()
         self._no_scale = torch.ones(1, dtype=torch.float32, device=device)
 
@@ -119,3 +121,10 @@ class NativeGqa:
             chunks = slice(num_uniform, None)
             out[chunks] = self._prefiller(q[chunks], k[chunks], v[chunks], cache, metadata.prefill)
         return out.flatten(1)
+
+
+def _fused_write() -> Callable[..., Any] | None:
+    """Norms, rotation and cache write in one. Some releases take q, k and v as one tensor: those are compiled at their
+    first call and show no parameters. There the three are done one after the other."""
+    found = package.operation("aiter", FUSED_WRITE)
+    return found if found is not None and "q" in inspect.signature(found).parameters else None
