@@ -12,13 +12,11 @@ from torch.nn.functional import scaled_dot_product_attention
 from worker.kernels.interface import GqaCache, GqaPool, GqaSpec, QkNorm, RopeTable
 from worker.kernels.step import Step, StepBuffers
 from worker.kernels.triton.gqa_attend import attend_kernel, reduce_kernel
+from worker.kernels.triton.gqa_splits import Splits, deal_splits
 from worker.kernels.triton.gqa_write import HEADS, write_qkv_kernel
 from worker.kernels.triton.machine import Machine
 
 LOG2_E = 1.4426950408889634
-MOST_SPLITS = 64
-LONG = 2048
-"""See `gqa_attend`."""
 DENSE_PIECE = 1024
 """Tokens, or a multiple of them, of a prompt's beginning that go to cuDNN, which prepares itself for each length anew.
 What is left over follows as a chunk with a prefix."""
@@ -50,8 +48,10 @@ class Metadata:
     step: Step
     buffers: StepBuffers
     block_size: int
+    splits: Splits | None
+    """Of the uniform rows, if they are attended to as such."""
     parts: tuple[Dense | Paged, ...]
-    """Of the rows that are not uniform."""
+    """Of the other rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,17 @@ class TritonGqa:
         return GqaPool(layers, [pool.permute(2, 0, 1, 3, 4, 5)])
 
     def prepare(self, step: Step, buffers: StepBuffers, block_size: int) -> Metadata:
-        return Metadata(step, buffers, block_size, tuple(self._parts(step)))
+        num_rows, tokens, parts = step.num_uniform_rows, step.uniform_len, tuple(self._parts(step))
+        if not num_rows:
+            return Metadata(step, buffers, block_size, None, parts)
+        if tokens * self._group > self._chunk_tile.queries:
+            return Metadata(step, buffers, block_size, None, (Paged(0, num_rows, num_rows * tokens), *parts))
+        max_context_len = buffers.block_tables.shape[1] * block_size
+        splits = deal_splits(
+            self._machine, self._spec.num_kv_heads, buffers.context_lens[:num_rows], tokens, max_context_len,
+            self._spec.window,
+        )  # fmt: skip
+        return Metadata(step, buffers, block_size, splits, parts)
 
     def write_qkv(
         self, qkv: Tensor, norm: QkNorm | None, rope: RopeTable | None, cache: GqaCache, metadata: Metadata
@@ -106,12 +116,11 @@ class TritonGqa:
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, cache: GqaCache, metadata: Metadata, sinks: Tensor | None = None
     ) -> Tensor:
-        step = metadata.step
-        if len(metadata.parts) == 1 and not step.num_uniform_rows and isinstance(metadata.parts[0], Dense):
+        if metadata.splits is None and len(metadata.parts) == 1 and isinstance(metadata.parts[0], Dense):
             return self._attend_dense(q, k, v).flatten(1)
         out = q.new_empty(len(q), self._spec.num_heads * self._spec.head_dim)
-        if step.num_uniform_rows:
-            self._attend_uniform(q, cache, metadata, sinks, out)
+        if metadata.splits is not None:
+            self._attend_uniform(q, cache, metadata, metadata.splits, sinks, out)
         for part in metadata.parts:
             if isinstance(part, Paged):
                 self._attend_paged(q, cache, metadata, sinks, out, part)
@@ -149,31 +158,22 @@ class TritonGqa:
         return mixed[0].transpose(0, 1)
 
     def _attend_uniform(
-        self, q: Tensor, cache: GqaCache, metadata: Metadata, sinks: Tensor | None, out: Tensor
+        self, q: Tensor, cache: GqaCache, metadata: Metadata, splits: Splits, sinks: Tensor | None, out: Tensor
     ) -> None:
-        step, spec = metadata.step, self._spec
-        num_rows, tokens = step.num_uniform_rows, step.uniform_len
-        if tokens * self._group > self._chunk_tile.queries:
-            self._attend_paged(q, cache, metadata, sinks, out, Paged(0, num_rows, num_rows * tokens))
-            return
-        max_context_len = metadata.buffers.block_tables.shape[1] * metadata.block_size
-        usual_splits, most_splits = self._splits(num_rows, max_context_len)
-        tile = self._tile_of_rows(tokens)
+        spec, num_rows, tokens = self._spec, metadata.step.num_uniform_rows, metadata.step.uniform_len
+        tile, num_programs = self._tile_of_rows(tokens), num_rows * splits.usual + splits.num_extra
         parts = (out, out, out)
-        if most_splits > 1:
-            num_parts = num_rows * tokens * spec.num_heads * most_splits
+        if splits.most > 1:
+            num_parts = num_programs * tokens * spec.num_heads
             sizes = (num_parts * spec.head_dim, num_parts, num_parts)
             part_mixed, part_best, part_total = q.new_empty(sum(sizes), dtype=torch.float32).split(sizes)
             parts = (part_mixed, part_best, part_total)
-        self._launch(
-            (num_rows, spec.num_kv_heads, most_splits), q, cache, metadata, sinks, out, parts, tile,
-            (0, num_rows, 0, usual_splits, most_splits), is_uniform=True,
-        )  # fmt: skip
-        if most_splits > 1:
+        self._launch(num_programs, q, cache, metadata, sinks, out, parts, tile, (0, num_rows, 0), splits)
+        if splits.most > 1:
             reduce_kernel[(num_rows * tokens, spec.num_heads)](
-                sinks, out, *parts, metadata.buffers.context_lens, usual_splits, most_splits,
-                spec.num_heads, spec.head_dim, self._dim, tokens, tile.keys, triton.next_power_of_2(most_splits),
-                spec.window or 0, sinks is not None, num_warps=1 if most_splits <= 8 else 4,
+                sinks, out, *parts, metadata.buffers.context_lens, splits.by_row, splits.first_extra,
+                num_rows, splits.usual, spec.num_heads, spec.head_dim, self._dim, tokens, tile.keys, splits.most,
+                spec.window or 0, sinks is not None, splits.num_extra > 0, num_warps=1 if splits.most <= 8 else 4,
             )  # fmt: skip
 
     def _attend_paged(
@@ -182,31 +182,24 @@ class TritonGqa:
         tile = self._chunk_tile
         # As many tiles as the rows can have: each begins one of its own.
         num_tiles = rows.num_tokens // tile.tokens + rows.num_rows
-        self._launch(
-            (num_tiles, self._spec.num_kv_heads, 1), q, cache, metadata, sinks, out, (out, out, out), tile,
-            (rows.first_row, rows.num_rows, rows.skipped, 1, 1), is_uniform=False,
-        )  # fmt: skip
+        extent = (rows.first_row, rows.num_rows, rows.skipped)
+        self._launch(num_tiles, q, cache, metadata, sinks, out, (out, out, out), tile, extent, None)
 
     def _launch(
-        self, grid: tuple[int, int, int], q: Tensor, cache: GqaCache, metadata: Metadata, sinks: Tensor | None,
-        out: Tensor, parts: tuple[Tensor, Tensor, Tensor], tile: Tile, extent: tuple[int, int, int, int, int],
-        *, is_uniform: bool,
+        self, num_programs: int, q: Tensor, cache: GqaCache, metadata: Metadata, sinks: Tensor | None, out: Tensor,
+        parts: tuple[Tensor, Tensor, Tensor], tile: Tile, extent: tuple[int, int, int], splits: Splits | None,
     ) -> None:  # fmt: skip
+        """`extent`: first row, number of rows, tokens left out; `splits`: of uniform rows."""
         spec, buffers = self._spec, metadata.buffers
-        attend_kernel[grid](
+        dealt = (None, None, None) if splits is None else (splits.by_row, splits.first_extra, splits.extra_rows)
+        attend_kernel[(num_programs, spec.num_kv_heads)](
             q, cache.k, cache.v, sinks, out, *parts, buffers.query_starts, buffers.context_lens, buffers.block_tables,
-            spec.scale * LOG2_E, q.stride(0), buffers.block_tables.stride(0), *extent,
+            *dealt, spec.scale * LOG2_E, q.stride(0), buffers.block_tables.stride(0),
+            *extent, 1 if splits is None else splits.usual,
             spec.num_kv_heads, self._group, spec.head_dim, self._dim, metadata.block_size,
-            tile.queries, tile.tokens, tile.keys, tile.num_stages, spec.window or 0, sinks is not None, is_uniform,
-            num_warps=tile.num_warps,
+            tile.queries, tile.tokens, tile.keys, tile.num_stages, spec.window or 0, sinks is not None,
+            splits is not None, splits is not None and splits.num_extra > 0, num_warps=tile.num_warps,
         )  # fmt: skip
-
-    def _splits(self, num_rows: int, max_context_len: int) -> tuple[int, int]:
-        """(how many programs share the keys of a row, how many those of a very long one). By the number of rows: as
-        many programs as the device runs at a time."""
-        usual = max(1, 4 * self._machine.num_sms // (num_rows * self._spec.num_kv_heads))
-        usual = min(MOST_SPLITS, 1 << (usual.bit_length() - 1))
-        return usual, min(MOST_SPLITS, max(usual, triton.next_power_of_2(triton.cdiv(max_context_len, LONG))))
 
     def _keys(self) -> int:
         """16 KB of keys, and as much of values, at a time."""

@@ -8,21 +8,20 @@ are few or long, several programs split a row's keys, and `reduce_kernel` puts t
 import triton
 import triton.language as tl
 
-LONG = tl.constexpr(2048)
-"""Keys that a program may have for itself before their row is split, however many rows there are."""
 LOWEST = tl.constexpr(-1.0e30)
 """In place of −∞ as the maximum of no scores: differences of it are numbers."""
-
-
-@triton.jit
-def _num_splits(num_keys, usual_splits, most_splits):
-    return tl.maximum(1, tl.minimum(most_splits, tl.maximum(usual_splits, tl.cdiv(num_keys, LONG))))
 
 
 @triton.jit
 def _first_key(position, WINDOW: tl.constexpr):
     """The first that a query at `position` sees."""
     return tl.maximum(0, position - WINDOW + 1) if WINDOW > 0 else position * 0
+
+
+@triton.jit
+def _share(begin, end, num_splits, KEYS: tl.constexpr):
+    """Keys of a split, a multiple of `KEYS`."""
+    return tl.maximum(tl.cdiv(tl.cdiv(end - begin, KEYS), num_splits), 1) * KEYS
 
 
 @triton.jit
@@ -87,29 +86,41 @@ def _row_of_tile(tile, query_starts, first_row, num_rows, TOKENS: tl.constexpr):
     return first_row + low, tile - first_tile
 
 
-@triton.jit(do_not_specialize=["first_row", "num_rows", "skipped", "usual_splits", "most_splits"])
+@triton.jit(do_not_specialize=["first_row", "num_rows", "skipped", "usual_splits"])
 def attend_kernel(
     q, k_cache, v_cache, sinks, out, part_mixed, part_best, part_total, query_starts, context_lens, block_tables,
-    scale, q_stride, table_stride, first_row, num_rows, skipped, usual_splits, most_splits,
+    splits_by_row, first_extra, extra_rows,
+    scale, q_stride, table_stride, first_row, num_rows, skipped, usual_splits,
     NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, QUERIES: tl.constexpr, TOKENS: tl.constexpr, KEYS: tl.constexpr, STAGES: tl.constexpr,
-    WINDOW: tl.constexpr, HAS_SINKS: tl.constexpr, IS_UNIFORM: tl.constexpr,
+    WINDOW: tl.constexpr, HAS_SINKS: tl.constexpr, IS_UNIFORM: tl.constexpr, HAS_EXTRA: tl.constexpr,
 ):  # fmt: skip
     """A program a tile of queries, head of keys and split of the keys.
 
-    IS_UNIFORM: rows have `TOKENS` tokens each, a tile a row. Else tiles follow `query_starts` from `first_row` on and
-    leave out the first `skipped` tokens of a row, and nothing is split.
+    IS_UNIFORM: rows have `TOKENS` tokens each, a tile a row; the first dimension of the grid is rows, for each of the
+    usual splits, then the extra ones (see `gqa_splits`). Else tiles follow `query_starts` from `first_row` on and leave
+    out the first `skipped` tokens of a row, and nothing is split.
     """
     NUM_HEADS: tl.constexpr = NUM_KV_HEADS * GROUP
-    kv_head, split = tl.program_id(1), tl.program_id(2)
+    program, kv_head = tl.program_id(0), tl.program_id(1)
     if IS_UNIFORM:
-        row, first_token = tl.program_id(0), 0
-        num_tokens, row_start = TOKENS, row * TOKENS
+        row, split = program % num_rows, program // num_rows
+        num_splits = usual_splits
+        if HAS_EXTRA:
+            extra = program - usual_splits * num_rows
+            if extra >= 0:
+                if extra >= tl.load(extra_rows):
+                    return
+                row = tl.load(extra_rows + 1 + extra)
+                split = usual_splits + extra - tl.load(first_extra + row)
+            num_splits = tl.load(splits_by_row + row)
+        first_token, num_tokens, row_start = 0, TOKENS, row * TOKENS
     else:
-        row, tile = _row_of_tile(tl.program_id(0), query_starts, first_row, num_rows, TOKENS)
+        row, tile = _row_of_tile(program, query_starts, first_row, num_rows, TOKENS)
         first_token = skipped + tile * TOKENS
         row_start = tl.load(query_starts + row)
         num_tokens = tl.load(query_starts + row + 1) - row_start
+        num_splits, split = 1, 0
     if first_token >= num_tokens:
         return
     before = tl.load(context_lens + row) - num_tokens  # negative: a row of padding
@@ -125,14 +136,12 @@ def attend_kernel(
 
     end = before + tl.minimum(first_token + TOKENS, num_tokens)
     begin = _first_key(before + first_token, WINDOW) // KEYS * KEYS
-    num_splits = 1
     if IS_UNIFORM:
-        num_splits = _num_splits(end - begin, usual_splits, most_splits)
-        if split >= num_splits:
-            return
-        share = tl.cdiv(tl.cdiv(end - begin, KEYS), num_splits) * KEYS
+        share = _share(begin, end, num_splits, KEYS)
         begin += split * share
         end = tl.minimum(end, begin + share)
+        if (num_splits > 1) & (begin >= end):
+            return
 
     table = block_tables + row.to(tl.int64) * table_stride
     best = tl.full([QUERIES], LOWEST, tl.float32)
@@ -163,30 +172,39 @@ def attend_kernel(
         out_at = out + (place * NUM_HEADS + head)[:, None] * HEAD_DIM + d[None, :]
         tl.store(out_at, mixed.to(out.dtype.element_ty), mask=is_element)
     else:
-        part = (place * NUM_HEADS + head) * most_splits + split
+        part = (program * TOKENS + token).to(tl.int64) * NUM_HEADS + head
         tl.store(part_mixed + part[:, None] * HEAD_DIM + d[None, :], mixed, mask=is_element)
         tl.store(part_best + part, best, mask=is_query)
         tl.store(part_total + part, total, mask=is_query)
 
 
-@triton.jit(do_not_specialize=["usual_splits", "most_splits"])
+@triton.jit(do_not_specialize=["num_rows", "usual_splits"])
 def reduce_kernel(
-    sinks, out, part_mixed, part_best, part_total, context_lens, usual_splits, most_splits,
+    sinks, out, part_mixed, part_best, part_total, context_lens, splits_by_row, first_extra, num_rows, usual_splits,
     NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr, TOKENS: tl.constexpr, KEYS: tl.constexpr,
-    SPLITS: tl.constexpr, WINDOW: tl.constexpr, HAS_SINKS: tl.constexpr,
+    SPLITS: tl.constexpr, WINDOW: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_EXTRA: tl.constexpr,
 ):  # fmt: skip
     """A program a token and head: the parts of `attend_kernel` together, in the order of the keys."""
-    place, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    end = tl.load(context_lens + place // TOKENS)
-    begin = _first_key(end - TOKENS, WINDOW) // KEYS * KEYS
-    num_splits = _num_splits(end - begin, usual_splits, most_splits)
+    place, head = tl.program_id(0), tl.program_id(1)
+    row, token = place // TOKENS, place % TOKENS
+    num_splits = usual_splits
+    if HAS_EXTRA:
+        num_splits = tl.load(splits_by_row + row)
     if num_splits == 1:
         return
+    end = tl.load(context_lens + row)
+    begin = _first_key(end - TOKENS, WINDOW) // KEYS * KEYS
+    num_parts = tl.cdiv(end - begin, _share(begin, end, num_splits, KEYS))
     split, d = tl.arange(0, SPLITS), tl.arange(0, DIM)
-    part = (place * NUM_HEADS + head) * most_splits + split
-    best = tl.load(part_best + part, mask=split < num_splits, other=LOWEST)
-    totals = tl.load(part_total + part, mask=split < num_splits, other=0.0)
-    is_element = (split < num_splits)[:, None] & (d < HEAD_DIM)[None, :]
+    program = split * num_rows + row
+    if HAS_EXTRA:
+        extra = usual_splits * num_rows + tl.load(first_extra + row) + split - usual_splits
+        program = tl.where(split < usual_splits, program, extra)
+    part = (program * TOKENS + token).to(tl.int64) * NUM_HEADS + head
+    is_part = split < num_parts
+    best = tl.load(part_best + part, mask=is_part, other=LOWEST)
+    totals = tl.load(part_total + part, mask=is_part, other=0.0)
+    is_element = is_part[:, None] & (d < HEAD_DIM)[None, :]
     mixed = tl.load(part_mixed + part[:, None] * HEAD_DIM + d[None, :], mask=is_element, other=0.0)
     highest = tl.max(best, 0)
     weights = tl.exp2(best - highest)
@@ -197,4 +215,5 @@ def reduce_kernel(
         total, shrink = _with_sink(highest, total, sink)
         result *= shrink
     result = result / tl.where(total == 0, 1.0, total)
-    tl.store(out + (place * NUM_HEADS + head) * HEAD_DIM + d, result.to(out.dtype.element_ty), mask=d < HEAD_DIM)
+    out_at = out + (place.to(tl.int64) * NUM_HEADS + head) * HEAD_DIM + d
+    tl.store(out_at, result.to(out.dtype.element_ty), mask=d < HEAD_DIM)

@@ -1,0 +1,112 @@
+"""Compiles the Triton backend's kernels for a GPU that need not be there: `python -m tests.kernels.compile_triton 90`.
+
+Its operations are called as ever, with tensors that have no memory, on a driver that compiles and launches nothing.
+Prints the names of what was compiled.
+"""
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+from triton.backends.compiler import GPUTarget
+from triton.runtime.jit import JITFunction
+
+from worker.kernels.interface import GqaSpec, LinearSpec, QkNorm, RopeTable
+from worker.kernels.step import Chunk, SlotTables, StagedRows, Step, StepBuffers
+from worker.kernels.torch.linear import PackedLinear
+from worker.kernels.triton.elementwise import TritonRmsNorm, embedding, silu_and_mul
+from worker.kernels.triton.gqa import TritonGqa
+from worker.kernels.triton.linear import TritonLinear
+from worker.kernels.triton.machine import Machine
+from worker.kernels.triton.prepare import prepare_step
+from worker.parallel.group import Group
+
+META = torch.device("meta")
+MACHINES = {80: Machine(num_sms=108, shared_memory=166_912), 90: Machine(num_sms=132, shared_memory=232_448)}
+
+
+class Driver:
+    def __init__(self, capability: int) -> None:
+        self._target = GPUTarget("cuda", capability, 32)
+
+    def get_current_target(self) -> GPUTarget:
+        return self._target
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+def compile_only(run: Callable[..., Any], shared_memory: int) -> Callable[..., Any]:
+    """In place of a kernel's launch."""
+
+    def compiled(kernel: JITFunction, *args: object, warmup: bool, **options: object) -> None:
+        made = run(kernel, *args, warmup=True, **options)
+        assert made.metadata.shared <= shared_memory, f"{kernel.__name__} needs {made.metadata.shared} bytes"
+        print(kernel.__name__, flush=True)
+
+    return compiled
+
+
+def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device=META)
+
+
+def integers(*shape: int) -> Tensor:
+    return empty(*shape, dtype=torch.int64)
+
+
+def attend(machine: Machine, spec: GqaSpec, step: Step) -> None:
+    kernel = TritonGqa(spec, machine)
+    cache = kernel.allocate(1, 101, 16, META).layers[0]
+    buffers = StepBuffers.allocate(step.num_tokens, step.num_rows, 1000, 100, META)
+    width, dim = spec.num_heads + 2 * spec.num_kv_heads, spec.head_dim
+    norm = QkNorm(empty(dim, dtype=spec.dtype), empty(dim, dtype=spec.dtype), 1e-6)
+    rope = RopeTable(empty(64, dim, dtype=spec.dtype), empty(64, dim, dtype=spec.dtype))
+    metadata = kernel.prepare(step, buffers, 16)
+    qkv = empty(step.num_tokens, width * dim, dtype=spec.dtype)
+    sinks = empty(spec.num_heads, dtype=spec.dtype) if spec.has_sinks else None
+    kernel.attend(*kernel.write_qkv(qkv, norm, rope, cache, metadata), cache, metadata, sinks)
+
+
+def attend_all(machine: Machine) -> None:
+    chunks = (Chunk(40, 100),)
+    for heads, kv_heads, dim, dtype, num_rows, uniform_len in (
+        (32, 8, 128, torch.bfloat16, 256, 1),
+        (32, 8, 128, torch.bfloat16, 8, 4),
+        (32, 8, 256, torch.bfloat16, 8, 1),
+        (9, 3, 64, torch.float32, 8, 1),
+    ):
+        spec = GqaSpec(heads, kv_heads, dim, dim**-0.5, dtype)
+        attend(
+            machine, spec, Step(num_uniform_rows=num_rows, uniform_len=uniform_len, chunks=chunks, max_context_len=9)
+        )
+    spec = GqaSpec(64, 8, 64, 0.125, torch.bfloat16, window=128, has_sinks=True)
+    attend(machine, spec, Step(num_uniform_rows=8, chunks=chunks, max_context_len=9))
+
+
+def main() -> None:
+    capability = int(sys.argv[1])
+    machine = MACHINES[capability]
+    triton.runtime.driver.set_active(Driver(capability))
+    JITFunction.run = compile_only(JITFunction.run, machine.shared_memory)
+    attend_all(machine)
+    for num_rows in (1, 8, 64):
+        linear = TritonLinear(LinearSpec(4096, 6144), machine, torch.bfloat16)
+        linear(empty(num_rows, 4096), PackedLinear(empty(6144, 4096), None))
+    TritonRmsNorm(4096).add_norm(empty(8, 4096), empty(8, 4096), empty(4096), 1e-6, Group())
+    silu_and_mul(empty(8, 24576))
+    embedding(integers(8), empty(1000, 4096))
+    slots = SlotTables(empty(9, 99, dtype=torch.int32), integers(9), empty(9, 128, dtype=torch.int32), integers(9))
+    rows = StagedRows(integers(8), integers(8), integers(8))
+    buffers = StepBuffers.allocate(8, 8, 128, 99, META)
+    prepare_step(rows, slots, Step(num_uniform_rows=8, max_context_len=99), 16, buffers)
+
+
+if __name__ == "__main__":
+    main()

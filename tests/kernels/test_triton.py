@@ -1,0 +1,68 @@
+"""What is Triton's own: splits of long rows, prompts in parts, and that every kernel compiles for real GPUs."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from tests.kernels.rig import BACKENDS, DTYPES, Rig, Rows
+from worker.kernels.select import Kernels
+
+DEVICES = [torch.device(device) for name, device in BACKENDS if name == "triton"]
+pytestmark = pytest.mark.skipif(not DEVICES, reason="needs an NVIDIA GPU, or Triton's interpreter: make kernels")
+
+
+@pytest.fixture(params=DTYPES, ids=str)
+def rig(request: pytest.FixtureRequest) -> Rig:
+    return Rig(Kernels(DEVICES[0], "triton"), request.param)
+
+
+@pytest.mark.parametrize("window", [None, 60])
+@pytest.mark.parametrize("uniform_len", [1, 2])
+def test_long_rows_get_extra_programs_until_there_are_no_more(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, window: int | None, uniform_len: int
+) -> None:
+    """Of many rows, so that one program a row is usual."""
+    from worker.kernels.triton import gqa_splits
+
+    monkeypatch.setattr(gqa_splits, "LONG", 32)
+    num_rows = 4 * 8 if rig.device.type == "cpu" else 1000
+    lens = [200, 3, 400, 33, *[5] * num_rows, 90, 300]
+    rows = Rows(
+        rig, (2, 1, 16), [uniform_len] * len(lens), lens, 16, uniform_len=uniform_len, num_padding=2, window=window,
+        has_sinks=True,
+    )  # fmt: skip
+    splits = rows.metadata.splits
+    assert splits.usual == 1 and splits.num_extra > 0
+    wanted = [-(-min(n, window + uniform_len if window else n) // 32) - 1 for n in lens]
+    assert int(splits.extra_rows[0]) == min(sum(wanted), splits.num_extra)
+    assert splits.by_row[:2].tolist() == [1 + wanted[0], 1 + wanted[1]]
+    rig.assert_close(rows.attend(), rows.exact())
+
+
+def test_the_beginning_of_a_prompt_is_computed_without_the_cache(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole pieces of it; what is left over, and chunks with a prefix, read the cache."""
+    from worker.kernels.triton import gqa
+
+    monkeypatch.setattr(gqa, "DENSE_PIECE", 32)
+    rows = Rows(rig, (4, 2, 16), [1, 40, 64, 9, 40, 70], [50, 40, 64, 9, 60, 70], 16)
+    if rig.dtype != torch.float32:
+        assert rows.metadata.parts == (
+            gqa.Dense(1, 32), gqa.Paged(1, 1, 8, 32), gqa.Dense(41, 64), gqa.Paged(3, 2, 49),
+            gqa.Dense(154, 64), gqa.Paged(5, 1, 6, 64),
+        )  # fmt: skip
+    rig.assert_close(rows.attend(), rows.exact())
+    alone = Rows(rig, (4, 2, 16), [64], [64], 16)
+    rig.assert_close(alone.attend(), alone.exact())
+
+
+@pytest.mark.parametrize("capability", [80, 90])
+def test_kernels_compile(capability: int) -> None:
+    """In a process of its own, for this one may interpret them."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-m", "tests.kernels.compile_triton", str(capability)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert {"attend_kernel", "reduce_kernel", "_rows_kernel", "_prepare_kernel"} <= set(done.stdout.split())

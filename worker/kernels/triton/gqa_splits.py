@@ -1,0 +1,84 @@
+"""How many programs share the keys of a row, so that few rows fill the device and long ones do not hold up the others.
+
+Every row has `usual` splits, by the number of rows alone. Where that leaves long rows whole, a few extra programs are
+dealt out to them on the device, in the order of the rows: a launch that is the same for all lengths can be captured.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from worker.kernels.triton.machine import Machine
+
+LONG = 2048
+"""Keys that a program may have for itself before a row wants more of them."""
+MOST_SPLITS = 64
+ROWS = 1024
+"""That the kernel counts at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Splits:
+    """Of a step's uniform rows."""
+
+    usual: int
+    num_extra: int
+    """Programs beyond the usual ones; most have nothing to do."""
+    by_row: Tensor | None
+    """int32 [R]: how many each row has; None without extra ones."""
+    first_extra: Tensor | None
+    """int32 [R]: the first that is a row's."""
+    extra_rows: Tensor | None
+    """int32 [1 + num_extra]: how many have a row, then their rows."""
+
+    @property
+    def most(self) -> int:
+        """That a row can have, a power of two."""
+        return MOST_SPLITS if self.num_extra else self.usual
+
+
+@triton.jit(do_not_specialize=["num_rows", "num_tokens", "usual", "num_extra"])
+def _deal_kernel(
+    context_lens, by_row, first_extra, extra_rows, num_rows, num_tokens, usual, num_extra,
+    WINDOW: tl.constexpr, LONG: tl.constexpr, MOST_SPLITS: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    dealt = 0
+    for first in range(0, num_rows, ROWS):
+        row = first + tl.arange(0, ROWS)
+        is_row = row < num_rows
+        num_keys = tl.load(context_lens + row, mask=is_row, other=0)
+        if WINDOW > 0:
+            num_keys = tl.minimum(num_keys, WINDOW + num_tokens)
+        wanted = tl.maximum(tl.minimum(tl.cdiv(num_keys, LONG), MOST_SPLITS) - usual, 0)
+        begin = dealt + tl.cumsum(wanted, 0) - wanted
+        given = tl.maximum(tl.minimum(wanted, num_extra - begin), 0)
+        tl.store(by_row + row, usual + given, mask=is_row)
+        tl.store(first_extra + row, begin, mask=is_row)
+        for i in range(tl.max(given, 0)):
+            tl.store(extra_rows + 1 + begin + i, row, mask=i < given)
+        dealt += tl.sum(wanted, 0)
+    tl.store(extra_rows, tl.minimum(dealt, num_extra))
+
+
+def deal_splits(
+    machine: Machine, num_kv_heads: int, context_lens: Tensor, num_tokens: int, max_context_len: int, window: int | None
+) -> Splits:
+    """For rows of `num_tokens` tokens each. `max_context_len` bounds their contexts [R] in every step."""
+    num_rows = len(context_lens)
+    usual = max(1, min(MOST_SPLITS, 4 * machine.num_sms // (num_rows * num_kv_heads)))
+    usual = 1 << (usual.bit_length() - 1)
+    most_keys = max_context_len if window is None else min(max_context_len, window + num_tokens)
+    if usual * LONG >= most_keys:
+        return Splits(usual, 0, None, None, None)
+    num_extra = max(1, 2 * machine.num_sms // num_kv_heads)
+    sizes = (num_rows, num_rows, 1 + num_extra)
+    buffer = torch.empty(sum(sizes), dtype=torch.int32, device=context_lens.device)
+    by_row, first_extra, extra_rows = buffer.split(sizes)
+    _deal_kernel[(1,)](
+        context_lens, by_row, first_extra, extra_rows, num_rows, num_tokens, usual, num_extra,
+        window or 0, LONG, MOST_SPLITS, ROWS, num_warps=4,
+    )  # fmt: skip
+    return Splits(usual, num_extra, by_row, first_extra, extra_rows)
