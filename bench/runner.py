@@ -43,7 +43,7 @@ def main() -> None:
 
         def plan_newcomer() -> None:
             rules.bind(newcomer)
-            rules.plan(slots)
+            rules.of(slots)
 
         figures: dict[str, Figure] = {
             f"prepare_us_{num_rows}": microseconds(lambda: preparer.prepare(step), num_repeats),

@@ -3,13 +3,12 @@
 import pytest
 import torch
 
-from tests.kernels.rig import CPU, Rig
+from tests.kernels.rig import Rig
 from worker.kernels.interface import (
     EMBEDDING,
     LINEAR,
     MOVE_ENTRIES,
     PREPARE_STEP,
-    RANDOM_UNIFORM,
     RMS_NORM,
     SILU_AND_MUL,
     ActivationSpec,
@@ -19,6 +18,7 @@ from worker.kernels.interface import (
 )
 from worker.kernels.select import Kernels
 from worker.kernels.step import Chunk, SlotTables, StagedRows, Step, StepBuffers
+from worker.kernels.torch.random import random_uniform
 from worker.kernels.weights import Dense
 from worker.parallel.group import Group
 
@@ -121,8 +121,6 @@ def test_moves_of_entries(rig: Rig) -> None:
 
 def test_random_bits_are_the_same_on_every_device(kernels: Kernels) -> None:
     seeds, positions = torch.tensor([3, -9]), torch.tensor([5, 6])
-    here = Kernels(CPU, "torch").choose(RANDOM_UNIFORM, None, torch.float64)(seeds, positions, 1, 300)
-    there = kernels.choose(RANDOM_UNIFORM, None, torch.float64)(
-        seeds.to(kernels.device), positions.to(kernels.device), 1, 300
-    )
+    here = random_uniform(seeds, positions, 1, 300)
+    there = random_uniform(seeds.to(kernels.device), positions.to(kernels.device), 1, 300)
     assert torch.equal(here, there.cpu())

@@ -12,7 +12,7 @@ from worker.kernels.select import Kernels
 from worker.runner.slots import SlotState
 from worker.runner.staging import Staging
 from worker.sampling.edits import History
-from worker.sampling.plan import SlotRules
+from worker.sampling.rules import SlotRules
 from worker.sampling.sampler import Sampled, Sampler, SamplingRows
 
 CPU = torch.device("cpu")
@@ -33,8 +33,9 @@ def rows_of(sequences: list[NewSequence], vocab_size: int, positions: list[int] 
     slots.apply(Staging(CPU).to_device(slots.stage(batch)))
     positions = positions or [len(new.token_ids) for new in sequences]
     return SamplingRows(
-        plan=slots.rules.plan(list(range(len(sequences)))),
-        parameters=slots.parameters.select(torch.arange(len(sequences))),
+        rules=slots.rules.of(list(range(len(sequences)))),
+        parameters=slots.parameters,
+        allowed=slots.allowed,
         history=History(
             slots.tables.tokens,
             torch.arange(len(sequences)),
@@ -61,14 +62,15 @@ def many_draws(logits: Tensor, new: NewSequence, num: int) -> Tensor:
     rules = SlotRules(1, logits.shape[1], CPU)
     rules.bind(new)
     parameters = one.parameters.select(torch.zeros(num, dtype=torch.int64))
-    # The seed in place of the position: penalties read that.
+    # The seed in place of the position: penalties read that. A slot a row, all with the same tokens.
     parameters.seed[:, 0] = torch.arange(num)
     rows = SamplingRows(
-        plan=rules.plan([0] * num),
-        parameters=parameters,
+        rules=rules.of([0] * num),
         history=History(
-            one.history.tokens, torch.zeros(num, dtype=torch.int64), position.expand(num), one.history.longest
+            one.history.tokens[:1].expand(num, -1), torch.arange(num), position.expand(num), one.history.longest
         ),
+        parameters=parameters,
+        allowed=one.allowed[:1].expand(num, -1),
     )
     return SAMPLER.sample(logits.expand(num, -1).clone(), rows).token_ids
 

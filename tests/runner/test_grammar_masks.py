@@ -10,9 +10,9 @@ from worker.core.params import Grammar, GrammarKind, SamplingParams
 from worker.core.tokens import token_array
 from worker.grammars.compiler import GrammarCompiler
 from worker.grammars.masks import SlotGrammars
+from worker.kernels.torch.sample import masked_copy
 from worker.runner.pending import PendingStep
 from worker.runner.timer import CpuTiming
-from worker.sampling.sampler import apply_mask
 
 PROMPT = (1, 2, 3)
 EVERYTHING = set(range(32 * -(-VOCAB_SIZE // 32)))
@@ -176,7 +176,6 @@ def test_tokens_without_logits_are_left_out(vocab_size):
     pending = PendingStep(step, [0, 1], CpuTiming())
     masks = grammars.start(step, [0, 1])
     assert masks is not None
-    logits = torch.zeros(2, vocab_size)
-    apply_mask(logits, masks.take(pending))
+    logits, _ = masked_copy(torch.zeros(2, vocab_size), None, 2, masks.take(pending))
     allowed = {i for i in of("a", "ab", "abc") if i < vocab_size}
     assert [set(row.isfinite().nonzero().flatten().tolist()) for row in logits] == [allowed, of("b")]

@@ -11,12 +11,13 @@ from transformers import (
     SequenceBiasLogitsProcessor,
 )
 
-from tests.runner.sampling_rig import noise, rows_of, sample_rows, sequence
+from tests.runner.sampling_rig import SAMPLER, noise, rows_of, sample_rows, sequence
 from worker.core.batch import NewSequence
 from worker.core.params import SamplingParams
+from worker.kernels.sampling import FAILED
+from worker.kernels.torch.sample import masked_copy
 from worker.sampling import edits as logit_edits
-from worker.sampling.edits import edit_logits
-from worker.sampling.sampler import FAILED, NOTHING_ALLOWED, apply_mask
+from worker.sampling.sampler import NOTHING_ALLOWED
 
 INF = torch.inf
 GREEDY = {"temperature": 0.0}
@@ -24,10 +25,12 @@ GREEDY = {"temperature": 0.0}
 
 def edited(logits: Tensor, sequences: list[NewSequence]) -> Tensor:
     rows = rows_of(sequences, logits.shape[1])
-    assert rows.plan.edits is not None
+    assert rows.rules.edited is not None
     result = logits.clone()
-    edit_logits(result, rows.plan.edits, rows.history, rows.parameters)
-    return result
+    copy, is_finite = SAMPLER.edited(logits, rows, rows.rules.edited)
+    assert is_finite.all()
+    group = rows.rules.edited.group.rows
+    return copy if group is None else result.index_copy_(0, group, copy)
 
 
 def test_the_penalties_of_case_34() -> None:
@@ -155,8 +158,8 @@ def test_a_mask_leaves_the_tokens_whose_bits_are_set() -> None:
     mask = torch.where(words >= 1 << 31, words - (1 << 32), words).to(torch.int32)
     logits = noise(2, vocab_size)
     expected = logits.masked_fill(~allowed[:, :vocab_size], -INF)
-    apply_mask(logits, mask)
-    assert torch.equal(logits, expected)
+    copy, _ = masked_copy(logits, None, 2, mask)
+    assert torch.equal(copy, expected)
 
 
 def test_a_row_alone_equals_the_row_among_rows_with_other_rules() -> None:

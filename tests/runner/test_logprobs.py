@@ -5,7 +5,8 @@ import torch
 
 from tests.runner.sampling_rig import noise, sample_rows, sequence
 from worker.core.params import SamplingParams
-from worker.sampling.logprobs import token_logprobs
+from worker.kernels.torch.sample import token_logprobs
+from worker.sampling.logprobs import LogprobTensors
 
 
 @pytest.mark.parametrize("most", [0, 1, 5, 40])
@@ -14,7 +15,7 @@ def test_values_and_ranks_equal_those_of_a_sort(most: int) -> None:
     chosen = torch.tensor([0, 17, 39])
     expected = torch.log_softmax(logits.double(), -1)
     order = expected.argsort(-1, descending=True)
-    entries = token_logprobs(logits.log_softmax(-1), chosen, most).to_host()
+    entries = LogprobTensors(*token_logprobs(logits, None, chosen, most)).to_host()
     for row, token in enumerate(chosen.tolist()):
         first, *best = entries[row]
         assert (first[0], first[2]) == (token, order[row].tolist().index(token) + 1)
@@ -24,7 +25,9 @@ def test_values_and_ranks_equal_those_of_a_sort(most: int) -> None:
 
 
 def test_equal_logits_share_the_better_rank() -> None:
-    entries = token_logprobs(torch.tensor([[1.0, 3.0, 3.0, 0.0]]).log_softmax(-1), torch.tensor([2]), 1).to_host()
+    entries = LogprobTensors(
+        *token_logprobs(torch.tensor([[1.0, 3.0, 3.0, 0.0]]), None, torch.tensor([2]), 1)
+    ).to_host()
     assert [rank for *_, rank in entries[0]] == [1, 1]
 
 

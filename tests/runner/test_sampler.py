@@ -15,8 +15,8 @@ from transformers import (
 
 from tests.runner.sampling_rig import chi_squared, fits, many_draws, noise, sample, sequence
 from worker.core.params import SamplingParams
+from worker.kernels.sampling import FAILED
 from worker.kernels.torch.random import random_uniform
-from worker.sampling.sampler import FAILED
 
 GREEDY = SamplingParams(temperature=0.0)
 MANY = [

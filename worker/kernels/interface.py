@@ -198,14 +198,6 @@ class MoveKernel(Protocol):
         """From the host's tensor, ordered after earlier `swap_out`s."""
 
 
-class RandomKernel(Protocol):
-    def __call__(self, seeds: Tensor, positions: Tensor, stream: int, num: int) -> Tensor:
-        """float64 [R, num] in (0, 1): element (r, i) is a function of (seeds[r], positions[r], stream, i) alone.
-
-        seeds int64 [R] (the bits of an unsigned number), positions int64 [R].
-        """
-
-
 RMS_NORM: Operation[NormSpec, RmsNormKernel] = Operation("rms_norm")
 SILU_AND_MUL: Operation[ActivationSpec, SiluAndMulKernel] = Operation("silu_and_mul")
 EMBEDDING: Operation[EmbeddingSpec, EmbeddingKernel] = Operation("embedding")
@@ -213,4 +205,3 @@ LINEAR: Operation[LinearSpec, LinearKernel] = Operation("linear")
 GQA: Operation[GqaSpec, GqaKernel] = Operation("gqa")
 PREPARE_STEP: Operation[None, PrepareKernel] = Operation("prepare_step")
 MOVE_ENTRIES: Operation[None, MoveKernel] = Operation("move_entries")
-RANDOM_UNIFORM: Operation[None, RandomKernel] = Operation("random_uniform")

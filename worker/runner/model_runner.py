@@ -23,7 +23,7 @@ from worker.runner.profiler import StepProfiler
 from worker.runner.slots import SlotState
 from worker.runner.timer import StepTimer, Timing
 from worker.sampling.edits import History
-from worker.sampling.logprobs import LogprobTensors, token_logprobs
+from worker.sampling.logprobs import LogprobTensors
 from worker.sampling.sampler import Sampler, SamplingRows
 
 logger = logging.getLogger(__name__)
@@ -127,14 +127,13 @@ class ModelRunner:
         logits = self._logits(outputs, inputs)
         if logits is None:
             return self._tp.broadcast(torch.empty(len(rows), dtype=torch.int64, device=self._device))
-        logits = logits.float().contiguous()
         if batch.beam_rows:
             pending.candidates = self._candidates(batch, rows, logits)
         grammar_mask = masks.take(pending) if masks is not None else None
         sampling = self._sampling_rows(batch, inputs, grammar_mask)
         sampled = self._sampler.sample(logits, sampling)
         if sampled.logprobs is not None:
-            pending.logprob_rows = sampling.plan.logprobs
+            pending.logprob_rows = sampling.rules.logprobs
             pending.logprobs = self._logprobs_to_host(sampled.logprobs)
         return self._tp.broadcast(sampled.token_ids)
 
@@ -147,9 +146,10 @@ class ModelRunner:
     def _sampling_rows(self, batch: ScheduledBatch, inputs: StepInputs, grammar_mask: Tensor | None) -> SamplingRows:
         slots = inputs.sampled_slots
         return SamplingRows(
-            plan=self._slots.rules.plan([batch.slots[row] for row in inputs.sampled_rows]),
-            parameters=self._slots.parameters.select(slots),
+            rules=self._slots.rules.of([batch.slots[row] for row in inputs.sampled_rows]),
             history=History(self._slots.tables.tokens, slots, inputs.sampled_positions, inputs.longest_sampled),
+            parameters=self._slots.parameters,
+            allowed=self._slots.allowed,
             grammar_mask=grammar_mask,
         )
 
@@ -164,8 +164,7 @@ class ModelRunner:
             logits = self._model.logits(hidden.index_select(0, step_tokens))
             if logits is None:
                 continue
-            logprobs = logits.float().log_softmax(-1)
-            parts.append(token_logprobs(logprobs, token_ids, min(most, logprobs.shape[1])))
+            parts.append(self._sampler.logprobs(logits, None, token_ids, most))
         return (
             None
             if not parts
@@ -179,7 +178,7 @@ class ModelRunner:
     def _candidates(self, batch: ScheduledBatch, rows: list[int], logits: Tensor) -> tuple[Tensor, Tensor]:
         """The best next tokens of the beam rows, which must all be sampling rows."""
         index = self._indices([rows.index(row) for row in batch.beam_rows])
-        scores = torch.log_softmax(logits.index_select(0, index), -1)
+        scores = logits.index_select(0, index).float().log_softmax(-1)
         best = scores.topk(min(batch.num_candidates, scores.shape[1]))
         return self._to_host(best.indices), self._to_host(best.values)
 

@@ -5,10 +5,11 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from worker.core.batch import BatchOutput, ScheduledBatch, TokenLogprobs
+from worker.kernels.sampling import FAILED
 from worker.runner.timer import Timing
 from worker.sampling.logprobs import LogprobTensors
-from worker.sampling.plan import LogprobRows
-from worker.sampling.sampler import FAILED, NOTHING_ALLOWED
+from worker.sampling.rules import LogprobRows
+from worker.sampling.sampler import NOTHING_ALLOWED
 
 NOT_FINITE = "the model's output is not finite"
 NO_TOKEN_LEFT = "sampling: allowed and banned tokens, bad sequences, min_tokens and grammar leave no token"

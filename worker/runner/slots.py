@@ -7,10 +7,11 @@ import torch
 from torch import Tensor
 
 from worker.core.batch import NewSequence, ScheduledBatch
+from worker.kernels.sampling import NUM_FLOATS, NUM_INTEGERS, Parameters
 from worker.kernels.step import SlotTables
 from worker.runner.staging import as_bits
-from worker.sampling.parameters import NUM_FLOATS, NUM_INTEGERS, Parameters, pack
-from worker.sampling.plan import SlotRules
+from worker.sampling.parameters import pack
+from worker.sampling.rules import SlotRules, allowed_bits, is_restricted
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,9 @@ class SlotState:
             groups=torch.full((num_rows,), spare_group, dtype=torch.int64, device=device),
         )
         self.parameters = Parameters.neutral(num_rows, device)
+        self.allowed = torch.full((num_rows, -(-vocab_size // 32)), -1, dtype=torch.int32, device=device)
+        """A bit for each token that the slot's lists of allowed and banned tokens leave."""
+        self._vocab_size = vocab_size
         self.rules = SlotRules(num_rows, vocab_size, device)
         self.prompt_logprobs: dict[int, PromptLogprobs] = {}
         """Of the slots whose prompt tokens' log probabilities are asked for."""
@@ -74,7 +78,8 @@ class SlotState:
             staged["table_places"] = np.fromiter(table.keys(), np.int64, len(table))
             staged["table_blocks"] = np.fromiter(table.values(), np.int64, len(table))
         if batch.new_sequences:
-            staged |= self._stage_bindings({new.slot: new for new in batch.new_sequences})
+            by_slot = {new.slot: new for new in batch.new_sequences}
+            staged |= self._stage_bindings(by_slot) | self._stage_lists(by_slot)
         return staged
 
     def apply(self, staged: dict[str, Tensor]) -> None:
@@ -89,6 +94,11 @@ class SlotState:
             tables.lengths.index_copy_(0, slots, staged["new_lengths"])
             tables.groups.index_copy_(0, slots, staged["new_groups"])
             tables.tokens.view(-1).index_copy_(0, staged["token_places"], staged["tokens"].int())
+            self.allowed.index_fill_(0, slots, -1)
+        if "restricted_slots" in staged:
+            slots, num_words = staged["restricted_slots"], self.allowed.shape[1]
+            words = staged["allowed_words"].view(torch.int32)[: len(slots) * num_words]
+            self.allowed.index_copy_(0, slots, words.view(-1, num_words))
 
     def remember(self, slots: Tensor, positions: Tensor, token_ids: Tensor) -> None:
         """What was sampled: `token_ids` int64 [R], none negative, for these positions of these slots."""
@@ -114,6 +124,16 @@ class SlotState:
             "new_groups": np.array([self._spare_group if new.group_id < 0 else new.group_id for new in news], np.int64),
             "token_places": np.concatenate(places),
             "tokens": np.concatenate([np.array(new.token_ids, np.int64) for new in news]),
+        }
+
+    def _stage_lists(self, by_slot: dict[int, NewSequence]) -> dict[str, np.ndarray]:
+        restricted = [new for new in by_slot.values() if is_restricted(new.sampling)]
+        if not restricted:
+            return {}
+        words = np.concatenate([allowed_bits(new.sampling, self._vocab_size) for new in restricted])
+        return {
+            "restricted_slots": np.array([new.slot for new in restricted], np.int64),
+            "allowed_words": np.pad(words, (0, len(words) % 2)).view(np.int64),
         }
 
     def _append(self, slot: int, ids: tuple[int, ...] | list[int], places: list[int], blocks: list[int]) -> None:

@@ -1,48 +1,55 @@
 """Changes of the logits before a token is chosen: bias, penalties, and what must not come.
 
 In this order, as in `transformers`: bias; repetition penalty over prompt and output, then presence and frequency
-penalty over the output; then −inf for all but the allowed tokens, for banned ones, for endings that come too early and
-for tokens that would complete a bad sequence. Everything is done in place by a few operations over all rows together;
-tokens so far are read on the device, so a token that the host has not seen counts, too.
+penalty over the output; then −inf for endings that come too early and for tokens that would complete a bad sequence.
+Tokens that lists or a grammar forbid are −inf from the start, and nothing here changes that. Everything is done in
+place by a few operations over all rows together; tokens so far are read on the device, so a token that the host has
+not seen counts, too.
 """
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from worker.sampling.parameters import Parameters
-from worker.sampling.plan import NO_TOKEN, BadTokens, LogitEdits
+from worker.kernels.sampling import Parameters
+from worker.sampling.rules import NO_TOKEN, BadTokens, LogitEdits
 
 MAX_HISTORY_ELEMENTS = 1 << 21
 """Tokens so far that are looked at together; more rows than that take turns, which bounds memory."""
 
 
+@dataclass(frozen=True, slots=True)
 class History:
-    """The tokens so far of the sampled rows."""
+    """The tokens so far of R rows."""
 
-    __slots__ = ("longest", "positions", "slots", "tokens")
+    tokens: Tensor
+    """int32 [slots, most]"""
+    slots: Tensor
+    """int64 [R]"""
+    positions: Tensor
+    """int64 [R]: of the token to come."""
+    longest: int
+    """Largest of `positions`, on the host, or more."""
 
-    def __init__(self, tokens: Tensor, slots: Tensor, positions: Tensor, longest: int) -> None:
-        """`tokens` int32 [slots, most]; the others int64 [R]. `longest` is the largest of `positions`, on the host."""
-        self.tokens, self.slots, self.positions = tokens, slots, positions
-        self.longest = longest
+    def select(self, rows: Tensor | None) -> "History":
+        """Of these rows, int64; None for all."""
+        if rows is None:
+            return self
+        return History(
+            self.tokens, self.slots.index_select(0, rows), self.positions.index_select(0, rows), self.longest
+        )
 
 
 def edit_logits(logits: Tensor, edits: LogitEdits, history: History, parameters: Parameters) -> None:
-    """Changes `logits` float32 [R, V], contiguous, in place."""
+    """Changes `logits` float32 [R, V], contiguous, in place. `parameters` are those of all slots."""
     flat = logits.view(-1)
     if edits.bias is not None:
         places, values = edits.bias
         flat.index_add_(0, places.flat, values)
     if edits.penalised is not None:
         for rows in edits.penalised.split(max(1, MAX_HISTORY_ELEMENTS // history.longest)):
-            _penalise(logits, rows, edits, history, parameters.select(rows))
-    if edits.allowed is not None:
-        restricted, places = edits.allowed
-        kept = flat.index_select(0, places.flat)
-        logits.index_fill_(0, restricted, -torch.inf)
-        flat.index_copy_(0, places.flat, kept)
-    if edits.banned is not None:
-        flat.index_fill_(0, edits.banned.flat, -torch.inf)
+            _penalise(logits, rows, edits, history, parameters.select(history.slots.index_select(0, rows)))
     if edits.early is not None:
         places, first_position = edits.early
         _forbid(flat, places.flat, history.positions.index_select(0, places.rows) < first_position)

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from worker.core.batch import TokenLogprobs
@@ -23,18 +22,3 @@ class LogprobTensors:
         """Waits for nothing: the tensors must be on the host. All `most` entries of each."""
         rows = zip(self.token_ids.tolist(), self.logprobs.tolist(), self.ranks.tolist(), strict=True)
         return [list(zip(*row, strict=True)) for row in rows]
-
-
-def token_logprobs(logprobs: Tensor, token_ids: Tensor, most: int) -> LogprobTensors:
-    """logprobs float32 [N, V] of the model, token_ids int64 [N] (negative: no token, any entry will do)."""
-    chosen_ids = token_ids.clamp(min=0)[:, None]
-    chosen = logprobs.gather(1, chosen_ids)
-    # Of equal ones all have the better rank.
-    rank = (logprobs > chosen).sum(-1, keepdim=True) + 1
-    best = logprobs.topk(most)
-    ranks = torch.arange(1, most + 1, device=logprobs.device).expand(len(logprobs), -1)
-    return LogprobTensors(
-        token_ids=torch.cat((chosen_ids, best.indices), 1),
-        logprobs=torch.cat((chosen, best.values), 1),
-        ranks=torch.cat((rank, ranks), 1),
-    )

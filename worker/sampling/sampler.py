@@ -1,61 +1,32 @@
-"""Phase 3 of a step: from logits to tokens. No host sync, no loop over rows, no state.
-
-A row's draw depends on its logits, its parameters, its seed and the position of the new token alone, so it is the same
-alone or in any batch. Truncation (top-k, then top-p, then min-p, each over what the one before left) comes down to one
-threshold on a row's logits; tokens that tie with the threshold stay.
-
-The draw is an exponential race: argmax of weight / E with E ~ Exp(1) picks each token with its probability. It is run
-twice, first over the sums of chunks of the vocabulary, then over the chosen chunk's tokens, which is the same
-distribution at 1 / 100 of the random numbers.
-"""
+"""Phase 3 of a step: from logits to tokens. No host sync, no loop over rows, no state."""
 
 from dataclasses import dataclass
-from functools import cache
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-from worker.kernels.interface import RANDOM_UNIFORM
+from worker.kernels.sampling import CHOOSE, FAILED, LOGPROBS, MASKED_COPY, Draws, Parameters
 from worker.kernels.select import Kernels
 from worker.sampling.edits import History, edit_logits
-from worker.sampling.logprobs import LogprobTensors, token_logprobs
-from worker.sampling.parameters import Parameters
-from worker.sampling.plan import RowPlan
+from worker.sampling.logprobs import LogprobTensors
+from worker.sampling.rules import EditedRows, RowGroup, RowRules
 
-CHUNK = 256
-CPU_CANDIDATES = (256, 4096)
-"""How many of the best tokens are looked at, in turn, before all of the vocabulary is sorted."""
-FAILED = -1
-"""In place of a token id: the row's logits were not finite."""
 NOTHING_ALLOWED = -2
 """In place of a token id: the request's own rules leave no token."""
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingRows:
-    """The rows to sample; tensors are on the device, aligned with the logits' rows."""
+    """The rows to sample; tensors are on the device."""
 
-    plan: RowPlan
-    parameters: Parameters
+    rules: RowRules
     history: History
+    parameters: Parameters
+    """Of all slots."""
+    allowed: Tensor
+    """int32 [slots, V / 32 rounded up]: a bit for each token that a slot's lists leave."""
     grammar_mask: Tensor | None = None
     """int32 [R, V / 32 rounded up]: a bit for each token that the row's grammar allows; None: no row has one."""
-
-    def drawn(self) -> "DrawnRows":
-        index = self.plan.drawn
-        if index is None:
-            return DrawnRows(self.plan, self.parameters, self.history.positions)
-        return DrawnRows(self.plan, self.parameters.select(index), self.history.positions.index_select(0, index))
-
-
-@dataclass(frozen=True, slots=True)
-class DrawnRows:
-    """Of these rows, those that are drawn."""
-
-    plan: RowPlan
-    parameters: Parameters
-    positions: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,154 +34,63 @@ class Sampled:
     token_ids: Tensor
     """int64 [R]; FAILED or NOTHING_ALLOWED where there is no token."""
     logprobs: LogprobTensors | None
-    """Of the rows of `plan.logprobs`."""
+    """Of the rows of `rules.logprobs`."""
 
 
 class Sampler:
+    """Rows whose logits stay as they are are chosen from in the model's own dtype, the others in a float32 copy."""
+
     def __init__(self, kernels: Kernels) -> None:
-        self._random_uniform = kernels.choose(RANDOM_UNIFORM, None, torch.float64)
+        self._choose = kernels.choose(CHOOSE, None, torch.float32)
+        self._masked_copy = kernels.choose(MASKED_COPY, None, torch.float32)
+        self._logprobs = kernels.choose(LOGPROBS, None, torch.float32)
 
     def sample(self, logits: Tensor, rows: SamplingRows) -> Sampled:
-        """Chooses a token for each row. logits: float32 [R, V], contiguous; may be overwritten."""
-        plan = rows.plan
-        asking = plan.logprobs
-        best = logits.amax(-1)
-        is_finite = best.isfinite()
-        model_logprobs = None
-        if asking is not None:
-            # Before any edit: they are the model's own.
-            asked = logits if asking.rows is None else logits.index_select(0, asking.rows)
-            model_logprobs = asked.log_softmax(-1)
-        has_edits = plan.edits is not None or rows.grammar_mask is not None
-        if has_edits:
-            self._edit(logits, rows)
-            best = logits.amax(-1)
-        ids = self._choose(logits, best, rows)
-        ids = torch.where(best.isfinite(), ids, NOTHING_ALLOWED) if has_edits else ids
-        ids = torch.where(is_finite, ids, FAILED)
-        if asking is None or model_logprobs is None:
-            return Sampled(ids, None)
-        chosen = ids if asking.rows is None else ids.index_select(0, asking.rows)
-        return Sampled(ids, token_logprobs(model_logprobs, chosen, asking.most))
+        """Chooses a token for each row. logits [R, V] of the model, which are not changed."""
+        token_ids = self._token_ids(logits, rows)
+        asking = rows.rules.logprobs
+        if asking is None:
+            return Sampled(token_ids, None)
+        chosen = token_ids if asking.rows is None else token_ids.index_select(0, asking.rows)
+        return Sampled(token_ids, self.logprobs(logits, asking.rows, chosen, asking.most))
 
-    def _edit(self, logits: Tensor, rows: SamplingRows) -> None:
-        if rows.plan.edits is not None:
-            edit_logits(logits, rows.plan.edits, rows.history, rows.parameters)
+    def logprobs(self, logits: Tensor, rows: Tensor | None, token_ids: Tensor, most: int) -> LogprobTensors:
+        """Of the model's own distribution: see `LogprobsKernel`. `most` may be more than there are tokens."""
+        return LogprobTensors(*self._logprobs(logits, rows, token_ids, min(most, logits.shape[1])))
+
+    def edited(self, logits: Tensor, rows: SamplingRows, edited: EditedRows) -> tuple[Tensor, Tensor]:
+        """float32 [E, V]: the edited rows' logits as tokens are chosen from them; bool [E]: the model's are finite."""
+        group = edited.group
+        history = rows.history.select(group.rows)
+        mask = rows.allowed.index_select(0, history.slots) if edited.is_restricted else None
         if rows.grammar_mask is not None:
-            apply_mask(logits, rows.grammar_mask)
+            grammar = rows.grammar_mask if group.rows is None else rows.grammar_mask.index_select(0, group.rows)
+            mask = grammar if mask is None else mask.bitwise_and_(grammar)
+        copy, is_finite = self._masked_copy(logits, group.rows, group.num_rows, mask)
+        edit_logits(copy, edited.edits, history, rows.parameters)
+        return copy, is_finite
 
-    def _choose(self, logits: Tensor, best: Tensor, rows: SamplingRows) -> Tensor:
-        plan = rows.plan
-        if plan.num_drawn == 0:
-            return logits.argmax(-1)
-        if plan.drawn is None:
-            return self._draw(logits, best, rows.drawn())
-        drawn = self._draw(logits.index_select(0, plan.drawn), best.index_select(0, plan.drawn), rows.drawn())
-        return logits.argmax(-1).index_copy_(0, plan.drawn, drawn)
-
-    def _draw(self, logits: Tensor, best: Tensor, rows: DrawnRows) -> Tensor:
-        temperature = rows.parameters.temperature.float()
-        scaled = (logits - best[:, None]).div_(temperature)
-        # Not exp: that is slow for what is as good as zero.
-        weights = scaled.softmax(-1)
-        threshold = self._threshold(scaled, weights, rows)
-        if threshold is not None:
-            weights = weights.masked_fill_(scaled < threshold, 0)
-        return self._race(weights, rows)
-
-    def _threshold(self, scaled: Tensor, weights: Tensor, rows: DrawnRows) -> Tensor | None:
-        """[R, 1]: the least scaled logit that stays, −inf where all do; None when no row truncates."""
-        plan = rows.plan
-        found: Tensor | None = None
-        values: Tensor | None = None
-        if plan.most_top_k:
-            values = scaled.topk(plan.most_top_k).values
-            found = _top_k_threshold(values, rows, scaled.shape[1])
-        if plan.has_top_p:
-            if values is not None and found is not None and plan.has_top_k_with_top_p:
-                top_p = _top_p_of_best(values.masked_fill(values < found, -torch.inf), rows)
-            else:
-                kept = weights if found is None else weights.masked_fill(scaled < found, 0)
-                top_p = _top_p_threshold(scaled, kept, rows)
-            found = top_p if found is None else torch.maximum(found, top_p)
-        if plan.has_min_p:
-            min_p = rows.parameters.min_p.log().float()
-            found = min_p if found is None else torch.maximum(found, min_p)
-        return found
-
-    def _race(self, weights: Tensor, rows: DrawnRows) -> Tensor:
-        num_rows, vocab_size = weights.shape
-        if vocab_size % CHUNK:
-            weights = functional.pad(weights, (0, CHUNK - vocab_size % CHUNK))
-        chunks = weights.view(num_rows, -1, CHUNK)
-        sums = chunks.sum(-1)
-        chunk = self._winner(sums, rows, stream=0)
-        members = chunks.gather(1, chunk[:, None, None].expand(-1, 1, CHUNK))[:, 0]
-        return chunk * CHUNK + self._winner(members, rows, stream=1)
-
-    def _winner(self, weights: Tensor, rows: DrawnRows, stream: int) -> Tensor:
-        uniform = self._random_uniform(rows.parameters.seed[:, 0], rows.positions, stream, weights.shape[1])
-        return (weights.double() / -uniform.log()).argmax(-1)
+    def _token_ids(self, logits: Tensor, rows: SamplingRows) -> Tensor:
+        rules = rows.rules
+        found = []
+        if rules.plain is not None:
+            found.append((rules.plain, self._choose(logits, rules.plain.rows, _draws(rules.plain, rows))))
+        if rules.edited is not None:
+            group = rules.edited.group
+            copy, is_finite = self.edited(logits, rows, rules.edited)
+            ids = self._choose(copy, None, _draws(group, rows))
+            found.append(
+                (group, ids.masked_fill_((ids == FAILED) & is_finite, NOTHING_ALLOWED).masked_fill_(~is_finite, FAILED))
+            )
+        if len(found) == 1:
+            return found[0][1]
+        token_ids = torch.empty(rules.num_rows, dtype=torch.int64, device=logits.device)
+        for group, ids in found:
+            assert group.rows is not None
+            token_ids.index_copy_(0, group.rows, ids)
+        return token_ids
 
 
-def _top_k_threshold(values: Tensor, rows: DrawnRows, vocab_size: int) -> Tensor:
-    """The top_k-th of the largest logits in order, `values`. A top_k of the vocabulary's size or more restricts
-    nothing, as 0 does."""
-    top_k = rows.parameters.top_k
-    kth = values.gather(1, (top_k - 1).clamp_(0, values.shape[1] - 1))
-    return kth.masked_fill_((top_k == 0) | (top_k >= vocab_size), -torch.inf)
-
-
-def _top_p_of_best(values: Tensor, rows: DrawnRows) -> Tensor:
-    """As `_top_p_threshold`, for rows whose top_k left no more than these largest logits, in falling order."""
-    mass = values.exp().double()
-    total = mass.cumsum(-1)
-    return _last_before_goal(values, total - mass, total[:, -1:], rows)
-
-
-def _top_p_threshold(scaled: Tensor, weights: Tensor, rows: DrawnRows) -> Tensor:
-    """The least logit of the smallest set of most likely tokens that holds a share top_p of `weights`."""
-    total = weights.sum(-1, keepdim=True, dtype=torch.float64)
-    top_p = rows.parameters.top_p
-    values, before = _sorted_mass(scaled, weights, top_p * total, top_p)
-    return _last_before_goal(values, before, total, rows)
-
-
-def _last_before_goal(values: Tensor, before: Tensor, total: Tensor, rows: DrawnRows) -> Tensor:
-    """`before` [R, N] is the mass of what is more likely than each of `values`."""
-    top_p = rows.parameters.top_p
-    # The most likely token always stays, whatever top_p.
-    num_kept = (before < top_p * total).sum(-1, keepdim=True).clamp_(min=1)
-    return values.gather(1, num_kept - 1).masked_fill_(top_p >= 1, -torch.inf)
-
-
-def _sorted_mass(scaled: Tensor, weights: Tensor, goal: Tensor, top_p: Tensor) -> tuple[Tensor, Tensor]:
-    """Logits in falling order, and the mass before each. As many as needed, at least.
-
-    On a CPU the host may look at the values: a few hundred candidates nearly always hold the mass.
-    """
-    for num in CPU_CANDIDATES if scaled.device.type == "cpu" else ():
-        if num >= scaled.shape[1]:
-            break
-        values, ids = scaled.topk(num)
-        mass = weights.gather(1, ids).double()
-        total = mass.cumsum(-1)
-        if bool(((total[:, -1:] >= goal) | (top_p >= 1)).all()):
-            return values, total - mass
-    values, ids = scaled.sort(descending=True)
-    mass = weights.gather(1, ids).double()
-    return values, mass.cumsum(-1) - mass
-
-
-def apply_mask(logits: Tensor, mask: Tensor) -> None:
-    """−inf in place, in float32 [R, V], for each token whose bit in `mask` int32 [R, V / 32 rounded up] is not set."""
-    table = _penalty_of_byte(logits.device)
-    penalty = table.index_select(0, mask.view(torch.uint8).view(-1).int()).view(len(logits), -1)
-    logits.add_(penalty[:, : logits.shape[1]])
-
-
-@cache
-def _penalty_of_byte(device: torch.device) -> Tensor:
-    """float32 [256, 8]: 0 for each set bit of a byte, lowest first, −inf for the others."""
-    bits = (torch.arange(256, device=device)[:, None] >> torch.arange(8, device=device)) & 1
-    return torch.where(bits == 1, 0.0, -torch.inf)
+def _draws(group: RowGroup, rows: SamplingRows) -> Draws:
+    history = rows.history.select(group.rows)
+    return Draws(group.draws, rows.parameters, history.slots, history.positions)

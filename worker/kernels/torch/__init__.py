@@ -8,17 +8,17 @@ from worker.kernels.interface import (
     LINEAR,
     MOVE_ENTRIES,
     PREPARE_STEP,
-    RANDOM_UNIFORM,
     RMS_NORM,
     SILU_AND_MUL,
 )
+from worker.kernels.sampling import CHOOSE, LOGPROBS, MASKED_COPY
 from worker.kernels.select import Implementation
 from worker.kernels.torch.elementwise import RmsNorm, embedding, silu_and_mul
 from worker.kernels.torch.gqa import TorchGqa
 from worker.kernels.torch.linear import OneDnnLinear, PlainLinear, supports_dense, supports_onednn
 from worker.kernels.torch.move import Move
 from worker.kernels.torch.prepare import prepare_step
-from worker.kernels.torch.random import random_uniform
+from worker.kernels.torch.sample import choose, masked_copy, token_logprobs
 
 
 def _always(*_: Any) -> bool:
@@ -34,5 +34,7 @@ IMPLEMENTATIONS: list[Implementation[Any, Any]] = [
     Implementation(GQA, "torch", _always, lambda spec, device, _: TorchGqa(spec, device)),
     Implementation(PREPARE_STEP, "torch", _always, lambda *_: prepare_step),
     Implementation(MOVE_ENTRIES, "torch", _always, lambda *_: Move()),
-    Implementation(RANDOM_UNIFORM, "torch", _always, lambda *_: random_uniform),
+    Implementation(CHOOSE, "torch", _always, lambda *_: choose),
+    Implementation(MASKED_COPY, "torch", _always, lambda *_: masked_copy),
+    Implementation(LOGPROBS, "torch", _always, lambda *_: token_logprobs),
 ]

@@ -8,7 +8,9 @@ _GOLDEN, _MIX_1, _MIX_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB1331
 
 
 def random_uniform(seeds: Tensor, positions: Tensor, stream: int, num: int) -> Tensor:
-    """See `RandomKernel`.
+    """float64 [R, num] in (0, 1): element (r, i) is a function of (seeds[r], positions[r], stream, i) alone.
+
+    seeds int64 [R] (the bits of an unsigned number), positions int64 [R].
 
     SplitMix64 in counter mode: its finaliser over key + i × golden ratio, where the key is mixed from seed, position
     and stream. 64-bit integer products wrap in two's complement, on the CPU and on CUDA alike.

@@ -1,8 +1,8 @@
 """What the host knows of the rows that are sampled together: which operations a step needs, and with what lists.
 
-A sequence's part is worked out once, when its slot is bound (`SlotRules.bind`). A plan puts the parts of its rows
-together; it is made anew when the rows change, which they do when a sequence comes or goes, and a newcomer costs its
-own row only. The step's work is then a fixed number of tensor operations over all rows.
+A sequence's part is worked out once, when its slot is bound (`SlotRules.bind`). The rules of a step's rows put the
+parts together; they are made anew when the rows change, which they do when a sequence comes or goes, and a newcomer
+costs its own row only. The step's work is then a fixed number of operations over all rows.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,22 +14,20 @@ from torch import Tensor
 
 from worker.core.batch import NewSequence
 from worker.core.params import SamplingParams
+from worker.kernels.sampling import GREEDY_TEMPERATURE, DrawRules
 from worker.kernels.transfer import to_device
 
-GREEDY_TEMPERATURE = 1e-5
-"""Below this a draw would be the most likely token anyway, up to overflow of logits / temperature."""
 NO_TOKEN = -1
 """In `BadTokens.beginnings`: a place that matches anything."""
 NO_LOGPROBS = -1
 
 Ids = np.ndarray
 """int64 [N]: token ids, all in the vocabulary."""
-NO_IDS: Ids = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Elements of the rows' logits [R, V], as indices into the flat tensor: row × V + token. int64 [E]."""
+    """Elements of the edited logits [R, V], as indices into the flat tensor: row × V + token. int64 [E]."""
 
     flat: Tensor
     rows: Tensor
@@ -49,7 +47,7 @@ class BadTokens:
 
 @dataclass(frozen=True, slots=True)
 class LogitEdits:
-    """Changes of the logits before a token is chosen. None: no row asks for that."""
+    """Changes of single logits before a token is chosen, R rows being edited. None: no row asks for that."""
 
     bias: tuple[Places, Tensor] | None
     """Places and what is added there, float32 [E]."""
@@ -58,9 +56,6 @@ class LogitEdits:
     has_repetition: bool
     has_output_penalties: bool
     """Presence or frequency."""
-    allowed: tuple[Tensor, Places] | None
-    """Rows that are restricted, int64; the places that stay in them."""
-    banned: Places | None
     early: tuple[Places, Tensor] | None
     """Ending tokens, and the position from which each may come, int64 [E]."""
     bad: BadTokens | None
@@ -83,18 +78,34 @@ class LogprobRows:
 
 
 @dataclass(frozen=True, slots=True)
-class RowPlan:
+class RowGroup:
+    """Some of the sampled rows, whose tokens are chosen together."""
+
+    rows: Tensor | None
+    """int64: which they are; None for all."""
     num_rows: int
-    drawn: Tensor | None
-    """int64: rows whose token is drawn, the others being greedy; None for all rows."""
-    num_drawn: int
-    most_top_k: int
-    """Largest top_k of a drawn row that is below the vocabulary's size; 0: none restricts anything."""
-    has_top_p: bool
-    has_top_k_with_top_p: bool
-    """Every drawn row with a top_p has a top_k, too."""
-    has_min_p: bool
-    edits: LogitEdits | None
+    draws: DrawRules
+
+
+@dataclass(frozen=True, slots=True)
+class EditedRows:
+    """Rows whose logits change before a token is chosen."""
+
+    group: RowGroup
+    edits: LogitEdits
+    """Its rows are counted within the group."""
+    is_restricted: bool
+    """Some have a list of allowed or banned tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowRules:
+    """Each sampled row is in one of the two groups."""
+
+    num_rows: int
+    plain: RowGroup | None
+    """Rows whose token is chosen from the model's own logits."""
+    edited: EditedRows | None
     logprobs: LogprobRows | None
 
 
@@ -106,9 +117,6 @@ class _Edits:
     bias: Ids
     bias_values: np.ndarray
     """float32, of each."""
-    allowed: Ids | None
-    """None: all are."""
-    banned: Ids
     endings: Ids
     """Must not come before position `min_length`."""
     min_length: int
@@ -117,7 +125,7 @@ class _Edits:
 
 
 class SlotRules:
-    """Each slot's part of a plan. Flags are arrays over all slots, so that a plan finds its rows' in one go."""
+    """Each slot's rules. Flags are arrays over all slots, so that those of a step's rows are found in one go."""
 
     def __init__(self, num_slots: int, vocab_size: int, device: torch.device) -> None:
         self._vocab_size, self._device = vocab_size, device
@@ -126,6 +134,8 @@ class SlotRules:
             return np.zeros(num_slots, bool)
 
         self._is_drawn, self._has_top_p, self._has_min_p, self._has_edits = flags(), flags(), flags(), flags()
+        self._is_edited, self._is_restricted = flags(), flags()
+        """By whatever: lists, penalties, a grammar; by lists of allowed or banned tokens."""
         self._is_penalised, self._has_repetition, self._has_output_penalties = flags(), flags(), flags()
         self._top_k = np.zeros(num_slots, np.int64)
         """0 where it restricts nothing."""
@@ -133,7 +143,7 @@ class SlotRules:
         self._edits: dict[int, _Edits] = {}
         self._version = 0
         self._key: tuple[int, list[int]] | None = None
-        self._plan: RowPlan | None = None
+        self._rules: RowRules | None = None
 
     def bind(self, new: NewSequence) -> None:
         """The slot belongs to `new` from now on."""
@@ -155,26 +165,20 @@ class SlotRules:
             self._edits.pop(slot, None)
         else:
             self._edits[slot] = edits
+        self._is_restricted[slot] = is_restricted(params)
+        self._is_edited[slot] = (
+            edits is not None or params.has_penalties or params.grammar is not None or is_restricted(params)
+        )
 
     def _edits_of(self, new: NewSequence) -> _Edits | None:
         params: SamplingParams = new.sampling
-        if not (
-            params.logit_bias
-            or params.allowed_token_ids
-            or params.banned_token_ids
-            or params.bad_token_sequences
-            or new.ending_token_ids
-        ):
+        if not (params.logit_bias or params.bad_token_sequences or new.ending_token_ids):
             return None
         bias = np.array([token for token, _ in params.logit_bias], np.int64)
         values = np.array([value for _, value in params.logit_bias], np.float32)
-        # A bad sequence of one token is a banned one.
-        single = [ids[0] for ids in params.bad_token_sequences if len(ids) == 1]
         return _Edits(
             bias=bias[bias < self._vocab_size],
             bias_values=values[bias < self._vocab_size],
-            allowed=self._known(params.allowed_token_ids) if params.allowed_token_ids else None,
-            banned=self._known([*params.banned_token_ids, *single]),
             endings=self._known(new.ending_token_ids),
             min_length=new.min_length,
             bad=tuple(ids for ids in params.bad_token_sequences if len(ids) > 1 and ids[-1] < self._vocab_size),
@@ -184,68 +188,73 @@ class SlotRules:
         ids = np.array(token_ids, np.int64)
         return ids[ids < self._vocab_size]
 
-    def plan(self, slots: list[int]) -> RowPlan:
-        """For the sampled rows, which belong to these slots. The same plan again while nothing changes."""
+    def of(self, slots: list[int]) -> RowRules:
+        """Of the sampled rows, which belong to these slots. The same again while nothing changes."""
         key = (self._version, slots)
-        if self._plan is None or key != self._key:
-            self._plan, self._key = self._make(np.array(slots, np.int64)), key
-        return self._plan
+        if self._rules is None or key != self._key:
+            self._rules, self._key = self._make(np.array(slots, np.int64)), key
+        return self._rules
 
-    def _make(self, slots: np.ndarray) -> RowPlan:
-        num_rows = len(slots)
-        drawn = self._is_drawn[slots].nonzero()[0]
-        top_k, has_top_p = self._top_k[slots[drawn]], self._has_top_p[slots[drawn]]
-        num_logprobs = self._num_logprobs[slots]
-        asking = (num_logprobs != NO_LOGPROBS).nonzero()[0]
-        return RowPlan(
-            num_rows=num_rows,
-            drawn=None if len(drawn) == num_rows else self._to_device(drawn),
+    def _make(self, slots: np.ndarray) -> RowRules:
+        is_edited = self._is_edited[slots]
+        plain, edited = (~is_edited).nonzero()[0], is_edited.nonzero()[0]
+        return RowRules(
+            num_rows=len(slots),
+            plain=self._group(slots, plain) if len(plain) else None,
+            edited=EditedRows(
+                group=self._group(slots, edited),
+                edits=self._make_edits(slots[edited]),
+                is_restricted=bool(self._is_restricted[slots[edited]].any()),
+            )
+            if len(edited)
+            else None,
+            logprobs=self._logprob_rows(slots),
+        )
+
+    def _group(self, slots: np.ndarray, rows: np.ndarray) -> RowGroup:
+        slots_of = slots[rows]
+        drawn = self._is_drawn[slots_of].nonzero()[0]
+        top_k, has_top_p = self._top_k[slots_of[drawn]], self._has_top_p[slots_of[drawn]]
+        draws = DrawRules(
             num_drawn=len(drawn),
+            drawn=None if len(drawn) == len(rows) else self._to_device(drawn),
             most_top_k=int(top_k.max(initial=0)),
             has_top_p=bool(has_top_p.any()),
             has_top_k_with_top_p=bool((top_k[has_top_p] > 0).all()),
-            has_min_p=bool(self._has_min_p[slots[drawn]].any()),
-            edits=self._make_edits(slots),
-            logprobs=LogprobRows(
-                rows=None if len(asking) == num_rows else self._to_device(asking),
-                indices=asking.tolist(),
-                numbers=num_logprobs[asking].tolist(),
-            )
-            if len(asking)
-            else None,
+            has_min_p=bool(self._has_min_p[slots_of[drawn]].any()),
         )
+        return RowGroup(None if len(rows) == len(slots) else self._to_device(rows), len(rows), draws)
 
-    def _make_edits(self, slots: np.ndarray) -> LogitEdits | None:
+    def _logprob_rows(self, slots: np.ndarray) -> LogprobRows | None:
+        numbers = self._num_logprobs[slots]
+        asking = (numbers != NO_LOGPROBS).nonzero()[0]
+        if not len(asking):
+            return None
+        rows = None if len(asking) == len(slots) else self._to_device(asking)
+        return LogprobRows(rows, asking.tolist(), numbers[asking].tolist())
+
+    def _make_edits(self, slots: np.ndarray) -> LogitEdits:
         penalised = self._is_penalised[slots].nonzero()[0]
         edited = [(int(row), self._edits[int(slots[row])]) for row in self._has_edits[slots].nonzero()[0]]
-        if not edited and not len(penalised):
-            return None
-        restricted = [row for row, edits in edited if edits.allowed is not None]
         bias, early = self._places(edited, lambda e: e.bias), self._places(edited, lambda e: e.endings)
-        allowed = self._places(edited, lambda e: NO_IDS if e.allowed is None else e.allowed)
         bad = [(row, ids) for row, edits in edited for ids in edits.bad]
         return LogitEdits(
             bias=None if bias is None else (bias, self._to_device(np.concatenate([e.bias_values for _, e in edited]))),
             penalised=self._to_device(penalised) if len(penalised) else None,
             has_repetition=bool(self._has_repetition[slots].any()),
             has_output_penalties=bool(self._has_output_penalties[slots].any()),
-            allowed=(self._to_device(np.array(restricted)), allowed or self._empty()) if restricted else None,
-            banned=self._places(edited, lambda e: e.banned),
             early=None if early is None else (early, self._to_device(_min_lengths(edited))),
             bad=self._bad_tokens(bad) if bad else None,
         )
 
     def _places(self, edited: list[tuple[int, _Edits]], ids_of: Callable[[_Edits], Ids]) -> Places | None:
-        """Of each row, a list of tokens: it may be as long as the vocabulary. None where all are empty."""
+        """Of each row, a list of tokens. None where all are empty."""
         lists = [ids_of(edits) for _, edits in edited]
         rows = np.repeat(np.array([row for row, _ in edited], np.int64), [len(ids) for ids in lists])
         if not len(rows):
             return None
         flat = rows * self._vocab_size + np.concatenate(lists)
         return Places(self._to_device(flat), self._to_device(rows))
-
-    def _empty(self) -> Places:
-        return Places(self._to_device(NO_IDS), self._to_device(NO_IDS))
 
     def _bad_tokens(self, bad: list[tuple[int, tuple[int, ...]]]) -> BadTokens:
         rows = np.array([row for row, _ in bad], np.int64)
@@ -265,3 +274,21 @@ class SlotRules:
 def _min_lengths(edited: list[tuple[int, _Edits]]) -> np.ndarray:
     """int64, of each ending token of each row."""
     return np.repeat([edits.min_length for _, edits in edited], [len(edits.endings) for _, edits in edited])
+
+
+def is_restricted(params: SamplingParams) -> bool:
+    """It has a list of allowed or banned tokens, or a bad sequence of one token, which is a banned one."""
+    return bool(
+        params.allowed_token_ids or params.banned_token_ids or any(len(ids) == 1 for ids in params.bad_token_sequences)
+    )
+
+
+def allowed_bits(params: SamplingParams, vocab_size: int) -> np.ndarray:
+    """int32 [V / 32 rounded up]: a bit for each token that those lists leave."""
+    num_words = -(-vocab_size // 32)
+    is_allowed = np.full(num_words * 32, not params.allowed_token_ids)
+    banned = [*params.banned_token_ids, *(ids[0] for ids in params.bad_token_sequences if len(ids) == 1)]
+    for ids, value in ((params.allowed_token_ids, True), (banned, False)):
+        known = np.array(ids or (), np.int64)
+        is_allowed[known[known < vocab_size]] = value
+    return np.packbits(is_allowed, bitorder="little").view(np.int32)
