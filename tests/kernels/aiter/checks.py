@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from tests.kernels.rig import Rig, Rows
+from worker.kernels.aiter.paged import StepViews
 from worker.kernels.interface import (
     GQA,
     LINEAR,
@@ -114,3 +115,12 @@ def what_is_not_a_number_is_not_written(rig: Rig, shape: Shape) -> None:
     rows = rows_of(rig, shape, [1], [1])
     rows.kernel.write_qkv(torch.full_like(rows.qkv, torch.nan), None, None, rows.cache, rows.metadata)
     assert rows.cache.v.isfinite().all() and rows.cache.k.isfinite().all()
+
+
+def uniform_rows_are_views_of_the_buffers(rig: Rig, shape: Shape) -> None:
+    """Or a captured graph would go on with the values of the step that it was captured with."""
+    rows = rows_of(rig, shape, [1, 1], [7, 18])
+    assert rows.kernel.can_capture
+    views = rows.metadata if isinstance(rows.metadata, StepViews) else rows.metadata.views
+    for name in ("positions", "token_slots", "query_starts", "context_lens", "block_tables"):
+        assert getattr(views, name).data_ptr() == getattr(rows.buffers, name).data_ptr()

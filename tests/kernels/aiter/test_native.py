@@ -121,6 +121,10 @@ def test_what_is_not_a_number_is_not_written(rig: Rig, shape: checks.Shape) -> N
     checks.what_is_not_a_number_is_not_written(rig, shape)
 
 
+def test_uniform_rows_are_views_of_the_buffers(rig: Rig, shape: checks.Shape) -> None:
+    checks.uniform_rows_are_views_of_the_buffers(rig, shape)
+
+
 def test_blocks_of_another_size_are_refused(rig: Rig, shape: checks.Shape) -> None:
     kernel = rig.choose(GQA, GqaSpec(*shape, shape[2] ** -0.5, rig.dtype))
     with pytest.raises(KernelBackendError, match="--block-size"):

@@ -14,6 +14,8 @@ from tests.kernels.aiter import checks
 from tests.kernels.rig import CPU, Rig
 from tests.runner.conftest import TINY, greedy_reference, random_prompt
 from tests.runner.driver import Driver
+from worker.kernels.backends import KernelBackendError
+from worker.kernels.interface import GQA, GqaSpec
 from worker.kernels.select import Kernels
 from worker.parallel.group import Group
 from worker.runner.build import build_runner
@@ -74,6 +76,17 @@ def test_queries_and_keys_are_normed_and_rotated(rig: Rig, with_norm: bool, with
 
 def test_what_is_not_a_number_is_not_written(rig: Rig) -> None:
     checks.what_is_not_a_number_is_not_written(rig, (2, 1, 16))
+
+
+def test_uniform_rows_are_views_of_the_buffers(rig: Rig) -> None:
+    checks.uniform_rows_are_views_of_the_buffers(rig, (2, 1, 16))
+
+
+@pytest.mark.parametrize("block_size", [8, 48])
+def test_blocks_that_do_not_fit_a_tile_are_refused(rig: Rig, block_size: int) -> None:
+    kernel = rig.choose(GQA, GqaSpec(*SHAPE, 1.0, rig.dtype))
+    with pytest.raises(KernelBackendError, match="--block-size"):
+        kernel.allocate(1, 3, block_size, CPU)
 
 
 def test_a_tiny_model_whole(tmp_path: Path) -> None:
