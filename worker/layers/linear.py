@@ -77,8 +77,12 @@ class RowLinear(LinearBase):
     def __init__(self, setup: LayerSetup, units: int, unit_width: int, out_features: int, bias: bool = False) -> None:
         start, count = shard_of(units, setup.tp, "input")
         super().__init__(setup, out_features, count * unit_width, bias)
-        self._rank = setup.tp.rank
+        self._tp, self._out_features = setup.tp, out_features
         self._start, self._total = start * unit_width, units * unit_width
+
+    def forward(self, x: Tensor) -> Tensor:
+        place = self._tp.place(*x.shape[:-1], self._out_features, dtype=x.dtype)
+        return self._kernel(x, self._packed, place)
 
     def weight_targets(self, path: str) -> dict[str, WeightTarget]:
         targets: dict[str, WeightTarget] = {f"{path}.weight": self._load_weight}
@@ -94,7 +98,7 @@ class RowLinear(LinearBase):
         """On rank 0 alone, or the sum over ranks would hold it several times."""
         assert self.bias is not None
         expect_shape(tensor, tuple(self.bias.shape))
-        if self._rank == 0:
+        if self._tp.rank == 0:
             self.bias.copy_(tensor.read())
 
 

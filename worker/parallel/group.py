@@ -6,6 +6,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from worker.parallel.symmetric import SymmetricSums
+
 
 @dataclass(frozen=True, slots=True)
 class Group:
@@ -14,12 +16,22 @@ class Group:
     rank: int = 0
     size: int = 1
     handle: dist.ProcessGroup | None = None
+    symmetric: SymmetricSums | None = None
+    """For sums that are small enough."""
+
+    def place(self, *shape: int, dtype: torch.dtype) -> Tensor | None:
+        """Where a part of a sum may be written, for `all_reduce` to take it from there; None: anywhere."""
+        return None if self.symmetric is None else self.symmetric.place(shape, dtype)
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        """The sum over ranks, in place."""
-        if self.size > 1:
+        """The sum over ranks. It may be x itself, which is overwritten."""
+        if self.size == 1:
+            return x
+        total = None if self.symmetric is None else self.symmetric.all_reduce(x)
+        if total is None:
             dist.all_reduce(x, group=self.handle)
-        return x
+            return x
+        return total
 
     def gather_last(self, x: Tensor) -> Tensor | None:
         """[..., n] of each rank → [..., size × n] in the order of ranks, on rank 0; None on the others."""

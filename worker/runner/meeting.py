@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 from worker.parallel.group import Group
+from worker.parallel.symmetric import symmetric_sums
 from worker.runner.messages import Place
 
 
@@ -23,8 +24,12 @@ def meet(rank: int, size: int, device: torch.device, store_port: int, place: Pla
         master_listen_fd=place.store_fd,
     )  # fmt: skip
     backend = "gloo" if device.type == "cpu" else "nccl"
-    dist.init_process_group(backend, store=store, rank=rank, world_size=size)
-    return Group(rank, size, dist.group.WORLD)
+    # A GPU's communicators are made at once: while a graph is captured, it would be too late.
+    device_id = device if device.type == "cuda" else None
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, device_id=device_id)
+    world = dist.group.WORLD
+    assert world is not None
+    return Group(rank, size, world, symmetric_sums(world, device, is_one_host=place.num_local_ranks == size))
 
 
 def _is_loopback(host: str) -> bool:

@@ -1,0 +1,114 @@
+"""Sums over ranks: which go through symmetric memory, where the result is, and when it is not used at all."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from worker.parallel import symmetric as module
+from worker.parallel.group import Group
+from worker.parallel.symmetric import SymmetricSums, symmetric_sums
+
+CUDA = torch.device("cuda")
+
+
+def sums_of_equal_ranks(place: Tensor, out: Tensor) -> None:
+    """As if the other of two ranks had the same numbers. What was in the buffer is lost, as it is on a GPU."""
+    out.copy_(place * 2)
+    place.fill_(float("nan"))
+
+
+@pytest.fixture
+def group(monkeypatch: pytest.MonkeyPatch) -> Group:
+    """Of two ranks, where NCCL multiplies by a thousand: the tests see who did it."""
+    monkeypatch.setattr(dist, "all_reduce", lambda x, group=None: x.mul_(1000))
+    return Group(0, 2, None, SymmetricSums(torch.zeros(1024, dtype=torch.uint8), sums_of_equal_ranks))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_small_sum_is_taken_where_it_is(group: Group, dtype: torch.dtype) -> None:
+    x = torch.arange(32, dtype=dtype).view(4, 8)
+    expected = x * 2
+    total = group.all_reduce(x)
+    assert total is x
+    assert torch.equal(total, expected)
+
+
+def test_a_part_that_was_written_in_its_place_is_not_copied_and_its_sum_is_elsewhere(group: Group) -> None:
+    x = group.place(4, 8, dtype=torch.float32)
+    assert x is not None
+    x.fill_(3)
+    total = group.all_reduce(x)
+    assert torch.equal(total, torch.full((4, 8), 6.0))
+    another = group.place(4, 8, dtype=torch.float32)
+    assert another is not None
+    assert another.data_ptr() == x.data_ptr() != total.data_ptr()
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        torch.ones(257),  # larger than the buffer
+        torch.ones(3),  # no multiple of 16 bytes
+        torch.ones(0),
+        torch.ones(8, dtype=torch.float16),  # what the operation does not add up
+        torch.ones(8, 8).t()[:, :4],  # in pieces
+    ],
+)
+def test_the_library_takes_all_other_sums(group: Group, x: Tensor) -> None:
+    x = x.clone() if x.is_contiguous() else x
+    assert torch.equal(group.all_reduce(x), torch.full_like(x, 1000))
+
+
+def test_one_rank_has_nothing_to_add_up() -> None:
+    x = torch.ones(8)
+    assert Group().all_reduce(x) is x
+    assert Group().place(8, dtype=torch.float32) is None
+
+
+def test_ranks_on_cpus_have_no_symmetric_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_all_agree", None)  # and do not talk about it
+    assert symmetric_sums(TwoRanks(), torch.device("cpu"), is_one_host=True) is None  # type: ignore[arg-type]
+
+
+class TwoRanks:
+    """In the place of a process group."""
+
+    def size(self) -> int:
+        return 2
+
+
+@pytest.mark.parametrize(
+    ("is_one_host", "see_each_other", "has_memory", "is_right", "expected"),
+    [
+        (True, True, True, True, True),
+        (False, True, True, True, False),
+        (True, False, True, True, False),
+        (True, True, False, True, False),
+        (True, True, True, False, False),
+    ],
+)
+def test_symmetric_memory_is_used_where_all_of_it_works(
+    monkeypatch: pytest.MonkeyPatch,
+    is_one_host: bool, see_each_other: bool, has_memory: bool, is_right: bool, expected: bool,
+) -> None:  # fmt: skip
+    sums = SymmetricSums(torch.zeros(64, dtype=torch.uint8), sums_of_equal_ranks)
+
+    def allocate(*_: object) -> SymmetricSums:
+        if not has_memory:
+            raise RuntimeError("no memory")
+        return sums
+
+    monkeypatch.setattr(module, "_all_agree", lambda flag, *_: flag)
+    monkeypatch.setattr(module, "_all_see_each_other", lambda _: see_each_other)
+    monkeypatch.setattr(module, "_allocate", allocate)
+    monkeypatch.setattr(module, "_is_right", lambda *_: is_right)
+    found = symmetric_sums(TwoRanks(), CUDA, is_one_host=is_one_host)  # type: ignore[arg-type]
+    assert found is (sums if expected else None)
+
+
+def test_one_rank_that_cannot_keeps_all_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_all_see_each_other", lambda _: True)
+    monkeypatch.setattr(module, "_all_agree", lambda *_: False)
+    monkeypatch.setattr(module, "_allocate", None)
+    assert symmetric_sums(TwoRanks(), CUDA, is_one_host=True) is None  # type: ignore[arg-type]

@@ -1,0 +1,114 @@
+"""Sums over the GPUs of one host through memory that each of them reads directly (torch's symmetric memory).
+
+NCCL takes 18 µs for the smallest sum, and a model asks for two a layer. Here the ranks meet in flags in each other's
+memory, each adds up its share of all ranks' numbers and reads the others' shares: 7 µs for the smallest, about half of
+NCCL's time up to the size below (two H100s, bf16 rows of 4,096, inside a graph). It is one kernel, knows nothing of the
+host, and can be captured.
+"""
+
+import logging
+import os
+from collections.abc import Callable
+from itertools import permutations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+logger = logging.getLogger(__name__)
+
+MAX_BYTES = 8 << 20
+"""The largest sum that was measured, at 33 µs against NCCL's 60. Above, all is bandwidth, which NCCL knows to use."""
+ALIGNMENT = 16
+DTYPES = (torch.bfloat16, torch.float32)
+"""What torch's operation adds up."""
+
+Reduce = Callable[[Tensor, Tensor], object]
+"""(this rank's numbers, in the buffer; where the sum goes, anywhere). Overwrites both."""
+
+
+class SymmetricSums:
+    """One buffer, which holds one sum at a time: a rank has read all of it when its operation ends, on every rank."""
+
+    def __init__(self, buffer: Tensor, reduce: Reduce) -> None:
+        """`buffer`: bytes, at the same offsets on each rank."""
+        self._buffer, self._reduce = buffer, reduce
+
+    def place(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:
+        """Where this rank's part of a sum can be written, so that it is not copied; None if it is not for us.
+
+        It is valid until the next sum.
+        """
+        num_bytes = dtype.itemsize
+        for size in shape:
+            num_bytes *= size
+        if dtype not in DTYPES or num_bytes % ALIGNMENT or not 0 < num_bytes <= self._buffer.numel():
+            return None
+        return self._buffer[:num_bytes].view(dtype).view(shape)
+
+    def all_reduce(self, x: Tensor) -> Tensor | None:
+        """The sum over ranks, in x's memory, or in new memory if x is in its place here; None if x is not for us."""
+        place = self.place(x.shape, x.dtype)
+        if place is None or not x.is_contiguous():
+            return None
+        if x.data_ptr() == place.data_ptr():
+            out = torch.empty_like(x)
+        else:
+            place.copy_(x)
+            out = x
+        self._reduce(place, out)
+        return out
+
+
+def symmetric_sums(group: dist.ProcessGroup, device: torch.device, *, is_one_host: bool) -> SymmetricSums | None:
+    """None where the machine cannot: then NCCL does it. Collective; all ranks decide alike.
+
+    `group` are the ranks 0, 1, … of their hosts, each on the device of that number.
+    """
+    if device.type != "cuda":
+        return None
+    can = is_one_host and torch.version.hip is None and _all_see_each_other(group.size())
+    if not _all_agree(can, group, device):
+        logger.info("sums over ranks: NCCL alone, the GPUs do not read each other's memory")
+        return None
+    try:
+        sums = _allocate(group, device)
+    except (RuntimeError, AttributeError) as error:
+        logger.warning("no symmetric memory: %s", str(error).splitlines()[0])
+        sums = None
+    # Nobody enters the operation unless all do.
+    works = _all_agree(sums is not None, group, device) and sums is not None and _is_right(sums, group.size(), device)
+    if not _all_agree(works, group, device):
+        logger.warning("sums over ranks: NCCL alone, symmetric memory does not work here")
+        return None
+    logger.info("sums over ranks: symmetric memory up to %d MiB, NCCL above", MAX_BYTES >> 20)
+    return sums
+
+
+def _allocate(group: dist.ProcessGroup, device: torch.device) -> SymmetricSums:
+    # Multicast is not used, and to set it up takes a switch's resources.
+    os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
+    from torch.distributed import _symmetric_memory as symmetric_memory
+
+    operation = torch.ops.symm_mem.two_shot_all_reduce_out
+    buffer = symmetric_memory.empty(MAX_BYTES, dtype=torch.uint8, device=device)
+    symmetric_memory.rendezvous(buffer, group)
+    name = group.group_name
+    return SymmetricSums(buffer, lambda place, out: operation(place, "sum", name, out))
+
+
+def _is_right(sums: SymmetricSums, size: int, device: torch.device) -> bool:
+    total = sums.all_reduce(torch.ones(ALIGNMENT, dtype=torch.float32, device=device))
+    return total is not None and bool((total == size).all())
+
+
+def _all_see_each_other(size: int) -> bool:
+    return torch.cuda.device_count() >= size and all(
+        torch.cuda.can_device_access_peer(*pair) for pair in permutations(range(size), 2)
+    )
+
+
+def _all_agree(flag: bool, group: dist.ProcessGroup, device: torch.device) -> bool:
+    agreed = torch.tensor(int(flag), device=device)
+    dist.all_reduce(agreed, dist.ReduceOp.MIN, group=group)
+    return bool(agreed)
