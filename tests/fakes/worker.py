@@ -6,7 +6,7 @@ What it takes and how it refuses is decided by the real worker's own checks.
 import asyncio
 import hashlib
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from common.server import ServiceServer
@@ -89,10 +89,21 @@ Script = Callable[[Asked], list[int]]
 """All tokens of a completion, from its first one on, whatever part of it the sequence brings along."""
 
 
-@dataclass
 class Running:
-    sequence: Asked
-    outputs: list[RequestOutput]
+    """A sequence and what it gets, made step by step."""
+
+    def __init__(self, sequence: Asked, outputs: Iterator[RequestOutput]) -> None:
+        self.sequence = sequence
+        self._outputs = outputs
+        self.next = next(outputs)
+        """What it gets in its next step."""
+
+    def take(self) -> RequestOutput:
+        output = self.next
+        output.sequence_id = self.sequence.id
+        if not output.finish_reason:
+            self.next = next(self._outputs)
+        return output
 
 
 @dataclass
@@ -193,9 +204,14 @@ class FakeWorker(WorkerServiceServicer):
         await context.send_initial_metadata(())
         self.num_streams += 1
         stream = self.num_streams
-        reader = asyncio.create_task(self._read(stream, request_iterator))
+        has_news = asyncio.Event()
+        reader = asyncio.create_task(self._read(stream, request_iterator, has_news))
+        reader.add_done_callback(lambda _: has_news.set())
         try:
             while True:
+                if not any(key[0] == stream for key in self.running):
+                    await has_news.wait()
+                    has_news.clear()
                 await asyncio.sleep(self.step_seconds)
                 outputs = self._step(stream)
                 if outputs:
@@ -209,7 +225,7 @@ class FakeWorker(WorkerServiceServicer):
             for key in [key for key in self.running if key[0] == stream]:
                 del self.running[key]
 
-    async def _read(self, stream: int, requests) -> None:
+    async def _read(self, stream: int, requests, has_news: asyncio.Event) -> None:
         async for request in requests:
             self.batches.append(len(request.commands))
             for command in request.commands:
@@ -217,6 +233,7 @@ class FakeWorker(WorkerServiceServicer):
                     self._abort(stream, command.abort)
                 else:
                     self._add_group(stream, command.group)
+            has_news.set()
 
     def _abort(self, stream: int, abort: AbortSequence) -> None:
         self.aborted.append(abort.sequence_id)
@@ -231,9 +248,11 @@ class FakeWorker(WorkerServiceServicer):
             asked = Asked(group, member)
             self.received.append(asked)
             if error is not None:
-                outputs = [error_to_pb(error, member.id, member.index)]
+                outputs = iter([error_to_pb(error, member.id, member.index)])
+            elif self.refuse is not None:
+                outputs = iter([_copy(self.refuse)])
             else:
-                outputs = [self.refuse] if self.refuse else self._outputs(asked)
+                outputs = iter(self._outputs(asked))
             self.running[stream, member.id] = Running(asked, outputs)
 
     def _fault(self, group: SequenceGroup) -> FissileError | None:
@@ -256,7 +275,7 @@ class FakeWorker(WorkerServiceServicer):
             return refusal_to_error(error)
         return None
 
-    def _outputs(self, sequence: Asked) -> list[RequestOutput]:
+    def _outputs(self, sequence: Asked) -> Iterator[RequestOutput]:
         """One a step, the last with the end; what was generated before is not sent again."""
         tokens = self.script(sequence)
         group = sequence.group
@@ -270,34 +289,34 @@ class FakeWorker(WorkerServiceServicer):
             tokens = tokens[: ends[0] + 1]
             is_eos = tokens[-1] == EOS and not group.ignore_eos
             reason = FinishReason.FINISH_REASON_EOS if is_eos else FinishReason.FINISH_REASON_STOP_TOKEN
+        yield from self._prompt_outputs(sequence)
         done = len(sequence.member.token_ids)
-        outputs = [
-            RequestOutput(index=sequence.index, token_offset=i, token_ids=tokens[i : i + self.tokens_per_step])
-            for i in range(done, len(tokens), self.tokens_per_step)
-        ] or [RequestOutput(index=sequence.index, token_offset=done)]
-        if group.sampling.HasField("num_logprobs"):
-            for output in outputs:
+        has_logprobs = group.sampling.HasField("num_logprobs")
+        for start in range(done, max(len(tokens), done + 1), self.tokens_per_step):
+            end = start + self.tokens_per_step
+            output = RequestOutput(index=sequence.index, token_offset=start, token_ids=tokens[start:end])
+            if has_logprobs:
                 output.logprobs.extend(logprobs_of(output.token_ids, group.sampling.num_logprobs))
-        outputs[0].num_cached_tokens = 4
-        outputs[-1].finish_reason = reason
-        outputs[-1].num_cached_tokens = 4
-        outputs[-1].timings.queued.FromMilliseconds(7)
-        if ends:
-            outputs[-1].stop_token_id = tokens[-1]
-        return [*self._prompt_outputs(sequence), *outputs]
+            if start == done:
+                output.num_cached_tokens = 4
+            if end >= len(tokens):
+                output.finish_reason = reason
+                output.num_cached_tokens = 4
+                output.timings.queued.FromMilliseconds(7)
+                if ends:
+                    output.stop_token_id = tokens[-1]
+            yield output
 
-    def _prompt_outputs(self, sequence: Asked) -> list[RequestOutput]:
+    def _prompt_outputs(self, sequence: Asked) -> Iterator[RequestOutput]:
         """A chunk of `prompt_chunk` tokens a step."""
         sampling, prompt = sequence.group.sampling, sequence.group.prompt_token_ids[1:]
         if not sampling.HasField("num_prompt_logprobs") or not sequence.is_first:
-            return []
-        outputs = []
+            return
         for start in range(0, len(prompt), self.prompt_chunk):
             entries = [entries_of(token, sampling.num_prompt_logprobs) for token in prompt[start:][: self.prompt_chunk]]
             news = SequenceOutput(0, sequence.index, len(sequence.member.token_ids), [])
             news.prompt_logprobs, news.prompt_logprobs_offset = entries, start
-            outputs += outputs_to_pb(news, 0)
-        return outputs
+            yield from outputs_to_pb(news, 0)
 
     def _step(self, stream: int) -> list[RequestOutput]:
         ready = []
@@ -305,9 +324,7 @@ class FakeWorker(WorkerServiceServicer):
             running = self.running[key]
             if self._is_mute(running):
                 continue
-            output = RequestOutput()
-            output.CopyFrom(running.outputs.pop(0))
-            output.sequence_id = key[1]
+            output = running.take()
             self.num_emitted += len(output.token_ids)
             if output.finish_reason:
                 del self.running[key]
@@ -315,13 +332,19 @@ class FakeWorker(WorkerServiceServicer):
         return ready
 
     def _is_mute(self, running: Running) -> bool:
-        return self.mute_after is not None and running.outputs[0].token_offset >= self.mute_after
+        return self.mute_after is not None and running.next.token_offset >= self.mute_after
 
     def _load(self) -> WorkerLoad:
         load = WorkerLoad()
         load.CopyFrom(self.others)
         load.num_running += len(self.running)
         return load
+
+
+def _copy(output: RequestOutput) -> RequestOutput:
+    copy = RequestOutput()
+    copy.CopyFrom(output)
+    return copy
 
 
 def says(text: str, *, eos: bool = True) -> Script:

@@ -203,7 +203,7 @@ def test_a_deadline_before_the_prompts_end_leaves_the_rest_out():
     class Late(FakeWorker):
         def _outputs(self, sequence):
             ended = RequestOutput(index=0, finish_reason=FinishReason.FINISH_REASON_DEADLINE)
-            return [self._prompt_outputs(sequence)[0], ended]
+            return [next(self._prompt_outputs(sequence)), ended]
 
     request, _ = long_prompt()
     answer = answer_to(request, Late(counts(3), max_model_len=2000, prompt_chunk=128))
@@ -238,7 +238,7 @@ def test_more_logprobs_than_the_vocabulary_are_the_vocabulary():
 
 class ForgetsLogprobs(FakeWorker):
     def _outputs(self, sequence):
-        outputs = super()._outputs(sequence)
+        outputs = list(super()._outputs(sequence))
         del outputs[1].logprobs[:]
         return outputs
 

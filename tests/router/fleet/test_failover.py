@@ -166,7 +166,7 @@ class Drains(FakeWorker):
 
     def _outputs(self, sequence):
         back = RequestOutput(index=sequence.index, finish_reason=ABORTED, detail="the worker is shutting down")
-        return [*super()._outputs(sequence)[:5], back]
+        return [*list(super()._outputs(sequence))[:5], back]
 
 
 def test_a_group_that_a_draining_worker_gives_back_goes_on_as_a_group():
@@ -218,9 +218,7 @@ class Dies(FakeWorker):
     def _step(self, stream):
         for running in self.running.values():
             poisoned = running.sequence.request_id.startswith("poison")
-            if poisoned and (
-                running.outputs[0].token_offset >= self.num_tokens + len(running.sequence.member.token_ids)
-            ):
+            if poisoned and (running.next.token_offset >= self.num_tokens + len(running.sequence.member.token_ids)):
                 self.dying = asyncio.create_task(self.kill())
                 return []
         return super()._step(stream)
@@ -412,12 +410,12 @@ def test_moves_are_bounded():
 def test_repeated_tokens_are_dropped_and_missing_ones_fetched_elsewhere():
     class Stutters(FakeWorker):
         def _outputs(self, sequence):
-            outputs = super()._outputs(sequence)
+            outputs = list(super()._outputs(sequence))
             return [outputs[0], outputs[0], *outputs[1:]]
 
     class Forgets(FakeWorker):
         def _outputs(self, sequence):
-            outputs = super()._outputs(sequence)
+            outputs = list(super()._outputs(sequence))
             return [*outputs[:3], *outputs[4:]]
 
     async def scenario(system):
@@ -559,7 +557,7 @@ def test_a_sink_that_fails_ends_its_own_request_and_not_the_link():
 
     class Confused(FakeWorker):
         def _outputs(self, sequence):
-            outputs = super()._outputs(sequence)
+            outputs = list(super()._outputs(sequence))
             if sequence.request_id == "bad":
                 outputs[1].hypotheses.add(token_ids=[5])
             return outputs
