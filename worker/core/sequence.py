@@ -6,7 +6,7 @@ whatever is scheduled next finds it done.
 """
 
 import enum
-from collections.abc import Iterable
+from array import array
 from dataclasses import dataclass, field
 
 from worker.core.beam import BeamSearch, Candidates
@@ -39,123 +39,76 @@ _ALLOWED_MOVES: dict[SequenceStatus, frozenset[SequenceStatus]] = {
 }
 
 
+@dataclass(slots=True, kw_only=True, eq=False, repr=False)
 class Sequence:
     """State of one request's sequence. Plain data: scheduler and block manager change it, nobody else."""
 
-    __slots__ = (
-        "anchor",
-        "arrival_time",
-        "beam",
-        "beam_group",
-        "block_table",
-        "bound_step",
-        "cache_salt",
-        "chain",
-        "deadline",
-        "ending_token_ids",
-        "group_id",
-        "host_block_table",
-        "id",
-        "index",
-        "last_step",
-        "max_length",
-        "num_block_tokens",
-        "num_cached_tokens",
-        "num_computed_tokens",
-        "num_in_flight_tokens",
-        "num_preemptions",
-        "num_prompt_logprobs",
-        "num_prompt_tokens",
-        "num_resumed_tokens",
-        "order",
-        "parent_id",
-        "priority",
-        "publish_at",
-        "sampling",
-        "slot",
-        "status",
-        "stop",
-        "stopping_token_ids",
-        "time_first_token",
-        "time_queued",
-        "time_scheduled",
-        "token_ids",
-    )
+    id: int
+    """Unique in the engine."""
+    token_ids: "array[int]"
+    """Committed ones, a copy of what is given. Those after the prompt were generated earlier, by another worker."""
+    num_prompt_tokens: int
+    stop: StopConditions
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    priority: int = 0
+    """The lower goes first."""
+    deadline: float | None = None
+    """In seconds on the scheduler's clock, as all times here."""
+    cache_salt: bytes = b""
+    arrival_time: float = 0.0
+    parent_id: int | None = None
+    index: int = 0
+    beam: BeamParams | None = None
 
-    def __init__(
-        self,
-        *,
-        id: int,
-        token_ids: Iterable[int],
-        num_prompt_tokens: int,
-        stop: StopConditions,
-        sampling: SamplingParams | None = None,
-        priority: int = 0,
-        deadline: float | None = None,
-        cache_salt: bytes = b"",
-        arrival_time: float = 0.0,
-        parent_id: int | None = None,
-        index: int = 0,
-        beam: BeamParams | None = None,
-    ) -> None:
-        """`id` is unique in the engine. Tokens after `num_prompt_tokens` were generated earlier, by another worker.
+    status: SequenceStatus = field(default=SequenceStatus.WAITING, init=False)
+    num_resumed_tokens: int = field(init=False)
+    num_computed_tokens: int = field(default=0, init=False)
+    num_in_flight_tokens: int = field(default=0, init=False)
+    num_cached_tokens: int = field(default=0, init=False)
+    """Prompt tokens that its first admission found in the cache."""
+    num_preemptions: int = field(default=0, init=False)
+    time_queued: float = field(init=False)
+    time_scheduled: float | None = field(default=None, init=False)
+    time_first_token: float | None = field(default=None, init=False)
 
-        `deadline` and `arrival_time` are seconds on the scheduler's clock; lower `priority` goes first.
-        """
-        self.id = id
-        self.token_ids = token_array(token_ids)
-        self.num_prompt_tokens = num_prompt_tokens
-        self.num_resumed_tokens = len(self.token_ids) - num_prompt_tokens
-        self.sampling = sampling if sampling is not None else SamplingParams()
-        self.stop = stop
-        self.priority = priority
-        self.deadline = deadline
-        self.cache_salt = cache_salt
-        self.arrival_time = arrival_time
-        self.parent_id = parent_id
-        self.index = index
-        self.beam = beam
+    # Set by the scheduler at `add`.
+    order: tuple[int, int, int] = field(init=False)
+    """Place in every queue: priority, arrival, index. Unique among unfinished sequences; never changes."""
+    max_length: int = field(default=0, init=False)
+    """Committed tokens at which it ends at the latest: by max_tokens, or by what context and cache can hold."""
+    ending_token_ids: frozenset[int] = field(init=False)
+    stopping_token_ids: frozenset[int] = field(init=False)
+    """Tokens that may end it: those, and the last ones of stop sequences."""
 
-        self.status = SequenceStatus.WAITING
-        self.num_computed_tokens = 0
-        self.num_in_flight_tokens = 0
-        self.num_cached_tokens = 0
-        """Prompt tokens that its first admission found in the cache."""
-        self.num_preemptions = 0
-        self.time_queued = arrival_time
-        self.time_scheduled: float | None = None
-        self.time_first_token: float | None = None
+    # Held while RUNNING (or, the host table, while SWAPPED).
+    slot: int = field(default=-1, init=False)
+    group_id: int = field(default=-1, init=False)
+    block_table: list[int] = field(default_factory=list, init=False)
+    num_block_tokens: int = field(default=0, init=False)
+    """Tokens that its blocks can hold."""
+    host_block_table: list[int] = field(default_factory=list, init=False)
+    bound_step: int = field(default=-1, init=False)
+    """Step that told the runner about its present slot and table."""
+    last_step: int = field(default=-1, init=False)
+    """Last step it was scheduled in: its blocks stay put until that step is retired."""
 
-        # Set by the scheduler at `add`.
-        self.order: tuple[int, int, int] = (priority, 0, index)
-        """Place in every queue: priority, arrival, index. Unique among unfinished sequences; never changes."""
-        self.max_length = 0
-        """Committed tokens at which it ends at the latest: by max_tokens, or by what context and cache can hold."""
-        self.ending_token_ids: frozenset[int] = stop.eos_token_ids | stop.stop_token_ids
-        self.stopping_token_ids: frozenset[int] = self.ending_token_ids | stop.stop_sequences.last_token_ids
-        """Tokens that may end it: those, and the last ones of stop sequences."""
+    # Prefix cache, see block_manager.
+    chain: BlockChain | None = field(default=None, init=False)
+    anchor: Anchor | None = field(default=None, init=False)
+    publish_at: int = field(default=0, init=False)
+    """Computed tokens at which its next block is published."""
 
-        # Held while RUNNING (or, the host table, while SWAPPED).
-        self.slot = -1
-        self.group_id = -1
-        self.block_table: list[int] = []
-        self.num_block_tokens = 0
-        """Tokens that its blocks can hold."""
-        self.host_block_table: list[int] = []
-        self.bound_step = -1
-        """Step that told the runner about its present slot and table."""
-        self.last_step = -1
-        """Last step it was scheduled in: its blocks stay put until that step is retired."""
+    beam_group: "BeamGroup | None" = field(default=None, init=False)
+    num_prompt_logprobs: int = field(default=0, init=False)
+    """How many were reported, of the tokens from the second on."""
 
-        # Prefix cache, see block_manager.
-        self.chain: BlockChain | None = None
-        self.anchor: Anchor | None = None
-        self.publish_at = 0
-        """Computed tokens at which its next block can be published."""
-
-        self.beam_group: BeamGroup | None = None
-        self.num_prompt_logprobs = 0
-        """How many were reported, of the tokens from the second on."""
+    def __post_init__(self) -> None:
+        self.token_ids = token_array(self.token_ids)
+        self.num_resumed_tokens = len(self.token_ids) - self.num_prompt_tokens
+        self.time_queued = self.arrival_time
+        self.order = (self.priority, 0, self.index)
+        self.ending_token_ids = self.stop.eos_token_ids | self.stop.stop_token_ids
+        self.stopping_token_ids = self.ending_token_ids | self.stop.stop_sequences.last_token_ids
 
     @property
     def needs_whole_prompt(self) -> bool:
