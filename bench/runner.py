@@ -11,7 +11,7 @@ import torch
 from bench.common import Figure, finish, parse_arguments
 from worker.attention.interface import make_builders
 from worker.core.batch import DEFERRED_TOKEN, NewSequence, ScheduledBatch
-from worker.core.cache.pools import pool_plan
+from worker.core.cache.pools import PoolPlan
 from worker.core.params import SamplingParams
 from worker.core.tokens import token_array
 from worker.kernels.select import Kernels
@@ -79,7 +79,7 @@ def small_runner(num_rows: int) -> ModelRunner:
     specs = [spec for builder in builders for spec in builder.pool_specs()]
     blocks = num_rows * (CONTEXT // BLOCK_SIZE + 1)
     settings = RunnerConfig(max_num_seqs=num_rows, max_num_batched_tokens=num_rows * CONTEXT, block_size=BLOCK_SIZE)
-    plan = pool_plan(specs, blocks, num_rows)
+    plan = PoolPlan.of(specs, blocks, num_rows)
     return assemble(settings, kernels, Group(), model, builders, plan, 0, config.max_model_len)
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from tests.engine.loop import Loop, make_sequence
 from worker.attention.context import current_context
 from worker.attention.interface import CacheBuilder, CacheLayer, EntryTensor, make_builders
-from worker.core.cache.pools import PoolKind, PoolPlan, PoolSpec, pool_plan
+from worker.core.cache.pools import PoolKind, PoolPlan, PoolSpec
 from worker.core.config import CacheConfig, SchedulerConfig
 from worker.core.errors import ConfigError
 from worker.kernels.select import Kernels
@@ -119,7 +119,7 @@ def runner() -> ModelRunner:
     specs = [spec for builder in builders for spec in builder.pool_specs()]
     assert [spec.kind for spec in specs] == [PoolKind.STATE, PoolKind.PAGE]
     config = RunnerConfig(max_num_seqs=MAX_NUM_SEQS, max_num_batched_tokens=64, block_size=BLOCK_SIZE)
-    return assemble(config, kernels, Group(), model, builders, pool_plan(specs, 32, MAX_NUM_SEQS), 0, MAX_MODEL_LEN)
+    return assemble(config, kernels, Group(), model, builders, PoolPlan.of(specs, 32, MAX_NUM_SEQS), 0, MAX_MODEL_LEN)
 
 
 def loop(runner: ModelRunner, num_blocks: int = 32, **scheduler: Any) -> Loop:

@@ -8,7 +8,7 @@ import torch
 
 from common.stopwatch import Stopwatch
 from worker.attention.interface import CacheBuilder, make_builders
-from worker.core.cache.pools import PoolKind, PoolPlan, bytes_of, pool_plan
+from worker.core.cache.pools import PoolKind, PoolPlan, bytes_of
 from worker.grammars.compiler import GrammarCompiler
 from worker.grammars.masks import SlotGrammars
 from worker.kernels.select import Kernels
@@ -103,7 +103,7 @@ def build_runner(
 
     activations = graphs = 0
     if config.num_blocks is not None:
-        plan = pool_plan(specs, config.num_blocks, config.max_num_seqs)
+        plan = PoolPlan.of(specs, config.num_blocks, config.max_num_seqs)
     elif device.type == "cpu":
         plan = plan_on_cpu(config, specs, config.max_num_seqs * blocks_per_seq)
     else:
@@ -111,7 +111,7 @@ def build_runner(
         peak = measure_peak(assembled(NOTHING, 0), largest, sizes.largest() if sizes else None, device)
         activations, graphs = peak.activations, peak.graphs
         plan = plan_on_gpu(config, specs, peak.used, peak.total)
-    plan = pool_plan(specs, tp.minimum(plan.num_blocks, device), config.max_num_seqs)
+    plan = PoolPlan.of(specs, tp.minimum(plan.num_blocks, device), config.max_num_seqs)
     bytes_per_block = bytes_of(specs, PoolKind.PAGE)
     num_host_blocks = int(config.swap_space_gib * GIB) // bytes_per_block
     runner = assembled(plan, num_host_blocks)

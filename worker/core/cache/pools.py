@@ -41,6 +41,13 @@ class PoolPlan:
     num_page_bytes: int
     num_state_bytes: int
 
+    @staticmethod
+    def of(specs: Sequence[PoolSpec], num_blocks: int, max_num_seqs: int) -> "PoolPlan":
+        """With so many blocks, whatever they take."""
+        state = bytes_of(specs, PoolKind.STATE)
+        num_groups = max_num_seqs if state else 0
+        return PoolPlan(num_blocks, num_groups, num_blocks * bytes_of(specs, PoolKind.PAGE), num_groups * state)
+
 
 def plan_pools(
     specs: Sequence[PoolSpec], num_bytes: int, max_num_seqs: int, max_num_blocks: int | None = None
@@ -56,14 +63,7 @@ def plan_pools(
     if num_rest < page:
         raise PoolBudgetError(num_bytes, num_groups * state + page)
     num_blocks = num_rest // page if page else 0
-    return pool_plan(specs, num_blocks if max_num_blocks is None else min(num_blocks, max_num_blocks), max_num_seqs)
-
-
-def pool_plan(specs: Sequence[PoolSpec], num_blocks: int, max_num_seqs: int) -> PoolPlan:
-    """The plan with so many blocks, whatever they take."""
-    state = bytes_of(specs, PoolKind.STATE)
-    num_groups = max_num_seqs if state else 0
-    return PoolPlan(num_blocks, num_groups, num_blocks * bytes_of(specs, PoolKind.PAGE), num_groups * state)
+    return PoolPlan.of(specs, num_blocks if max_num_blocks is None else min(num_blocks, max_num_blocks), max_num_seqs)
 
 
 def bytes_of(specs: Sequence[PoolSpec], kind: PoolKind) -> int:

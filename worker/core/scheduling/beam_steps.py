@@ -3,6 +3,7 @@
 from worker.core.beam import BeamSearch, Candidates, NextBeam
 from worker.core.scheduling.state import SchedulerState
 from worker.core.sequence import BeamGroup, Sequence, SequenceStatus
+from worker.core.tokens import token_array
 
 
 class BeamSteps:
@@ -60,7 +61,7 @@ class BeamSteps:
         # Internal ids are negative: they never meet those of public sequences.
         member = Sequence(
             id=-self._num_made,
-            token_ids=[*parent.token_ids, beam.token],
+            token_ids=parent.token_ids + token_array([beam.token]),
             num_prompt_tokens=root.num_prompt_tokens,
             stop=root.stop,
             sampling=root.sampling,
