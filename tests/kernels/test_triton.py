@@ -3,11 +3,13 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 
 from tests.kernels.rig import BACKENDS, DTYPES, Rig, Rows
+from tests.runner.conftest import greedy_reference, make_driver, random_prompt, save_llama
 from worker.kernels.select import Kernels
 
 DEVICES = [torch.device(device) for name, device in BACKENDS if name == "triton"]
@@ -66,3 +68,17 @@ def test_kernels_compile(capability: int) -> None:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     assert {"attend_kernel", "reduce_kernel", "_rows_kernel", "_prepare_kernel"} <= set(done.stdout.split())
+
+
+def test_a_models_tokens_equal_transformers(tmp_path: Path) -> None:
+    """Through the runner, all operations together: chunks, decode, rows that come and go."""
+    model = save_llama(tmp_path)
+    driver = make_driver(tmp_path, device=DEVICES[0].type, kernel_backend="triton")
+    a, b, c = (driver.add(random_prompt(n, n)) for n in (5, 33, 20))
+    driver.prefill(a)
+    driver.run([(a, 1), (b, 20)])
+    driver.run([(a, 1), (b, 13), (c, 20)])
+    driver.decode(a, b, c, steps=5)
+    driver.decode(c, a)
+    for seq in (a, b, c):
+        assert seq.output == greedy_reference(model, seq.tokens[: seq.num_prompt], len(seq.output))

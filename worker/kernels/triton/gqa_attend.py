@@ -116,7 +116,8 @@ def attend_kernel(
             num_splits = tl.load(splits_by_row + row)
         first_token, num_tokens, row_start = 0, TOKENS, row * TOKENS
     else:
-        row, tile = _row_of_tile(program, query_starts, first_row, num_rows, TOKENS)
+        # The last tiles of a row have the most keys: they go first.
+        row, tile = _row_of_tile(tl.num_programs(0) - 1 - program, query_starts, first_row, num_rows, TOKENS)
         first_token = skipped + tile * TOKENS
         row_start = tl.load(query_starts + row)
         num_tokens = tl.load(query_starts + row + 1) - row_start
