@@ -52,12 +52,22 @@ def test_the_beginning_of_a_prompt_is_computed_without_the_cache(rig: Rig, monke
     rows = Rows(rig, (4, 2, 16), [1, 40, 64, 9, 40, 70], [50, 40, 64, 9, 60, 70], 16)
     if rig.dtype != torch.float32:
         assert rows.metadata.parts == (
-            gqa.Dense(1, 32), gqa.Paged(1, 1, 8, 32), gqa.Dense(41, 64), gqa.Paged(3, 2, 49),
-            gqa.Dense(154, 64), gqa.Paged(5, 1, 6, 64),
+            gqa.Dense(1, 32), gqa.Paged(33, 8, 1, 1, 40, 32), gqa.Dense(41, 64), gqa.Paged(105, 49, 3, 2, 60),
+            gqa.Dense(154, 64), gqa.Paged(218, 6, 5, 1, 70, 64),
         )  # fmt: skip
     rig.assert_close(rows.attend(), rows.exact())
     alone = Rows(rig, (4, 2, 16), [64], [64], 16)
     rig.assert_close(alone.attend(), alone.exact())
+
+
+def test_keys_are_split_where_chunks_are_few(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    from worker.kernels.triton import gqa_splits
+
+    monkeypatch.setattr(gqa_splits, "SHORT", 32)
+    for window in (None, 100):
+        rows = Rows(rig, (4, 1, 16), [1, 5, 3], [20, 300, 3], 16, window=window, has_sinks=window is not None)
+        assert gqa_splits.chunk_splits(rows.kernel._machine, 2, 300).usual >= 8
+        rig.assert_close(rows.attend(), rows.exact())
 
 
 @pytest.mark.parametrize("capability", [80, 90])

@@ -10,11 +10,14 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from worker.kernels.interface import GqaCache, GqaPool, GqaSpec, QkNorm, RopeTable
-from worker.kernels.step import Step, StepBuffers
+from worker.kernels.step import Chunk, Step, StepBuffers
 from worker.kernels.triton.gqa_attend import attend_kernel, reduce_kernel
-from worker.kernels.triton.gqa_splits import Splits, deal_splits
+from worker.kernels.triton.gqa_splits import Splits, chunk_splits, deal_splits
 from worker.kernels.triton.gqa_write import HEADS, write_qkv_kernel
 from worker.kernels.triton.machine import Machine
+
+Parts = tuple[Tensor, Tensor, Tensor]
+"""Of splits: values mixed, float32; maximum and sum of the softmax."""
 
 LOG2_E = 1.4426950408889634
 DENSE_PIECE = 1024
@@ -36,9 +39,13 @@ class Dense:
 class Paged:
     """Rows whose context is read from the cache."""
 
+    start: int
+    """Their first token in the step; of a single row's, where some are computed elsewhere, the first of the others."""
+    num_tokens: int
     first_row: int
     num_rows: int
-    num_tokens: int
+    longest: int
+    """The longest context."""
     skipped: int = 0
     """Tokens at the beginning of a row that are computed elsewhere."""
 
@@ -90,7 +97,13 @@ class TritonGqa:
         if not num_rows:
             return Metadata(step, buffers, block_size, None, parts)
         if tokens * self._group > self._chunk_tile.queries:
-            return Metadata(step, buffers, block_size, None, (Paged(0, num_rows, num_rows * tokens), *parts))
+            return Metadata(
+                step,
+                buffers,
+                block_size,
+                None,
+                (Paged(0, num_rows * tokens, 0, num_rows, step.max_context_len), *parts),
+            )
         max_context_len = buffers.block_tables.shape[1] * block_size
         splits = deal_splits(
             self._machine, self._spec.num_kv_heads, buffers.context_lens[:num_rows], tokens, max_context_len,
@@ -130,23 +143,21 @@ class TritonGqa:
         return out
 
     def _parts(self, step: Step) -> Iterator[Dense | Paged]:
-        """Of a step's chunks, in their order."""
-        first = step.num_uniform_rows  # of the rows that are collected for one launch
-        num_collected, token = 0, step.num_uniform_tokens
-        for row, chunk in enumerate(step.chunks, first):
+        """Of a step's chunks, in their order: those that read the cache in as few launches as can be."""
+        together: list[Chunk] = []
+        token = step.num_uniform_tokens
+        for row, chunk in enumerate(step.chunks, step.num_uniform_rows):
             num_dense = chunk.num_tokens // DENSE_PIECE * DENSE_PIECE
             if self._has_dense and num_dense and chunk.num_tokens == chunk.context_len:
-                if row > first:
-                    yield Paged(first, row - first, num_collected)
+                yield from _paged(together, token, row)
                 yield Dense(token, num_dense)
-                if num_dense < chunk.num_tokens:
-                    yield Paged(row, 1, chunk.num_tokens - num_dense, num_dense)
-                first, num_collected = row + 1, 0
+                if num_left := chunk.num_tokens - num_dense:
+                    yield Paged(token + num_dense, num_left, row, 1, chunk.context_len, num_dense)
+                together = []
             else:
-                num_collected += chunk.num_tokens
+                together.append(chunk)
             token += chunk.num_tokens
-        if step.num_rows > first:
-            yield Paged(first, step.num_rows - first, num_collected)
+        yield from _paged(together, token, step.num_rows)
 
     def _attend_dense(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """[T, H, D]"""
@@ -160,21 +171,13 @@ class TritonGqa:
     def _attend_uniform(
         self, q: Tensor, cache: GqaCache, metadata: Metadata, splits: Splits, sinks: Tensor | None, out: Tensor
     ) -> None:
-        spec, num_rows, tokens = self._spec, metadata.step.num_uniform_rows, metadata.step.uniform_len
-        tile, num_programs = self._tile_of_rows(tokens), num_rows * splits.usual + splits.num_extra
-        parts = (out, out, out)
+        num_rows, tokens = metadata.step.num_uniform_rows, metadata.step.uniform_len
+        num_programs = num_rows * splits.usual + splits.num_extra
+        parts = self._new_parts(q, num_programs * tokens) if splits.most > 1 else (out, out, out)
+        tile, extent = self._tile_of_rows(tokens), (0, num_rows, 0, num_rows * tokens, 0)
+        self._launch((num_programs, 1), q, cache, metadata, sinks, out, parts, tile, extent, splits)
         if splits.most > 1:
-            num_parts = num_programs * tokens * spec.num_heads
-            sizes = (num_parts * spec.head_dim, num_parts, num_parts)
-            part_mixed, part_best, part_total = q.new_empty(sum(sizes), dtype=torch.float32).split(sizes)
-            parts = (part_mixed, part_best, part_total)
-        self._launch(num_programs, q, cache, metadata, sinks, out, parts, tile, (0, num_rows, 0), splits)
-        if splits.most > 1:
-            reduce_kernel[(num_rows * tokens, spec.num_heads)](
-                sinks, out, *parts, metadata.buffers.context_lens, splits.by_row, splits.first_extra,
-                num_rows, splits.usual, spec.num_heads, spec.head_dim, self._dim, tokens, tile.keys, splits.most,
-                spec.window or 0, sinks is not None, splits.num_extra > 0, num_warps=1 if splits.most <= 8 else 4,
-            )  # fmt: skip
+            self._reduce(num_rows * tokens, metadata, sinks, out, parts, tile, splits)
 
     def _attend_paged(
         self, q: Tensor, cache: GqaCache, metadata: Metadata, sinks: Tensor | None, out: Tensor, rows: Paged
@@ -182,23 +185,44 @@ class TritonGqa:
         tile = self._chunk_tile
         # As many tiles as the rows can have: each begins one of its own.
         num_tiles = rows.num_tokens // tile.tokens + rows.num_rows
-        extent = (rows.first_row, rows.num_rows, rows.skipped)
-        self._launch(num_tiles, q, cache, metadata, sinks, out, (out, out, out), tile, extent, None)
+        splits = chunk_splits(self._machine, num_tiles * self._spec.num_kv_heads, rows.longest)
+        parts = self._new_parts(q, rows.num_tokens * splits.usual) if splits.usual > 1 else (out, out, out)
+        extent = (rows.first_row, rows.num_rows, rows.start, rows.num_tokens, rows.skipped)
+        self._launch((num_tiles, splits.usual), q, cache, metadata, sinks, out, parts, tile, extent, splits)
+        if splits.usual > 1:
+            self._reduce(rows.num_tokens, metadata, sinks, out[rows.start :], parts, tile, splits)
+
+    def _new_parts(self, q: Tensor, num_places: int) -> Parts:
+        num_parts = num_places * self._spec.num_heads
+        sizes = (num_parts * self._spec.head_dim, num_parts, num_parts)
+        mixed, best, total = q.new_empty(sum(sizes), dtype=torch.float32).split(sizes)
+        return mixed, best, total
 
     def _launch(
-        self, num_programs: int, q: Tensor, cache: GqaCache, metadata: Metadata, sinks: Tensor | None, out: Tensor,
-        parts: tuple[Tensor, Tensor, Tensor], tile: Tile, extent: tuple[int, int, int], splits: Splits | None,
+        self, grid: tuple[int, int], q: Tensor, cache: GqaCache, metadata: Metadata, sinks: Tensor | None, out: Tensor,
+        parts: Parts, tile: Tile, extent: tuple[int, int, int, int, int], splits: Splits,
     ) -> None:  # fmt: skip
-        """`extent`: first row, number of rows, tokens left out; `splits`: of uniform rows."""
+        """`grid`: tiles and splits; `extent`: first row, rows, first token, tokens, tokens left out."""
         spec, buffers = self._spec, metadata.buffers
-        dealt = (None, None, None) if splits is None else (splits.by_row, splits.first_extra, splits.extra_rows)
-        attend_kernel[(num_programs, spec.num_kv_heads)](
+        attend_kernel[(grid[0], spec.num_kv_heads, grid[1])](
             q, cache.k, cache.v, sinks, out, *parts, buffers.query_starts, buffers.context_lens, buffers.block_tables,
-            *dealt, spec.scale * LOG2_E, q.stride(0), buffers.block_tables.stride(0),
-            *extent, 1 if splits is None else splits.usual,
+            splits.by_row, splits.first_extra, splits.extra_rows,
+            spec.scale * LOG2_E, q.stride(0), buffers.block_tables.stride(0), *extent, splits.usual,
             spec.num_kv_heads, self._group, spec.head_dim, self._dim, metadata.block_size,
             tile.queries, tile.tokens, tile.keys, tile.num_stages, spec.window or 0, sinks is not None,
-            splits is not None, splits is not None and splits.num_extra > 0, num_warps=tile.num_warps,
+            splits.is_uniform, splits.num_extra > 0, num_warps=tile.num_warps,
+        )  # fmt: skip
+
+    def _reduce(
+        self, num_places: int, metadata: Metadata, sinks: Tensor | None, out: Tensor, parts: Parts, tile: Tile,
+        splits: Splits,
+    ) -> None:  # fmt: skip
+        spec = self._spec
+        reduce_kernel[(num_places, spec.num_heads)](
+            sinks, out, *parts, metadata.buffers.context_lens, splits.by_row, splits.first_extra,
+            num_places, splits.usual, spec.num_heads, spec.head_dim, self._dim, tile.tokens, tile.keys, splits.most,
+            spec.window or 0, sinks is not None, splits.is_uniform, splits.num_extra > 0,
+            num_warps=1 if splits.most <= 8 else 4,
         )  # fmt: skip
 
     def _keys(self) -> int:
@@ -216,6 +240,14 @@ class TritonGqa:
         queries = max(queries, triton.next_power_of_2(self._group))
         num_stages = 3 if self._machine.shared_memory > 160_000 else 2
         return Tile(queries, queries // self._group, self._keys(), num_stages, 8 if queries >= 128 else 4)
+
+
+def _paged(chunks: list[Chunk], end: int, end_row: int) -> Iterator[Paged]:
+    """The part of these chunks, if there are any, that come before token `end` and row `end_row`."""
+    if chunks:
+        num_tokens = sum(chunk.num_tokens for chunk in chunks)
+        longest = max(chunk.context_len for chunk in chunks)
+        yield Paged(end - num_tokens, num_tokens, end_row - len(chunks), len(chunks), longest)
 
 
 def supports_gqa(spec: GqaSpec, device: torch.device, dtype: torch.dtype) -> bool:

@@ -86,11 +86,11 @@ def _row_of_tile(tile, query_starts, first_row, num_rows, TOKENS: tl.constexpr):
     return first_row + low, tile - first_tile
 
 
-@triton.jit(do_not_specialize=["first_row", "num_rows", "skipped", "usual_splits"])
+@triton.jit(do_not_specialize=["first_row", "num_rows", "start", "num_places", "skipped", "usual_splits"])
 def attend_kernel(
     q, k_cache, v_cache, sinks, out, part_mixed, part_best, part_total, query_starts, context_lens, block_tables,
     splits_by_row, first_extra, extra_rows,
-    scale, q_stride, table_stride, first_row, num_rows, skipped, usual_splits,
+    scale, q_stride, table_stride, first_row, num_rows, start, num_places, skipped, usual_splits,
     NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, QUERIES: tl.constexpr, TOKENS: tl.constexpr, KEYS: tl.constexpr, STAGES: tl.constexpr,
     WINDOW: tl.constexpr, HAS_SINKS: tl.constexpr, IS_UNIFORM: tl.constexpr, HAS_EXTRA: tl.constexpr,
@@ -98,8 +98,9 @@ def attend_kernel(
     """A program a tile of queries, head of keys and split of the keys.
 
     IS_UNIFORM: rows have `TOKENS` tokens each, a tile a row; the first dimension of the grid is rows, for each of the
-    usual splits, then the extra ones (see `gqa_splits`). Else tiles follow `query_starts` from `first_row` on and leave
-    out the first `skipped` tokens of a row, and nothing is split.
+    usual splits, then the extra ones (see `gqa_splits`). Else tiles follow `query_starts` from `first_row` on, leaving
+    out the first `skipped` tokens of a row, and the third dimension is splits. The launch is about `num_places` tokens
+    of the step from `start` on.
     """
     NUM_HEADS: tl.constexpr = NUM_KV_HEADS * GROUP
     program, kv_head = tl.program_id(0), tl.program_id(1)
@@ -121,7 +122,7 @@ def attend_kernel(
         first_token = skipped + tile * TOKENS
         row_start = tl.load(query_starts + row)
         num_tokens = tl.load(query_starts + row + 1) - row_start
-        num_splits, split = 1, 0
+        num_splits, split = usual_splits, tl.program_id(2)
     if first_token >= num_tokens:
         return
     before = tl.load(context_lens + row) - num_tokens  # negative: a row of padding
@@ -137,71 +138,76 @@ def attend_kernel(
 
     end = before + tl.minimum(first_token + TOKENS, num_tokens)
     begin = _first_key(before + first_token, WINDOW) // KEYS * KEYS
-    if IS_UNIFORM:
-        share = _share(begin, end, num_splits, KEYS)
-        begin += split * share
-        end = tl.minimum(end, begin + share)
-        if (num_splits > 1) & (begin >= end):
-            return
+    seen_by_all = (before + first_token + 1) // KEYS * KEYS  # up to the first query's own position
+    share = _share(begin, end, num_splits, KEYS)
+    begin += split * share
+    end = tl.minimum(end, begin + share)
+    if IS_UNIFORM and (num_splits > 1) & (begin >= end):
+        return
 
     table = block_tables + row.to(tl.int64) * table_stride
     best = tl.full([QUERIES], LOWEST, tl.float32)
     total = tl.zeros([QUERIES], tl.float32)
     mixed = tl.zeros([QUERIES, DIM], tl.float32)
     if not IS_UNIFORM and WINDOW == 0:
-        # Up to the first query's own position all see all.
-        seen_by_all = begin + (before + first_token + 1 - begin) // KEYS * KEYS
-        for start in tl.range(begin, seen_by_all, KEYS, num_stages=STAGES):
+        seen_by_all = tl.maximum(begin, tl.minimum(end, seen_by_all))
+        for first_key in tl.range(begin, seen_by_all, KEYS, num_stages=STAGES):
             best, total, mixed = _add_keys(
-                queries, best, total, mixed, start, end, positions, kv_head, table, k_cache, v_cache, scale,
+                queries, best, total, mixed, first_key, end, positions, kv_head, table, k_cache, v_cache, scale,
                 NUM_KV_HEADS, HEAD_DIM, DIM, BLOCK_SIZE, KEYS, WINDOW, False, True,
             )  # fmt: skip
         begin = seen_by_all
-    for start in tl.range(begin, end, KEYS, num_stages=STAGES):
+    for first_key in tl.range(begin, end, KEYS, num_stages=STAGES):
         best, total, mixed = _add_keys(
-            queries, best, total, mixed, start, end, positions, kv_head, table, k_cache, v_cache, scale,
+            queries, best, total, mixed, first_key, end, positions, kv_head, table, k_cache, v_cache, scale,
             NUM_KV_HEADS, HEAD_DIM, DIM, BLOCK_SIZE, KEYS, WINDOW, True, TOKENS > 1,
         )  # fmt: skip
 
-    place = (row_start + token).to(tl.int64)
     if num_splits == 1:
         if HAS_SINKS:
             sink = tl.load(sinks + head, mask=is_query, other=0.0).to(tl.float32) * 1.4426950408889634
             total, shrink = _with_sink(best, total, sink)
             mixed *= shrink[:, None]
         mixed = mixed / tl.where(total == 0, 1.0, total)[:, None]
-        out_at = out + (place * NUM_HEADS + head)[:, None] * HEAD_DIM + d[None, :]
+        out_at = out + ((row_start + token).to(tl.int64) * NUM_HEADS + head)[:, None] * HEAD_DIM + d[None, :]
         tl.store(out_at, mixed.to(out.dtype.element_ty), mask=is_element)
     else:
-        part = (program * TOKENS + token).to(tl.int64) * NUM_HEADS + head
+        if IS_UNIFORM:
+            place = program * TOKENS + token
+        else:
+            place = split * num_places + row_start + token - start
+        part = place.to(tl.int64) * NUM_HEADS + head
         tl.store(part_mixed + part[:, None] * HEAD_DIM + d[None, :], mixed, mask=is_element)
         tl.store(part_best + part, best, mask=is_query)
         tl.store(part_total + part, total, mask=is_query)
 
 
-@triton.jit(do_not_specialize=["num_rows", "usual_splits"])
+@triton.jit(do_not_specialize=["num_places", "usual_splits"])
 def reduce_kernel(
-    sinks, out, part_mixed, part_best, part_total, context_lens, splits_by_row, first_extra, num_rows, usual_splits,
+    sinks, out, part_mixed, part_best, part_total, context_lens, splits_by_row, first_extra, num_places, usual_splits,
     NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr, TOKENS: tl.constexpr, KEYS: tl.constexpr,
-    SPLITS: tl.constexpr, WINDOW: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_EXTRA: tl.constexpr,
+    SPLITS: tl.constexpr, WINDOW: tl.constexpr, HAS_SINKS: tl.constexpr, IS_UNIFORM: tl.constexpr,
+    HAS_EXTRA: tl.constexpr,
 ):  # fmt: skip
-    """A program a token and head: the parts of `attend_kernel` together, in the order of the keys."""
+    """A program a token and head: the parts of `attend_kernel` together, in the order of the keys. `out` begins with
+    the launch's first token."""
     place, head = tl.program_id(0), tl.program_id(1)
-    row, token = place // TOKENS, place % TOKENS
-    num_splits = usual_splits
-    if HAS_EXTRA:
-        num_splits = tl.load(splits_by_row + row)
-    if num_splits == 1:
-        return
-    end = tl.load(context_lens + row)
-    begin = _first_key(end - TOKENS, WINDOW) // KEYS * KEYS
-    num_parts = tl.cdiv(end - begin, _share(begin, end, num_splits, KEYS))
     split, d = tl.arange(0, SPLITS), tl.arange(0, DIM)
-    program = split * num_rows + row
-    if HAS_EXTRA:
-        extra = usual_splits * num_rows + tl.load(first_extra + row) + split - usual_splits
-        program = tl.where(split < usual_splits, program, extra)
-    part = (program * TOKENS + token).to(tl.int64) * NUM_HEADS + head
+    num_parts = usual_splits
+    places = split * num_places + place
+    if IS_UNIFORM:
+        row, token = place // TOKENS, place % TOKENS
+        num_splits = usual_splits
+        if HAS_EXTRA:
+            num_splits = tl.load(splits_by_row + row)
+            extra = (tl.load(first_extra + row) + split - usual_splits) * TOKENS + token
+            places = tl.where(split < usual_splits, places, usual_splits * num_places + extra)
+        if num_splits == 1:
+            return
+        end = tl.load(context_lens + row)
+        begin = _first_key(end - TOKENS, WINDOW) // KEYS * KEYS
+        num_parts = tl.cdiv(end - begin, _share(begin, end, num_splits, KEYS))
+    part = places.to(tl.int64) * NUM_HEADS + head
     is_part = split < num_parts
     best = tl.load(part_best + part, mask=is_part, other=LOWEST)
     totals = tl.load(part_total + part, mask=is_part, other=0.0)

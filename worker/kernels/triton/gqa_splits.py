@@ -15,6 +15,8 @@ from worker.kernels.triton.machine import Machine
 
 LONG = 2048
 """Keys that a program may have for itself before a row wants more of them."""
+SHORT = 256
+"""Keys that are not worth a split of their own in a chunk."""
 MOST_SPLITS = 64
 ROWS = 1024
 """That the kernel counts at a time."""
@@ -22,16 +24,17 @@ ROWS = 1024
 
 @dataclass(frozen=True, slots=True)
 class Splits:
-    """Of a step's uniform rows."""
-
     usual: int
-    num_extra: int
+    """A power of two."""
+    is_uniform: bool = False
+    """Of a step's uniform rows, where the host knows no lengths."""
+    num_extra: int = 0
     """Programs beyond the usual ones; most have nothing to do."""
-    by_row: Tensor | None
+    by_row: Tensor | None = None
     """int32 [R]: how many each row has; None without extra ones."""
-    first_extra: Tensor | None
+    first_extra: Tensor | None = None
     """int32 [R]: the first that is a row's."""
-    extra_rows: Tensor | None
+    extra_rows: Tensor | None = None
     """int32 [1 + num_extra]: how many have a row, then their rows."""
 
     @property
@@ -72,7 +75,7 @@ def deal_splits(
     usual = 1 << (usual.bit_length() - 1)
     most_keys = max_context_len if window is None else min(max_context_len, window + num_tokens)
     if usual * LONG >= most_keys:
-        return Splits(usual, 0, None, None, None)
+        return Splits(usual, is_uniform=True)
     num_extra = max(1, 2 * machine.num_sms // num_kv_heads)
     sizes = (num_rows, num_rows, 1 + num_extra)
     buffer = torch.empty(sum(sizes), dtype=torch.int32, device=context_lens.device)
@@ -81,4 +84,11 @@ def deal_splits(
         context_lens, by_row, first_extra, extra_rows, num_rows, num_tokens, usual, num_extra,
         window or 0, LONG, MOST_SPLITS, ROWS, num_warps=4,
     )  # fmt: skip
-    return Splits(usual, num_extra, by_row, first_extra, extra_rows)
+    return Splits(usual, True, num_extra, by_row, first_extra, extra_rows)
+
+
+def chunk_splits(machine: Machine, num_tiles: int, longest: int) -> Splits:
+    """For chunks in so many tiles, with contexts of at most `longest`: so that few tokens behind a long prefix fill the
+    device."""
+    wanted = min(2 * machine.num_sms // num_tiles, longest // SHORT, MOST_SPLITS)
+    return Splits(1 << (max(1, wanted).bit_length() - 1))
