@@ -7,7 +7,7 @@ must agree on, and for what somebody said here.
 import os
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +45,8 @@ class ClusterConfig:
     start_timeout: float = 300.0
     drain_timeout: float = 30.0
     """Seconds that open requests have to finish at the end."""
+    worker_environments: tuple[Mapping[str, str], ...] = ()
+    """Added to this process's own: one for each worker, if any."""
     api_key: str = ""
     """What clients must show to the router; empty: nothing."""
 
@@ -89,12 +91,11 @@ def _stop(children: Children, drain_timeout: float) -> None:
 
 def _start(config: ClusterConfig, children: Children, folder: Path) -> Cluster:
     deadline = time.monotonic() + config.start_timeout
-    files = {
-        children.start(f"worker-{number}", _worker_command(config, folder / f"worker-{number}")): (
-            folder / f"worker-{number}"
-        )
-        for number in range(config.num_workers)
-    }
+    files = {}
+    for number in range(config.num_workers):
+        path = folder / f"worker-{number}"
+        environment = config.worker_environments[number] if config.worker_environments else {}
+        files[children.start(path.name, _worker_command(config, path), environment)] = path
     workers = {
         child: local_address("FISSILE_WORKER_HOST", _bound_port(child, path, children, deadline))
         for child, path in files.items()
