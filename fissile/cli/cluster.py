@@ -45,10 +45,10 @@ class ClusterConfig:
     start_timeout: float = 300.0
     drain_timeout: float = 30.0
     """Seconds that open requests have to finish at the end."""
-    worker_environments: tuple[Mapping[str, str], ...] = ()
-    """Added to this process's own: one for each worker, if any."""
     api_key: str = ""
     """What clients must show to the router; empty: nothing."""
+    worker_environments: tuple[Mapping[str, str], ...] = ()
+    """Added to this process's own: one for each worker, if any."""
 
 
 @dataclass(frozen=True, slots=True)
