@@ -94,10 +94,10 @@ class _LoadCollector(Collector):
     def __init__(self, model: str, load: Callable[[], LoadSnapshot]) -> None:
         self._model = model
         self._load = load
-        self._before = load()
+        self._before = _counters(load())
 
     def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
-        load, before = self._load(), self._before
+        load = self._load()
         gauges = {
             "running_sequences": ("Sequences being computed.", load.num_running),
             "waiting_sequences": ("Sequences waiting for admission.", load.num_waiting),
@@ -107,27 +107,24 @@ class _LoadCollector(Collector):
             "used_blocks": ("KV cache blocks held by sequences.", load.num_used_blocks),
             "cached_blocks": ("Free KV cache blocks with reusable content.", load.num_cached_blocks),
         }
-        counters = {
-            "prefix_queries": (
-                "Prompt tokens looked up in the prefix cache.",
-                load.num_prefix_queries - before.num_prefix_queries,
-            ),
-            "prefix_hits": ("Of these, found there.", load.num_prefix_hits - before.num_prefix_hits),
-            "preemptions": ("Preemptions.", load.num_preemptions - before.num_preemptions),
-            "swaps": ("Preemptions by swap.", load.num_swaps - before.num_swaps),
-            "evictions": ("Cached blocks evicted.", load.num_evictions - before.num_evictions),
-            "steps": ("Engine steps.", load.num_steps - before.num_steps),
-            "scheduled_tokens": (
-                "Tokens computed.",
-                load.num_scheduled_tokens - before.num_scheduled_tokens,
-            ),
-            "generated_tokens": ("Tokens generated.", load.num_generated_tokens - before.num_generated_tokens),
-        }
         for name, (text, value) in gauges.items():
             gauge = GaugeMetricFamily(f"fissile_worker_{name}", text, labels=["model"])
             gauge.add_metric([self._model], value)
             yield gauge
-        for name, (text, value) in counters.items():
+        for name, (text, value) in _counters(load).items():
             counter = CounterMetricFamily(f"fissile_worker_{name}", text, labels=["model"])
-            counter.add_metric([self._model], value)
+            counter.add_metric([self._model], value - self._before[name][1])
             yield counter
+
+
+def _counters(load: LoadSnapshot) -> dict[str, tuple[str, int]]:
+    return {
+        "prefix_queries": ("Prompt tokens looked up in the prefix cache.", load.num_prefix_queries),
+        "prefix_hits": ("Of these, found there.", load.num_prefix_hits),
+        "preemptions": ("Preemptions.", load.num_preemptions),
+        "swaps": ("Preemptions by swap.", load.num_swaps),
+        "evictions": ("Cached blocks evicted.", load.num_evictions),
+        "steps": ("Engine steps.", load.num_steps),
+        "scheduled_tokens": ("Tokens computed.", load.num_scheduled_tokens),
+        "generated_tokens": ("Tokens generated.", load.num_generated_tokens),
+    }

@@ -6,6 +6,7 @@ from tests.core.builders import make_sequence
 from worker.core.cache.block_manager import NEVER, BlockManager
 from worker.core.config import CacheConfig
 from worker.core.sequence import Sequence
+from worker.core.slices import exhaust
 
 BOTH_INDEXES = pytest.mark.parametrize("kind", ["hash", "radix"])
 COMMON = list(range(500, 548))
@@ -310,4 +311,4 @@ def test_integrity_check_compares_with_what_is_held(held: dict, host_held: dict,
     manager = make_manager(num_host_blocks=2)
     admit(manager, make_sequence(1, 20))
     with pytest.raises(RuntimeError, match=message):
-        manager.check_integrity(held, host_held, 0)
+        exhaust(manager.integrity_slices(held, host_held, 0))

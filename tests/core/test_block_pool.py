@@ -10,6 +10,7 @@ from worker.core.cache.block_pool import BlockPool
 from worker.core.cache.hash_index import HashPrefixIndex
 from worker.core.cache.prefix_index import PrefixIndex
 from worker.core.cache.radix_index import RadixPrefixIndex
+from worker.core.slices import exhaust
 
 
 def chain_of(tokens: list[int], block_size: int = 4) -> BlockChain:
@@ -44,7 +45,7 @@ def test_refused_take_changes_nothing(index: PrefixIndex) -> None:
     with pytest.raises(RuntimeError):
         pool.take(5)
     assert pool.num_free == 4
-    pool.check_integrity({0: 1, 1: 1})
+    exhaust(pool.integrity_slices({0: 1, 1: 1}))
 
 
 def test_double_free_raises() -> None:
@@ -84,7 +85,7 @@ def test_hit_takes_a_free_block_out_of_the_middle(index: PrefixIndex) -> None:
     pool.share([0])
     assert pool.num_free == 5
     assert pool.take(5) == [4, 5, 1, 3, 2]
-    pool.check_integrity(dict.fromkeys(range(6), 1))
+    exhaust(pool.integrity_slices(dict.fromkeys(range(6), 1)))
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
@@ -103,7 +104,7 @@ def test_three_holders_of_a_prefix_let_go_in_any_order(index: PrefixIndex, order
         for table in itertools.compress(tables, held):
             for block in table:
                 counts[block] = counts.get(block, 0) + 1
-        pool.check_integrity(counts)
+        exhaust(pool.integrity_slices(counts))
     assert (pool.num_free, pool.num_cached) == (6, 2)
 
 
@@ -126,4 +127,4 @@ def test_integrity_check_finds_a_wrong_count(held: dict[int, int], message: str)
     pool = BlockPool(3, None)
     pool.take(2)
     with pytest.raises(RuntimeError, match=message):
-        pool.check_integrity(held)
+        exhaust(pool.integrity_slices(held))

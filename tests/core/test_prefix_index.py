@@ -11,6 +11,7 @@ from worker.core.cache.block_pool import BlockPool
 from worker.core.cache.hash_index import HashPrefixIndex
 from worker.core.cache.prefix_index import PrefixIndex
 from worker.core.cache.radix_index import RadixPrefixIndex
+from worker.core.slices import exhaust
 
 
 def chain_of(tokens: list[int], salt: bytes = b"", hasher=default_hasher) -> BlockChain:
@@ -59,7 +60,7 @@ def test_chains_branch(index: PrefixIndex) -> None:
     assert hits(index, [1] * 8 + [2] * 4) == [0, 1, 2]
     assert hits(index, [1] * 8 + [3] * 4) == [0, 1, 3]
     assert hits(index, [1] * 4 + [4] * 8) == [0, 4]
-    index.check_integrity()
+    exhaust(index.integrity_slices())
 
 
 def test_chain_grows_by_steps(index: PrefixIndex) -> None:
@@ -106,7 +107,7 @@ def test_block_published_anew_is_not_the_parent_that_it_was(index: PrefixIndex) 
     index.publish(chain, [5, 6], 1, 2, anchor)
     assert hits(index, [1] * 4 + [2] * 4) == [5, 6]
     assert hits(index, [9] * 4 + [2] * 4) == [3]
-    index.check_integrity()
+    exhaust(index.integrity_slices())
 
 
 def test_second_block_is_not_found_under_another_first(index: PrefixIndex) -> None:
@@ -125,7 +126,7 @@ def test_eviction_of_a_duplicates_parent_withdraws_what_hangs_on_it(index: Prefi
     pool.give([first])  # its content lives on in the other's table, whose second block hangs on it
     pool.take(2)
     assert hits(index, [1] * 4 + [2] * 4) == []
-    pool.check_integrity({0: 1, 1: 1, 2: 1, 3: 1})
+    exhaust(pool.integrity_slices({0: 1, 1: 1, 2: 1, 3: 1}))
     index.publish(chain, other, 2, 2, anchor)
     assert hits(index, [1] * 4 + [2] * 4) == other
 
@@ -148,7 +149,7 @@ def test_clear_forgets_everything(index: PrefixIndex) -> None:
     pool.clear_cached()
     assert hits(index, list(range(12))) == []
     assert (pool.num_free, pool.num_cached) == (64, 0)
-    pool.check_integrity({})
+    exhaust(pool.integrity_slices({}))
 
 
 def test_snapshot_lists_parents_first(index: PrefixIndex) -> None:
@@ -174,4 +175,4 @@ def test_both_indexes_answer_alike_under_random_traffic() -> None:
         next_block += len(table)
         for index in both:
             publish(index, tokens, table)
-            index.check_integrity()
+            exhaust(index.integrity_slices())

@@ -10,6 +10,7 @@ from common.block_hash import default_hasher
 from worker.core.block_chain import BlockChain
 from worker.core.cache.block_pool import BlockPool
 from worker.core.cache.radix_index import RadixPrefixIndex
+from worker.core.slices import exhaust
 
 
 def chain_of(*blocks: int) -> BlockChain:
@@ -21,7 +22,7 @@ def chain_of(*blocks: int) -> BlockChain:
 
 def publish(index: RadixPrefixIndex, blocks: list[int], table: list[int]) -> None:
     index.publish(chain_of(*blocks), table, 0, len(table), None)
-    index.check_integrity()
+    exhaust(index.integrity_slices())
 
 
 def hits(index: RadixPrefixIndex, *blocks: int) -> list[int]:
@@ -118,7 +119,7 @@ def test_branch_in_use_keeps_its_trunk() -> None:
 def test_withdrawing_the_middle_of_a_run_keeps_its_head(index: RadixPrefixIndex) -> None:
     publish(index, [1, 2, 3], [5, 6, 7])
     assert index.withdraw(6) == [], "all are referenced"
-    index.check_integrity()
+    exhaust(index.integrity_slices())
     assert (runs(index), hits(index, 1, 2, 3)) == ([[5]], [5])
 
 
@@ -198,6 +199,6 @@ def test_many_at_once_are_those_that_would_go_one_by_one(chains, seed: int, num_
         num = min(num_wanted, pool.num_free)
         for size in [num] if takes_all else [1] * num:
             pool.take(size)
-        index.check_integrity()
+        exhaust(index.integrity_slices())
         left.append({block.hash for block in index.published()})
     assert left[0] == left[1]

@@ -7,6 +7,7 @@ import pytest
 from tests.core.builders import Engine, expected_output, make_group, make_sequence
 from worker.core.cache.block_manager import BlockManager
 from worker.core.config import CacheConfig
+from worker.core.slices import exhaust
 
 
 def make_engine(num_groups: int = 8, **settings: object) -> Engine:
@@ -57,9 +58,9 @@ def test_group_given_back_twice_raises() -> None:
 def test_integrity_check_counts_groups() -> None:
     manager = make_manager(2)
     manager.allocate(make_sequence(1, 5), [], None, 1)
-    manager.check_integrity({0: 1}, {}, 1)
+    exhaust(manager.integrity_slices({0: 1}, {}, 1))
     with pytest.raises(RuntimeError, match="0 groups held and 1 free of 2"):
-        manager.check_integrity({0: 1}, {}, 0)
+        exhaust(manager.integrity_slices({0: 1}, {}, 0))
 
 
 def test_group_is_not_handed_out_while_a_step_in_flight_uses_it() -> None:

@@ -11,7 +11,6 @@ from worker.core.cache.prefix_index import PrefixIndex
 from worker.core.cache.radix_index import RadixPrefixIndex
 from worker.core.config import CacheConfig
 from worker.core.sequence import Sequence
-from worker.core.slices import exhaust
 
 NEVER = 1 << 62
 """A `publish_at` that no sequence reaches."""
@@ -218,12 +217,8 @@ class BlockManager:
         if self._has_groups:
             seq.group_id = self._free_groups.pop()
 
-    def check_integrity(self, held: dict[int, int], host_held: dict[int, int], num_groups_held: int) -> None:
-        """Raises `RuntimeError` unless what the pools count is what the caller says is held."""
-        exhaust(self.integrity_slices(held, host_held, num_groups_held))
-
     def integrity_slices(self, held: dict[int, int], host_held: dict[int, int], num_groups_held: int) -> Iterator[None]:
-        """The same in slices. Between two of them nothing must change; stop at any."""
+        """Raises `RuntimeError` unless what the pools count is what the caller says is held."""
         yield from self.pool.integrity_slices(held)
         yield from self.host_pool.integrity_slices(host_held)
         if num_groups_held + len(set(self._free_groups)) != self._num_groups:

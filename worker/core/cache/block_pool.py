@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 
 from worker.core.cache.prefix_index import PrefixIndex
-from worker.core.slices import exhaust, in_slices
+from worker.core.slices import in_slices
 
 
 class BlockPool:
@@ -104,12 +104,8 @@ class BlockPool:
         if self._secure:
             self._to_zero.extend(blocks)
 
-    def check_integrity(self, held: dict[int, int]) -> None:
-        """`held`: block → how many tables and pins hold it. Raises `RuntimeError` on any contradiction."""
-        exhaust(self.integrity_slices(held))
-
     def integrity_slices(self, held: dict[int, int]) -> Iterator[None]:
-        """The same in slices. Between two of them nothing must change; stop at any."""
+        """`held`: block → how many tables and pins hold it. Raises `RuntimeError` on any contradiction."""
         is_vacant = bytearray(self.num_blocks)
         for blocks in in_slices(self._vacant):
             for block in blocks:

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 
 from worker.core.block_chain import Anchor, BlockChain
 from worker.core.cache.kv_events import KvEvents, PublishedBlock
-from worker.core.slices import exhaust
 
 
 class PrefixIndex(ABC):
@@ -96,10 +95,6 @@ class PrefixIndex(ABC):
     def published(self) -> Iterator[PublishedBlock]:
         """All published blocks, parents before children."""
 
-    def check_integrity(self) -> None:
-        """Raises `RuntimeError` if the index contradicts itself."""
-        exhaust(self.integrity_slices())
-
     @abstractmethod
     def integrity_slices(self) -> Iterator[None]:
-        """The same in slices. Between two of them nothing must change; stop at any."""
+        """Raises `RuntimeError` if the index contradicts itself."""
