@@ -20,7 +20,7 @@ from worker.loader import source as source_module
 from worker.loader.checkpoint import EMBEDDING, HEAD
 from worker.loader.errors import ModelConfigError, ModelNotFoundError, UnknownArchitectureError, WeightsError
 from worker.loader.source import SourceFormat, resolve_model
-from worker.loader.staged import chunks
+from worker.loader.staged import chunks, copy_by_one_thread
 from worker.loader.tokenizer import TokenizerFiles, load_tokenizer_files
 from worker.parallel.group import Group
 from worker.runner.build import build_runner
@@ -121,6 +121,15 @@ def test_a_tensor_goes_to_a_device_in_parts_that_fit_a_buffer(num_bytes: int) ->
         for part, into in chunks(source, target, num_bytes):
             assert 0 < part.numel() * 4 <= num_bytes
             into.copy_(part)
+        assert torch.equal(target, source)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
+def test_bytes_are_copied_whatever_they_mean(dtype: torch.dtype) -> None:
+    whole = torch.arange(60).view(6, 10).to(dtype)
+    for source in (whole, whole[:, 3:7], whole[2], whole[1, 1]):
+        target = torch.zeros_like(source).contiguous()
+        copy_by_one_thread(target, source)
         assert torch.equal(target, source)
 
 

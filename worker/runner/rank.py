@@ -198,8 +198,8 @@ def _step(runner: ModelRunner, batch: ScheduledBatch, replies: Replies) -> Pendi
     try:
         with runner.profiler.step(batch.step, len(batch.slots)):
             return runner.submit(batch)
-    except Exception:
-        _fail(replies, f"step {batch.step} failed:\n{traceback.format_exc()}")
+    except Exception as error:
+        _fail(replies, f"step {batch.step} failed: {error}\n{traceback.format_exc()}")
 
 
 def _profile(profiler: StepProfiler, message: StartProfile | StopProfile, replies: Replies) -> None:
@@ -224,8 +224,8 @@ def _answer(pending: "SimpleQueue[PendingStep | None]", replies: Replies, answer
                 replies.send(StepDone(output))
         except OSError:
             os._exit(EXIT_ORPHANED)
-        except Exception:
-            _fail(replies, f"step {step.batch.step} failed:\n{traceback.format_exc()}")
+        except Exception as error:
+            _fail(replies, f"step {step.batch.step} failed: {error}\n{traceback.format_exc()}")
 
 
 def _fail(replies: Replies, message: str) -> NoReturn:
