@@ -1,0 +1,199 @@
+"""Choosing tokens, the masked copy and log probabilities: every backend against torch on the CPU, and against float64.
+
+Backends may differ where rounding decides: a token's weight may be off by 1e-6 of itself, so a race whose winner leads
+by less, or a top-p whose threshold leaves a share within 1e-6 of p, may come out either way. Thresholds are compared
+exactly on logits that keep clear of that.
+"""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.kernels.rig import IS_INTERPRETED
+from worker.kernels.sampling import CHOOSE, FAILED, LOGPROBS, MASKED_COPY, DrawRules, Draws, Parameters
+from worker.kernels.select import Kernels
+from worker.kernels.torch import sample as torch_sample
+
+
+@dataclass(frozen=True)
+class Asks:
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+
+
+GREEDY = Asks(temperature=0.0)
+MANY = [
+    GREEDY,
+    Asks(seed=1),
+    Asks(seed=2, top_k=5),
+    Asks(seed=3, top_p=0.7),
+    Asks(seed=4, min_p=0.05),
+    Asks(seed=5, temperature=2.5, top_k=40, top_p=0.9, min_p=0.01),
+    Asks(seed=-1, temperature=0.3),
+    Asks(seed=6, temperature=50.0, top_p=0.999),
+    Asks(seed=7, top_k=10**7),
+    Asks(seed=8, top_k=600),
+    Asks(seed=9, top_p=0.0),
+    Asks(seed=10, top_p=1 - 1e-9),
+]
+
+
+def draws_of(rows: list[Asks], positions: list[int], vocab_size: int, device: torch.device) -> Draws:
+    """Slots in reverse order, so that nobody takes a row for a slot."""
+    drawn = [i for i, asks in enumerate(rows) if asks.temperature >= 1e-5]
+    top_k = [rows[i].top_k if rows[i].top_k < vocab_size else 0 for i in drawn]
+    has_top_p = [rows[i].top_p < 1 for i in drawn]
+    rules = DrawRules(
+        num_drawn=len(drawn),
+        drawn=None if len(drawn) == len(rows) else torch.tensor(drawn, dtype=torch.int64, device=device),
+        most_top_k=max(top_k, default=0),
+        has_top_p=any(has_top_p),
+        has_top_k_with_top_p=all(k > 0 for k, has in zip(top_k, has_top_p, strict=True) if has),
+        has_min_p=any(rows[i].min_p > 0 for i in drawn),
+    )
+    slots = list(reversed(rows))
+    integers = torch.tensor([(asks.top_k, asks.seed, 0) for asks in slots])
+    floats = torch.tensor([(asks.temperature, asks.top_p, asks.min_p, 0, 0, 1) for asks in slots], dtype=torch.float64)
+    parameters = Parameters(integers.to(device), floats.to(device))
+    return Draws(
+        rules, parameters, torch.arange(len(rows) - 1, -1, -1, device=device), torch.tensor(positions, device=device)
+    )
+
+
+def choose(kernels: Kernels, logits: Tensor, rows: list[Asks], positions: list[int] | None = None) -> list[int]:
+    """As rows 1, 2, … of a larger tensor."""
+    device = kernels.device
+    among = torch.cat((torch.full_like(logits[:1], torch.nan), logits)).to(device)
+    index = torch.arange(1, len(among), device=device)
+    draws = draws_of(rows, positions or [7] * len(rows), logits.shape[1], device)
+    return kernels.choose(CHOOSE, None, torch.float32)(among, index, draws).tolist()
+
+
+def noise(rows: int, vocab_size: int, seed: int = 0) -> Tensor:
+    return torch.randn(rows, vocab_size, generator=torch.Generator().manual_seed(seed)) * 3
+
+
+@pytest.mark.parametrize(
+    ("vocab_size", "dtype"), [(5, torch.float32), (256, torch.float32), (1000, torch.float16), (8193, torch.float32)]
+)
+def test_tokens_equal_torchs_on_the_cpu(kernels: Kernels, vocab_size: int, dtype: torch.dtype) -> None:
+    logits = noise(len(MANY), vocab_size, seed=vocab_size).to(dtype)
+    reference = Kernels(torch.device("cpu"), "torch")
+    assert choose(kernels, logits, MANY) == choose(reference, logits, MANY)
+
+
+def test_a_row_alone_equals_the_row_in_any_batch(kernels: Kernels) -> None:
+    logits = noise(6, 3000)
+    some = MANY[:6]
+    together = choose(kernels, logits, some)
+    assert together == [choose(kernels, logits[i : i + 1], [asks])[0] for i, asks in enumerate(some)]
+
+
+def test_of_equal_logits_the_first_is_the_greedy_token(kernels: Kernels) -> None:
+    logits = torch.zeros(2, 1000)
+    logits[0, [300, 301, 999]] = 2.0
+    assert choose(kernels, logits, [GREEDY] * 2) == [300, 0]
+
+
+@pytest.mark.parametrize("fill", [torch.nan, torch.inf])
+def test_a_logit_that_is_not_finite_fails_its_row_alone(kernels: Kernels, fill: float) -> None:
+    rows = [*MANY[:4], MANY[3]]
+    logits = noise(len(rows), 600)
+    expected = choose(kernels, logits, rows)
+    for row in (0, 3):
+        logits[row, 500] = fill
+    logits[2] = -torch.inf
+    assert choose(kernels, logits, rows) == [FAILED, expected[1], FAILED, FAILED, expected[4]]
+
+
+TRUNCATED = {
+    "top-k": (Asks(top_k=3), 3),
+    "top-k with ties": (Asks(top_k=5), 6),
+    "top-p": (Asks(top_p=0.6), 2),
+    "top-p with ties": (Asks(top_p=0.95), 6),
+    "top-p of what top-k left": (Asks(top_k=3, top_p=0.8), 2),
+    "min-p": (Asks(min_p=0.3), 2),
+}
+"""What is asked → how many tokens stay of weights 8, 4, 2, 1, 1/2, 1/2, then 2⁻²⁰ each."""
+
+
+@pytest.mark.parametrize("case", TRUNCATED)
+@pytest.mark.parametrize("room", ["enough", "too little"])
+def test_what_stays_is_drawn_and_nothing_else(
+    kernels: Kernels, case: str, room: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asks, num_kept = TRUNCATED[case]
+    kernels.choose(CHOOSE, None, torch.float32)
+    if room == "too little":
+        if kernels.describe()["choose"] != "triton":
+            pytest.skip("nothing has a room")
+        monkeypatch.setattr("worker.kernels.triton.sample_limits.ROOM", 1)
+    vocab_size, num = 600, 12 if IS_INTERPRETED else 400
+    weights = torch.full((vocab_size,), 2.0**-20)
+    places = [599, 2, 300, 256, 255, 1]
+    weights[places] = torch.tensor([8, 4, 2, 1, 0.5, 0.5])
+    logits = weights.log().expand(num, -1)
+    tokens = choose(kernels, logits, [asks] * num, list(range(num)))
+    kept = places[:num_kept]
+    shares = weights[kept].double() / weights[kept].double().sum()
+    counts = torch.tensor([tokens.count(token) for token in kept])
+    assert counts.sum() == num
+    chi_squared = ((counts - num * shares) ** 2 / (num * shares)).sum()
+    assert chi_squared < num_kept - 1 + 5 * (2 * (num_kept - 1)) ** 0.5
+
+
+def test_masked_copy(kernels: Kernels) -> None:
+    vocab_size = 70  # no whole number of words
+    logits = noise(4, vocab_size).half()
+    logits[3, 5] = torch.nan
+    mask = torch.randint(-(2**31), 2**31 - 1, (2, 3), generator=torch.Generator().manual_seed(1)).int()
+    rows = torch.tensor([2, 3])
+    copy = kernels.choose(MASKED_COPY, None, torch.float32)
+    device = kernels.device
+    got, is_finite = copy(logits.to(device), rows.to(device), 2, mask.to(device))
+    allowed = ((mask[:, :, None] >> torch.arange(32)) & 1).flatten(1)[:, :vocab_size] == 1
+    assert torch.equal(got[0].cpu(), logits[2].float().masked_fill(~allowed[0], -torch.inf))
+    assert is_finite.tolist() == [True, False]
+    plain, _ = copy(logits.to(device), None, 3, None)
+    assert torch.equal(plain.cpu(), logits[:3].float())
+
+
+@pytest.mark.parametrize("most", [0, 1, 20, 33])
+@pytest.mark.parametrize("vocab_size", [40, 1000])
+def test_logprobs(kernels: Kernels, most: int, vocab_size: int) -> None:
+    logits = noise(4, vocab_size)
+    rows, chosen = torch.tensor([3, 0, 2]), torch.tensor([0, -1, vocab_size - 1])
+    device = kernels.device
+    logprobs_of = kernels.choose(LOGPROBS, None, torch.float32)
+    ids, logprobs, ranks = (t.cpu() for t in logprobs_of(logits.to(device), rows.to(device), chosen.to(device), most))
+    exact = logits[rows].double().log_softmax(-1)
+    best = exact.topk(most)
+    assert torch.equal(ids, torch.cat((chosen.clamp(min=0)[:, None], best.indices), 1))
+    torch.testing.assert_close(logprobs.double(), exact.gather(1, ids), atol=1e-5, rtol=0)
+    order = exact.argsort(-1, descending=True).argsort(-1) + 1
+    assert torch.equal(ranks, order.gather(1, ids))
+
+
+def test_equal_logits_share_the_better_rank_and_come_in_order_of_ids(kernels: Kernels) -> None:
+    logits = torch.tensor([[1.0, 3.0, 3.0, 0.0]], device=kernels.device)
+    ids, _, ranks = kernels.choose(LOGPROBS, None, torch.float32)(
+        logits, None, torch.tensor([2], device=kernels.device), 3
+    )
+    assert ranks.tolist() == [[1, 1, 2, 3]]
+    assert set(ids[0, 1:3].tolist()) == {1, 2}
+
+
+def test_random_bits_of_kernels_are_those_of_torch(kernels: Kernels) -> None:
+    """Uniform logits: the race is decided by the random numbers alone, over 12 chunks and all members."""
+    num = 12
+    rows = [Asks(seed=seed * 10**18 - 6 * 10**18) for seed in range(num)]
+    logits = torch.zeros(num, 3000)
+    assert (
+        choose(kernels, logits, rows)
+        == torch_sample.choose(logits, None, draws_of(rows, [7] * num, 3000, torch.device("cpu"))).tolist()
+    )
