@@ -35,6 +35,8 @@ NUM_LOGPROBS = Range(0, 64)
 BEAM_WIDTH = Range(2, 16)
 N = Range(1, 128)
 MAX_TOKENS = Range(1)
+MAX_FANOUT_TOKENS = 8 * 1024 * 1024
+"""Prompt tokens × n of one request: a worker keeps the prompt with each completion."""
 
 MAX_PROMPTS = 256
 MAX_BIASES = 1024

@@ -10,6 +10,7 @@ import os
 import signal
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from fissile.errors import STATUS_DETAILS_KEY, FissileError, InternalError, Unav
 logger = logging.getLogger(__name__)
 
 Handler = Any  # grpc.RpcMethodHandler, which has no types
+Parse = Callable[[bytes], Any]
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
@@ -39,36 +41,29 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         handler = await continuation(handler_call_details)
         if handler is None:
             return handler
-        method = handler_call_details.method
-        if handler.unary_unary and asyncio.iscoroutinefunction(handler.unary_unary):
-            return grpc.unary_unary_rpc_method_handler(
-                _guard_unary(handler.unary_unary, method, handler.request_deserializer),
-                response_serializer=handler.response_serializer,
-            )
-        if handler.unary_stream and asyncio.iscoroutinefunction(handler.unary_stream):
-            return grpc.unary_stream_rpc_method_handler(
-                _guard_unary(handler.unary_stream, method, handler.request_deserializer),
-                response_serializer=handler.response_serializer,
-            )
-        if handler.unary_stream and inspect.isasyncgenfunction(handler.unary_stream):
-            return grpc.unary_stream_rpc_method_handler(
-                _guard_unary_stream(handler.unary_stream, method, handler.request_deserializer),
-                response_serializer=handler.response_serializer,
-            )
-        if handler.stream_stream and inspect.isasyncgenfunction(handler.stream_stream):
-            return grpc.stream_stream_rpc_method_handler(
-                _guard_stream(handler.stream_stream, method, handler.request_deserializer),
-                response_serializer=handler.response_serializer,
-            )
-        if handler.stream_stream and asyncio.iscoroutinefunction(handler.stream_stream):
-            return grpc.stream_stream_rpc_method_handler(
-                _guard_writer(handler.stream_stream, method, handler.request_deserializer),
-                response_serializer=handler.response_serializer,
-            )
-        return handler  # of a library: blocking, or a coroutine that writes
+        behaviour = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
+        if asyncio.iscoroutinefunction(behaviour):
+            guard: Callable[..., Any] = _guard_coroutine
+        elif inspect.isasyncgenfunction(behaviour):
+            guard = _guard_generator
+        else:
+            return handler  # of a library, and blocking
+        method, parse = handler_call_details.method, handler.request_deserializer
+        read = partial(_read_stream, parse) if handler.request_streaming else partial(_read, parse, method)
+        make = _HANDLERS[handler.request_streaming, handler.response_streaming]
+        return make(guard(behaviour, read, method), response_serializer=handler.response_serializer)
 
 
-def _read(raw: bytes, parse: Callable[[bytes], Any], method: str) -> Any:
+_HANDLERS = {
+    (False, False): grpc.unary_unary_rpc_method_handler,
+    (False, True): grpc.unary_stream_rpc_method_handler,
+    (True, False): grpc.stream_unary_rpc_method_handler,
+    (True, True): grpc.stream_stream_rpc_method_handler,
+}
+"""By whether requests and responses are streams."""
+
+
+def _read(parse: Parse, method: str, raw: bytes) -> Any:
     """The request. One that cannot be read comes to no handler, so nobody else would log it."""
     try:
         return decode(raw, parse)
@@ -77,63 +72,37 @@ def _read(raw: bytes, parse: Callable[[bytes], Any], method: str) -> Any:
         raise
 
 
-def _guard_unary(
-    behaviour: Callable[..., Awaitable[Any]], method: str, parse: Callable[[bytes], Any]
-) -> Callable[..., Awaitable[Any]]:
-    async def guarded(raw: bytes, context: grpc.aio.ServicerContext) -> Any:
-        try:
-            return await behaviour(_read(raw, parse, method), context)
-        except Exception as error:
-            await abort(context, error, method)
-
-    return guarded
-
-
-def _guard_unary_stream(
-    behaviour: Callable[..., AsyncGenerator[Any, None]], method: str, parse: Callable[[bytes], Any]
-) -> Callable[..., AsyncIterator[Any]]:
-    async def guarded(raw: bytes, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
-        try:
-            async with aclosing(behaviour(_read(raw, parse, method), context)) as responses:
-                async for response in responses:
-                    yield response
-        except Exception as error:
-            await abort(context, error, method)
-
-    return guarded
-
-
-def _guard_stream(
-    behaviour: Callable[..., AsyncGenerator[Any, None]], method: str, parse: Callable[[bytes], Any]
-) -> Callable[..., AsyncIterator[Any]]:
-    async def guarded(raw: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
-        try:
-            async with aclosing(behaviour(_decoded(raw, parse), context)) as responses:
-                async for response in responses:
-                    yield response
-        except Exception as error:
-            await abort(context, error, method)
-
-    return guarded
-
-
-def _guard_writer(
-    behaviour: Callable[..., Awaitable[None]], method: str, parse: Callable[[bytes], Any]
-) -> Callable[..., Awaitable[None]]:
-    """Of a handler that writes its responses itself."""
-
-    async def guarded(raw: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> None:
-        try:
-            await behaviour(_decoded(raw, parse), context)
-        except Exception as error:
-            await abort(context, error, method)
-
-    return guarded
-
-
-async def _decoded(raw: AsyncIterator[bytes], parse: Callable[[bytes], Any]) -> AsyncIterator[Any]:
+async def _read_stream(parse: Parse, raw: AsyncIterator[bytes]) -> AsyncIterator[Any]:
     async for request in raw:
         yield decode(request, parse)
+
+
+def _guard_coroutine(
+    behaviour: Callable[..., Awaitable[Any]], read: Callable[[Any], Any], method: str
+) -> Callable[..., Awaitable[Any]]:
+    """Of a handler that returns its response, or writes them itself."""
+
+    async def guarded(raw: Any, context: grpc.aio.ServicerContext) -> Any:
+        try:
+            return await behaviour(read(raw), context)
+        except Exception as error:
+            await abort(context, error, method)
+
+    return guarded
+
+
+def _guard_generator(
+    behaviour: Callable[..., AsyncGenerator[Any, None]], read: Callable[[Any], Any], method: str
+) -> Callable[..., AsyncIterator[Any]]:
+    async def guarded(raw: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
+        try:
+            async with aclosing(behaviour(read(raw), context)) as responses:
+                async for response in responses:
+                    yield response
+        except Exception as error:
+            await abort(context, error, method)
+
+    return guarded
 
 
 async def abort(context: grpc.aio.ServicerContext, error: Exception, method: str) -> None:

@@ -6,6 +6,7 @@ request never came to one; `worker` is an address, and its series go with the wo
 
 import time
 from collections import Counter as Tally
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
@@ -120,7 +121,8 @@ class RouterMetrics:
         self.finished: Tally[str] = Tally()
         self.num_prompt_tokens = 0
         self.num_completion_tokens = 0
-        self._known: dict[str, _Known] = {}
+        self._known: defaultdict[str, _Known] = defaultdict(_Known)
+        """By worker."""
         self._sizes: dict[str, _Sizes] = {}
         """By model."""
 
@@ -158,17 +160,12 @@ class RouterMetrics:
 
     def hop(self, model: str, worker: str, windows: LatencyWindows) -> HopMetrics:
         """`windows`: of the requests on this worker."""
-        hops = self._known_of(worker).hops
+        hops = self._known[worker].hops
         if model not in hops:
             labels = (model, worker)
             ttft, tpot, itl, e2e = self._ttft, self._tpot, self._itl, self._e2e
             hops[model] = ttft.labels(*labels), tpot.labels(*labels), itl.labels(*labels), e2e.labels(*labels)
         return HopMetrics(self.latency, windows, *hops[model])
-
-    def _known_of(self, worker: str) -> _Known:
-        if worker not in self._known:
-            self._known[worker] = _Known()
-        return self._known[worker]
 
     def moved(self, model: str) -> None:
         self._moves.labels(model).inc()
@@ -176,7 +173,7 @@ class RouterMetrics:
     def ended(self, totals: RequestTotals) -> None:
         model, worker, end = totals.model, totals.worker, totals.end
         self.finished[end] += 1
-        ends = self._known_of(worker).ends
+        ends = self._known[worker].ends
         if (model, end) not in ends:
             ends[model, end] = self._requests.labels(model, worker, end)
         ends[model, end].inc()

@@ -73,6 +73,8 @@ def group_from_pb(message: v1.SequenceGroup, engine_ids: List[int], limits: Mode
 def _check_members(message: v1.SequenceGroup, stop: StopConditions, limits: ModelLimits) -> None:
     members = message.sequences
     require_length(1, int(bounds.N.high), "sequences", members)
+    num_tokens = len(members) * len(message.prompt_token_ids)
+    require_at_most(bounds.MAX_FANOUT_TOKENS, "sequences", num_tokens, "prompt tokens together")
     for name in ("id", "index"):
         values = [getattr(member, name) for member in members]
         require(len(set(values)) == len(values), "sequences", f"one with an {name} twice", f"each {name} once")

@@ -4,13 +4,12 @@ import secrets
 from collections.abc import Sequence
 from typing import Final
 
+from common import bounds
 from fissile.errors import InvalidArgumentError, UnimplementedError
 from fissile.v1 import GenerationOptions, SamplingParams, TokenSequence
 from router.asking.spec import Prompt, RequestSpec, TextRules
 from router.model.served import ServedModel
 
-MAX_FANOUT_TOKENS = 8 * 1024 * 1024
-"""Prompt tokens × n of one request: a worker keeps the prompt with each completion."""
 _PENALTIES: Final = ("presence_penalty", "frequency_penalty", "repetition_penalty")
 """Beam search has none, whatever the model recommends."""
 
@@ -26,8 +25,8 @@ def resolve(
     """`bad_token_sequences`: those of `bad_words`; they join those that the request has itself."""
     output = options.output
     n = options.n if options.HasField("n") else 1
-    if n * len(prompt.token_ids) > MAX_FANOUT_TOKENS:
-        raise InvalidArgumentError.of("options.n", f"n × prompt tokens must not exceed {MAX_FANOUT_TOKENS}")
+    if n * len(prompt.token_ids) > bounds.MAX_FANOUT_TOKENS:
+        raise InvalidArgumentError.of("options.n", f"n × prompt tokens must not exceed {bounds.MAX_FANOUT_TOKENS}")
     skip_special_tokens = options.skip_special_tokens if options.HasField("skip_special_tokens") else True
     special_stops = {i: stop for stop in options.stop if (i := model.tokenizer.special_token_id(stop)) is not None}
     return RequestSpec(

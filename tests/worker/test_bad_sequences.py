@@ -5,6 +5,7 @@ import math
 import pytest
 from google.rpc import code_pb2
 
+from common import bounds
 from fissile.v1 import (
     BeamSearch,
     CompositeGrammar,
@@ -253,6 +254,12 @@ def test_a_group_is_admitted_as_a_whole_or_not_at_all(last, text):
 def test_a_group_has_at_most_128_sequences():
     router = run_with_a_good_one(group([Sequence(id=2000 + i, index=i) for i in range(129)]))
     assert fault(router.ended[2000]) == "sequences: is 129 long; 1 to 128 is needed"
+
+
+def test_a_groups_prompts_are_bounded_together(monkeypatch):
+    monkeypatch.setattr(bounds, "MAX_FANOUT_TOKENS", 19)
+    router = run_with_a_good_one(group(4, prompt=5))
+    assert fault(router.ended[1]) == "sequences: is 20 prompt tokens together; at most 19 is needed"
 
 
 def test_an_id_twice_in_a_group_has_one_end():

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from common import bounds
 from fissile.channel import MAX_MESSAGE_BYTES
+from fissile.errors import InvalidArgumentError
 from fissile.v1 import (
     AbortSequence,
     ChatMessage,
@@ -148,6 +149,13 @@ def test_a_worker_takes_the_most_of_everything_that_a_router_lets_through(model)
     group, _ = sent(options, model)
     group.sequences.extend(Sequence(id=i, index=i) for i in range(2, int(bounds.N.high) + 1))
     assert len(group_from_pb(group, range(7, 7 + 128), replace(WORKER_LIMITS, vocab_size=2000))) == 128
+
+
+def test_the_prompts_of_all_completions_are_bounded_together(model, monkeypatch):
+    monkeypatch.setattr(bounds, "MAX_FANOUT_TOKENS", 3 * len(PROMPT.token_ids))
+    sent(GenerationOptions(n=3), model)
+    with pytest.raises(InvalidArgumentError, match=r"options.n: n × prompt tokens must not exceed 9"):
+        sent(GenerationOptions(n=4), model)
 
 
 def sampling_of(core: params.SamplingParams) -> dict:
