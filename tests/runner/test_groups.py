@@ -1,13 +1,20 @@
 """Sums over ranks: which go through symmetric memory, where the result is, and when it is not used at all."""
 
+from pathlib import Path
+
 import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from transformers import LlamaForCausalLM
 
+from tests.runner.conftest import greedy_reference, random_prompt
+from tests.runner.driver import Driver
 from worker.parallel import symmetric as module
 from worker.parallel.group import Group
 from worker.parallel.symmetric import SymmetricSums, symmetric_sums
+from worker.runner.build import build_runner
+from worker.runner.config import RunnerConfig
 
 CUDA = torch.device("cuda")
 
@@ -69,6 +76,38 @@ def test_one_rank_has_nothing_to_add_up() -> None:
 def test_ranks_on_cpus_have_no_symmetric_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_all_agree", None)  # and do not talk about it
     assert symmetric_sums(TwoRanks(), torch.device("cpu"), is_one_host=True) is None  # type: ignore[arg-type]
+
+
+class Alone(Group):
+    """One rank, which holds all weights, and takes its sums through symmetric memory nevertheless."""
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        assert self.symmetric is not None
+        total = self.symmetric.all_reduce(x)
+        assert total is not None
+        return total
+
+
+def test_a_model_keeps_nothing_where_the_next_sum_goes(tiny: tuple[Path, LlamaForCausalLM]) -> None:
+    """What was in the buffer is poisoned by each sum, and so is everything that still needs it."""
+    sums = []
+
+    def add_up(place: Tensor, out: Tensor) -> None:
+        sums.append(out.data_ptr())
+        out.copy_(place)
+        place.fill_(float("nan"))
+
+    group = Alone(symmetric=SymmetricSums(torch.zeros(1 << 20, dtype=torch.uint8), add_up))
+    config = RunnerConfig(model=str(tiny[0]), device="cpu", num_blocks=64, max_num_seqs=16)
+    runner, info = build_runner(config, group)
+    sums.clear()
+    driver = Driver(runner, info.num_blocks, info.block_size)
+    seqs = [driver.add(random_prompt(n, n)) for n in (5, 33)]
+    driver.prefill(*seqs)
+    driver.decode(*seqs, steps=15)
+    for seq in seqs:
+        assert seq.output == greedy_reference(tiny[1], seq.tokens[: seq.num_prompt], 16)
+    assert len(sums) == 16 * (2 * tiny[1].config.num_hidden_layers + 1), "two a layer and the embedding's"
 
 
 class TwoRanks:
