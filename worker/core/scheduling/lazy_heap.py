@@ -1,14 +1,9 @@
 """A priority queue of sequences from which any one can be taken out at once."""
 
 import heapq
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from worker.core.sequence import Sequence
-
-
-class _Ordered(Protocol):
-    def __lt__(self, other: "_Ordered", /) -> bool: ...
-
 
 Key = TypeVar("Key")
 
