@@ -11,7 +11,7 @@ from transformers import LlamaForCausalLM
 from tests.runner.conftest import greedy_reference, make_driver, random_prompt
 from tests.runner.driver import Driver, cache_of
 from worker.runner.prepare import StepPreparer
-from worker.runner.probe import dummy_batch
+from worker.runner.probe import dummy_batch, largest_batch
 
 
 @pytest.fixture(autouse=True)
@@ -72,3 +72,10 @@ def test_a_dummy_step_between_a_sequences_steps_changes_nothing(
         driver.decode(*seqs)
     for seq in seqs:
         assert seq.output == greedy_reference(model, seq.tokens[: seq.num_prompt], 7)
+
+
+def test_the_largest_step_asks_for_all_that_sampling_can_do(tiny: tuple[Path, LlamaForCausalLM]) -> None:
+    """Its memory bounds what any step takes; it is measured before there is a cache."""
+    driver = make_driver(tiny[0])
+    output = driver.runner.execute(largest_batch(40, 16, max_model_len=256))
+    assert not output.errors and all(len(output.logprobs[row][0]) == 1 + 20 for row in range(16))

@@ -32,7 +32,7 @@ from worker.runner.graphs import GraphSizes
 from worker.runner.memory import GIB, physical_cores, plan_on_cpu, plan_on_gpu
 from worker.runner.model_runner import ModelRunner, RunnerParts
 from worker.runner.prepare import StepPreparer
-from worker.runner.probe import dummy_batch, measure_peak
+from worker.runner.probe import dummy_batch, largest_batch, measure_peak
 from worker.runner.slots import SlotState
 
 logger = logging.getLogger(__name__)
@@ -107,7 +107,7 @@ def build_runner(
     elif device.type == "cpu":
         plan = plan_on_cpu(config, specs, config.max_num_seqs * blocks_per_seq)
     else:
-        largest = dummy_batch(config.max_num_batched_tokens, config.max_num_seqs, max_model_len)
+        largest = largest_batch(config.max_num_batched_tokens, config.max_num_seqs, max_model_len)
         peak = measure_peak(assembled(NOTHING, 0), largest, sizes.largest() if sizes else None, device)
         activations, graphs = peak.activations, peak.graphs
         plan = plan_on_gpu(config, specs, peak.used, peak.total)

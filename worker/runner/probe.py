@@ -4,10 +4,17 @@ from dataclasses import dataclass
 
 import torch
 
-from worker.core.batch import ScheduledBatch
+from worker.core.batch import NewSequence, ScheduledBatch
+from worker.core.params import SamplingParams
 from worker.core.tokens import token_array
 from worker.runner.graphs import GraphSizes
 from worker.runner.model_runner import ModelRunner
+
+DEMANDING = SamplingParams(
+    temperature=0.8, top_p=0.9, min_p=0.01, repetition_penalty=1.1, presence_penalty=0.1, frequency_penalty=0.1,
+    logit_bias=((0, 1.0),), banned_token_ids=(0,), bad_token_sequences=((0, 0),), num_logprobs=20,
+)  # fmt: skip
+"""What takes the most memory beside the logits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,3 +64,10 @@ def dummy_batch(num_tokens: int, num_slots: int, max_model_len: int) -> Schedule
         step=0, slots=[num_slots] * len(lens), num_scheduled_tokens=lens, num_computed_tokens=[0] * len(lens),
         input_ids=token_array([0] * sum(lens)), samples=[True] * len(lens), is_dummy=True,
     )  # fmt: skip
+
+
+def largest_batch(num_tokens: int, num_slots: int, max_model_len: int) -> ScheduledBatch:
+    """As `dummy_batch`, with all that sampling can be asked for. It stays bound to the spare slot."""
+    batch = dummy_batch(num_tokens, num_slots, max_model_len)
+    batch.new_sequences.append(NewSequence(num_slots, token_array([0]), 1, DEMANDING, ()))
+    return batch

@@ -30,6 +30,7 @@ from worker.kernels.interface import (
     NormSpec,
     QkNorm,
 )
+from worker.kernels.sampling import CHOOSE, LOGPROBS, MASKED_COPY, DrawRules, Draws, Parameters
 from worker.kernels.select import Kernels
 from worker.kernels.step import Chunk, SlotTables, StagedRows, Step, StepBuffers
 from worker.kernels.weights import Dense
@@ -62,6 +63,7 @@ def _use_everything(rig: Rig) -> None:
     rig.choose(SILU_AND_MUL, ActivationSpec(512))(x)
     rig.choose(EMBEDDING, EmbeddingSpec(1024))(torch.tensor([1, 2]), x)
     _prepare(rig)
+    _sample(rig)
     qk_norm = QkNorm(rig.noise(SHAPE[2]), rig.noise(SHAPE[2]), 1e-6)
     for has_sinks, window in ((False, None), (True, None), (True, 128)):
         decode = Rows(rig, SHAPE, [1, 1], [20, 5], 16, has_sinks=has_sinks, window=window)
@@ -80,6 +82,17 @@ def _prepare(rig: Rig) -> None:
     rows = StagedRows(torch.tensor([0, 1]), torch.tensor([0, 3]), torch.tensor([1, 4]))
     step = Step(num_uniform_rows=1, chunks=(Chunk(4, 7),), max_context_len=7)
     rig.choose(PREPARE_STEP, None)(rows, slots, step, 16, StepBuffers.allocate(8, 2, 2, 9, CPU))
+
+
+def _sample(rig: Rig) -> None:
+    """Greedy and drawn rows with every rule, and a vocabulary of some chunks."""
+    logits, rows = rig.noise(2, 1000), torch.tensor([1, 0])
+    for rules in (DrawRules(0, None, 0, False, False, False), DrawRules(2, None, 50, True, True, True)):
+        draws = Draws(rules, Parameters.neutral(2, CPU), rows, rows)
+        rig.kernels.choose(CHOOSE, None, torch.float32)(logits, rows, draws)
+    mask = torch.zeros(2, 32, dtype=torch.int32)
+    rig.kernels.choose(MASKED_COPY, None, torch.float32)(logits, rows, 2, mask)
+    rig.kernels.choose(LOGPROBS, None, torch.float32)(logits, rows, rows, 20)
 
 
 if __name__ == "__main__":

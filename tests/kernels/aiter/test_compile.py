@@ -28,11 +28,20 @@ def test_compiles(architecture: str, tmp_path: Path) -> None:
     sizes = json.loads(done.stdout.splitlines()[-1])
     assert min(sizes.values()) > 0
     assert set(sizes) == {
+        "_bound_kernel",
+        "_chunk_kernel",
+        "_collect_kernel",
+        "_copy_kernel",
         "_embedding_kernel",
         "_fused_add_rmsnorm_kernel",
         "_fused_qk_rope_reshape_and_cache_kernel",
         "_gemm_a16_w16_kernel",
+        "_kept_kernel",
+        "_limit_kernel",
+        "_logprobs_kernel",
+        "_pick_kernel",
         "_prepare_kernel",
+        "_rank_kernel",
         "_rms_norm_kernel",
         "_silu_and_mul_kernel",
         "kernel_unified_attention_2d",

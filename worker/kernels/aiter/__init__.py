@@ -17,6 +17,7 @@ from worker.kernels.aiter.linear import CONFIGURED_ARCHITECTURES, TritonLinear, 
 from worker.kernels.aiter.native_gqa import NativeGqa
 from worker.kernels.aiter.triton_gqa import TritonGqa
 from worker.kernels.interface import EMBEDDING, GQA, LINEAR, PREPARE_STEP, RMS_NORM, SILU_AND_MUL, LinearSpec
+from worker.kernels.sampling import CHOOSE, LOGPROBS, MASKED_COPY
 from worker.kernels.select import Implementation
 from worker.kernels.weights import Dense
 
@@ -79,6 +80,9 @@ IMPLEMENTATIONS: list[Implementation[Any, Any]] = [
     Implementation(SILU_AND_MUL, "triton", _is_on_amd, _our_own("elementwise", "silu_and_mul")),
     Implementation(EMBEDDING, "triton", _is_on_amd, _our_own("elementwise", "embedding")),
     Implementation(PREPARE_STEP, "triton", _is_on_amd, _our_own("prepare", "prepare_step")),
+    Implementation(CHOOSE, "triton", _is_on_amd, _our_own("sample", "choose")),
+    Implementation(MASKED_COPY, "triton", _is_on_amd, _our_own("sample_logprobs", "masked_copy")),
+    Implementation(LOGPROBS, "triton", _is_on_amd, _our_own("sample_logprobs", "token_logprobs")),
     Implementation(LINEAR, "aiter tuned", _has(TunedLinear.NEEDS, _is_dense), lambda *_: TunedLinear()),
     Implementation(
         LINEAR, "aiter Triton", _has(TritonLinear.NEEDS, _is_dense, CONFIGURED_ARCHITECTURES.__contains__),
