@@ -42,7 +42,7 @@ def main() -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if device.type == "cpu" and not quick:
         raise SystemExit("bench-sampling-gpu needs a GPU (ARGS=--quick runs it on the CPU, to see that it works)")
-    num_rows, vocab_size, repeats = (4, 4000, 1) if quick else (256, 151_936, 20)
+    num_rows, vocab_size, repeats = (4, 4000, 1) if quick else (256, 151_936, 10)
     kernels = Kernels(device)
     sampler = Sampler(kernels)
     print(kernels.describe())
@@ -98,7 +98,7 @@ def microseconds(work: Callable[[], object], repeats: int) -> tuple[float, float
                 torch.cuda.synchronize()
                 start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
                 # The device has something to do until all is submitted, so that the host's pace does not count.
-                torch.cuda._sleep(20_000_000)
+                torch.cuda._sleep(60_000_000)
                 start.record()
             began = time.perf_counter()
             for _ in range(repeats):

@@ -5,7 +5,13 @@ by less, or a top-p whose threshold leaves a share within 1e-6 of p, may come ou
 exactly on logits that keep clear of that.
 """
 
+import json
+import os
+import subprocess
+import sys
 from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 import torch
@@ -197,3 +203,19 @@ def test_random_bits_of_kernels_are_those_of_torch(kernels: Kernels) -> None:
         choose(kernels, logits, rows)
         == torch_sample.choose(logits, None, draws_of(rows, [7] * num, 3000, torch.device("cpu"))).tolist()
     )
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed: make kernels")
+def test_kernels_compile_for_nvidia(tmp_path: Path) -> None:
+    """In a process of its own: one that interprets kernels cannot compile them."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.kernels.compile_sampling"],
+        env=environment | {"TRITON_CACHE_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    sizes = json.loads(done.stdout.splitlines()[-1])
+    assert len(sizes) == 9 and min(sizes.values()) > 0

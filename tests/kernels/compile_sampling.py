@@ -1,0 +1,70 @@
+"""Compiles the kernels of sampling for an NVIDIA GPU that need not be there: python -m tests.kernels.compile_sampling
+
+The interpreter lets pass what the compiler refuses. Every launch is compiled and not run, for vocabularies of one chunk
+and of several: Triton compiles a number that is 1 as a constant. Prints a line of JSON: kernel → bytes.
+"""
+
+import json
+from collections import Counter
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import triton
+from torch import Tensor
+from triton.backends.compiler import GPUTarget
+from triton.runtime.jit import JITFunction
+
+from tests.kernels.rig import CPU
+from worker.kernels.sampling import DrawRules, Draws, Parameters
+from worker.kernels.triton.sample import choose
+from worker.kernels.triton.sample_logprobs import masked_copy, token_logprobs
+
+HOPPER = GPUTarget("cuda", 90, 32)
+
+
+class _Driver:
+    """Of a GPU on which nothing is ever launched."""
+
+    def get_current_target(self) -> GPUTarget:
+        return HOPPER
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int | None = None) -> int:
+        return 0
+
+
+def compile_all() -> dict[str, int]:
+    sizes: Counter[str] = Counter()
+    launch = JITFunction.run
+
+    def compile_only(self: Any, *args: Any, **options: Any) -> Any:
+        compiled = launch(self, *args, **(options | {"warmup": True}))
+        sizes[self.fn.__name__] += len(compiled.asm["cubin"])
+        return compiled
+
+    with (
+        patch.object(triton.runtime.driver, "_active", _Driver()),
+        patch.object(JITFunction, "run", compile_only),
+    ):
+        for vocab_size in (200, 151_936):
+            _use_everything(torch.zeros(2, vocab_size, dtype=torch.bfloat16))
+    return dict(sizes)
+
+
+def _use_everything(logits: Tensor) -> None:
+    index = torch.tensor([1, 0])
+    greedy, drawn = DrawRules(0, None, 0, False, False, False), DrawRules(2, None, 0, False, False, False)
+    truncated = DrawRules(2, None, 50, True, True, True)
+    for rules, rows in ((greedy, None), (drawn, None), (truncated, index)):
+        choose(logits, rows, Draws(rules, Parameters.neutral(2, CPU), index, index))
+    for most, rows in ((1, None), (20, index)):
+        token_logprobs(logits, rows, index, most)
+    masked_copy(logits, None, 2, None)
+    masked_copy(logits, index, 2, torch.zeros(2, -(-logits.shape[1] // 32), dtype=torch.int32))
+
+
+if __name__ == "__main__":
+    print(json.dumps(compile_all()))
