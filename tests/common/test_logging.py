@@ -152,7 +152,8 @@ def test_lines_of_an_event_loop_are_written_together(gathering):
     assert texts == ["a\nb\n"] * 2
 
 
-def test_a_warning_and_a_thread_take_with_them_what_waits(gathering):
+def test_a_warning_and_a_thread_take_with_them_what_waits(gathering, monkeypatch):
+    monkeypatch.setattr("common.logging.GATHER_SECONDS", 60.0)  # a thread may take longer to start than the usual
     own, texts = gathering
 
     async def scenario():
