@@ -12,8 +12,9 @@ SHAPES = [(6, 2, 16), (4, 4, 8), (3, 1, 64)]
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("block_size", [1, 16, 32])
-@pytest.mark.parametrize("context_lens", [[1], [17], [20, 20, 20], [1, 40, 16, 33]], ids=str)
+@pytest.mark.parametrize(
+    ("block_size", "context_lens"), [(1, [17]), (16, [1]), (16, [1, 40, 16, 33]), (32, [20, 20, 20])], ids=str
+)
 def test_uniform_rows(rig: Rig, shape: tuple[int, int, int], block_size: int, context_lens: list[int]) -> None:
     rows = Rows(rig, shape, [1] * len(context_lens), context_lens, block_size)
     rig.assert_close(rows.attend(), rows.exact())
@@ -22,7 +23,7 @@ def test_uniform_rows(rig: Rig, shape: tuple[int, int, int], block_size: int, co
 @pytest.mark.parametrize("shape", [(2, 1, 80), (2, 2, 96), (7, 1, 128), (4, 1, 256)], ids=str)
 def test_sizes_of_heads(rig: Rig, shape: tuple[int, int, int]) -> None:
     """A long row, a chunk with a prefix and one without."""
-    rows = Rows(rig, shape, [1, 5, 9], [300, 70, 9], 16)
+    rows = Rows(rig, shape, [1, 5, 9], [140, 40, 9], 16)
     rig.assert_close(rows.attend(), rows.exact())
 
 
@@ -36,23 +37,23 @@ def test_chunks_with_and_without_a_cached_prefix(rig: Rig, shape: tuple[int, int
 
 def test_long_chunks(rig: Rig) -> None:
     """Of more than one tile of queries and of keys."""
-    rows = Rows(rig, (4, 2, 16), [150, 1, 90], [150, 3, 260], 16)
+    rows = Rows(rig, (4, 2, 16), [150, 1, 60], [150, 3, 140], 16)
     rig.assert_close(rows.attend(), rows.exact())
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_rows_of_several_tokens(rig: Rig, shape: tuple[int, int, int]) -> None:
     """As drafts would be, behind a context of some length and with none."""
-    rows = Rows(rig, shape, [4, 4, 4], [40, 4, 129], 16, uniform_len=4)
+    rows = Rows(rig, shape, [4, 4, 4], [40, 4, 70], 16, uniform_len=4)
     rig.assert_close(rows.attend(), rows.exact())
 
 
-@pytest.mark.parametrize("window", [1, 7, 40])
+@pytest.mark.parametrize("window", [1, 20])
 def test_a_window_and_sinks(rig: Rig, window: int) -> None:
-    for size, has_sinks in ((window, False), (None, True), (window, True)):
-        rows = Rows(rig, (6, 2, 16), [1, 1, 9, 70, 5], [120, 3, 9, 90, 30], 16, window=size, has_sinks=has_sinks)
+    for size, has_sinks in ((window, False), (None, True)):
+        rows = Rows(rig, (6, 2, 16), [1, 1, 9, 5], [70, 3, 9, 40], 16, window=size, has_sinks=has_sinks)
         rig.assert_close(rows.attend(), rows.exact())
-    drafts = Rows(rig, (6, 2, 16), [3, 3], [120, 3], 16, uniform_len=3, window=window, has_sinks=True)
+    drafts = Rows(rig, (6, 2, 16), [3, 3], [60, 3], 16, uniform_len=3, window=window, has_sinks=True)
     rig.assert_close(drafts.attend(), drafts.exact())
     same_len = Rows(rig, (6, 2, 16), [1, 1], [50, 50], 16, window=window, has_sinks=True)
     rig.assert_close(same_len.attend(), same_len.exact())

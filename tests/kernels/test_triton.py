@@ -21,8 +21,7 @@ def rig(request: pytest.FixtureRequest) -> Rig:
     return Rig(Kernels(DEVICES[0], "triton"), request.param)
 
 
-@pytest.mark.parametrize("window", [None, 60])
-@pytest.mark.parametrize("uniform_len", [1, 2])
+@pytest.mark.parametrize(("window", "uniform_len"), [(None, 2), (60, 1)])
 def test_long_rows_get_extra_programs_until_there_are_no_more(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, window: int | None, uniform_len: int
 ) -> None:
@@ -30,8 +29,8 @@ def test_long_rows_get_extra_programs_until_there_are_no_more(
     from worker.kernels.triton import gqa_splits
 
     monkeypatch.setattr(gqa_splits, "LONG", 32)
-    num_rows = 4 * 8 if rig.device.type == "cpu" else 1000
-    lens = [200, 3, 400, 33, *[5] * num_rows, 90, 300]
+    num_rows = 4 if rig.device.type == "cpu" else 1000
+    lens = [150, 3, 260, 33, *[5] * num_rows, 40, 135]
     rows = Rows(
         rig, (2, 1, 16), [uniform_len] * len(lens), lens, 16, uniform_len=uniform_len, num_padding=2, window=window,
         has_sinks=True,
@@ -65,8 +64,8 @@ def test_keys_are_split_where_chunks_are_few(rig: Rig, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(gqa_splits, "SHORT", 32)
     for window in (None, 100):
-        rows = Rows(rig, (4, 1, 16), [1, 5, 3], [20, 300, 3], 16, window=window, has_sinks=window is not None)
-        assert gqa_splits.chunk_splits(rows.kernel._machine, 2, 300).usual >= 8
+        rows = Rows(rig, (4, 1, 16), [1, 5, 3], [20, 260, 3], 16, window=window, has_sinks=window is not None)
+        assert gqa_splits.chunk_splits(rows.kernel._machine, 2, 260).usual > 1
         rig.assert_close(rows.attend(), rows.exact())
 
 
@@ -88,7 +87,7 @@ def test_a_models_tokens_equal_transformers(tmp_path: Path) -> None:
     driver.prefill(a)
     driver.run([(a, 1), (b, 20)])
     driver.run([(a, 1), (b, 13), (c, 20)])
-    driver.decode(a, b, c, steps=5)
+    driver.decode(c, a, b)
     driver.decode(c, a)
     for seq in (a, b, c):
         assert seq.output == greedy_reference(model, seq.tokens[: seq.num_prompt], len(seq.output))

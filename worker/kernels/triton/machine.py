@@ -12,7 +12,7 @@ class Machine:
     """Bytes that one program can have."""
 
 
-INTERPRETER = Machine(num_sms=8, shared_memory=1 << 17)
+INTERPRETER = Machine(num_sms=4, shared_memory=1 << 17)
 """On a CPU: small, so that a test of a few rows takes the paths of many."""
 
 
