@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 from transformers import LlamaForCausalLM
 
+from common.version import package_version
 from tests.runner.conftest import greedy_reference, random_prompt
 from tests.runner.driver import Driver
 from worker.core.batch import BatchOutput, ScheduledBatch
@@ -20,7 +22,10 @@ from worker.executor.errors import ExecutorDiedError, ExecutorStartError, Execut
 from worker.executor.executor import Executor
 from worker.executor.local import LocalRank
 from worker.executor.remote import RemoteRanks
+from worker.processes.messages import receive, send
+from worker.processes.tcp import TcpConnection, connect
 from worker.runner.config import RunnerConfig
+from worker.runner.messages import Failed, Join, Setup
 
 WAIT = 60.0
 
@@ -182,6 +187,36 @@ def test_the_end_of_a_rank_that_was_started_elsewhere_ends_those_that_hang_with_
     pid = rank_pid(executor)
     executor.shutdown()
     assert not alive(pid)
+
+
+def test_what_is_wrong_on_another_host_is_said_with_the_rank(tiny: tuple[Path, LlamaForCausalLM]) -> None:
+    secret = b"the secret of ranks"
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    remote = RemoteRanks(count=1, host="127.0.0.1", port=port, secret=secret)
+    executor = Executor(tiny_config(tiny[0], tensor_parallel_size=2), remote=remote)
+
+    def join() -> TcpConnection:
+        deadline = time.monotonic() + WAIT
+        while time.monotonic() < deadline:
+            try:
+                return connect("127.0.0.1", port, secret)
+            except ConnectionRefusedError:  # not yet
+                time.sleep(0.01)
+        raise TimeoutError
+
+    def fail() -> None:
+        connection = join()
+        send(connection, Join(1, 2, package_version()))
+        assert isinstance(receive(connection), Setup)
+        send(connection, Failed("no model 'm'", expected=True))
+
+    failing = threading.Thread(target=fail)
+    failing.start()
+    with pytest.raises(ExecutorStartError, match=r"^rank 1, on its host: no model 'm'$"):
+        executor.start(WAIT)
+    assert executor._ranks == []
+    failing.join()
 
 
 def test_collect_without_a_step_is_refused(executor: Executor) -> None:

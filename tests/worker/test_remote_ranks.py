@@ -10,6 +10,7 @@ from common.config import parse_settings
 from common.version import package_version
 from worker.config import WorkerSettings
 from worker.executor import remote
+from worker.executor.errors import ExecutorStartError
 from worker.executor.remote import RankListener, RemoteRank, RemoteRanks
 from worker.join import JoinError, JoinSettings, _introduce
 from worker.processes import tcp
@@ -189,6 +190,11 @@ def test_a_rank_that_never_joins_can_be_given_up(listener):
     thread.join()
     assert len(failures) == 1
     assert transport.epitaph() == "rank 1 did not join"
+
+
+def test_an_address_that_cannot_be_listened_at_is_named(listener):
+    with pytest.raises(ExecutorStartError, match=rf"^cannot listen for ranks at {HOST}:{listener.port}: "):
+        RankListener(RemoteRanks(count=1, host=HOST, port=listener.port, secret=SECRET), world_size=2)
 
 
 def join_settings(monkeypatch, *arguments: str, **variables: str) -> JoinSettings:

@@ -23,7 +23,7 @@ from worker.executor.errors import ExecutorDiedError, ExecutorError, ExecutorSta
 from worker.executor.link import STOP_SECONDS, RankLink
 from worker.executor.local import LocalRank
 from worker.executor.profiles import Profiles
-from worker.executor.remote import RankListener, RemoteRank, RemoteRanks
+from worker.executor.remote import RankListener, RemoteRank, RemoteRanks, listening_socket
 from worker.executor.transport import RankTransport
 from worker.grammars.checks import GrammarChecks, Verdict
 from worker.grammars.compile_futures import CompileFutures
@@ -65,13 +65,12 @@ class Executor:
     def start(self, timeout: float = 600.0) -> ModelInfo:
         """Start the ranks, wait for those that others start, and until all can run steps; rank 0's report.
 
-        Raises ExecutorStartError, ExecutorDiedError, ExecutorTimeoutError, or OSError when it cannot listen; the ranks
-        are gone then.
+        Raises ExecutorStartError, ExecutorDiedError or ExecutorTimeoutError; the ranks are gone then.
         """
         deadline = time.monotonic() + timeout
         # Rank 0 will hold the store that all ranks meet through. Its socket listens before any of them runs, so that
         # each can be told its port, and none finds nobody there.
-        with socket.create_server((self._remote.host if self._remote is not None else LOOPBACK, 0)) as store:
+        with listening_socket(self._remote.host if self._remote is not None else LOOPBACK, 0) as store:
             port = store.getsockname()[1]
             for rank, transport in enumerate(self._transports(store)):
                 setup = Setup(self._config, rank, port, *self._log)
@@ -112,10 +111,9 @@ class Executor:
         return ready[0]
 
     def _transports(self, store: socket.socket) -> list[RankTransport]:
-        """In the order of the ranks. Raises OSError."""
+        """In the order of the ranks. Raises ExecutorStartError."""
         size, host = self._config.tensor_parallel_size, store.getsockname()[0]
-        num_remote = self._remote.count if self._remote is not None else 0
-        num_local = size - num_remote
+        num_local = self._num_local_ranks
         transports: list[RankTransport] = []
         for rank in range(num_local):
             store_fd = store.fileno() if rank == 0 and size > 1 else None
@@ -124,6 +122,10 @@ class Executor:
             listener = RankListener(self._remote, size)
             transports += [RemoteRank(rank, listener) for rank in range(num_local, size)]
         return transports
+
+    @property
+    def _num_local_ranks(self) -> int:
+        return self._config.tensor_parallel_size - (self._remote.count if self._remote is not None else 0)
 
     def submit(self, batch: ScheduledBatch) -> None:
         """Queue a step on all ranks; does not wait for earlier ones. Raises ExecutorDiedError."""
@@ -206,7 +208,8 @@ class Executor:
             raise ExecutorTimeoutError(f"the ranks did not {what} in time") from None
         self._has_failed = not isinstance(message, Ready | StepDone)
         if isinstance(message, Failed) and message.expected:
-            raise ExecutorStartError(message.message)
+            where = "" if rank < self._num_local_ranks else f"rank {rank}, on its host: "
+            raise ExecutorStartError(where + message.message)
         if isinstance(message, Failed):
             raise ExecutorDiedError(f"rank {rank}: {message.message}")
         if message is None:

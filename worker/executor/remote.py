@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from common.version import package_version
+from worker.executor.errors import ExecutorStartError
 from worker.processes.messages import receive, send
 from worker.processes.tcp import HandshakeError, TcpConnection, accept
 from worker.runner.messages import Join, Refused
@@ -29,11 +30,19 @@ class RemoteRanks:
     secret: bytes
 
 
+def listening_socket(host: str, port: int) -> socket.socket:
+    """Raises ExecutorStartError."""
+    try:
+        return socket.create_server((host, port))
+    except OSError as error:
+        raise ExecutorStartError(f"cannot listen for ranks at {host}:{port}: {error.strerror}") from error
+
+
 class RankListener:
     """Listens until all have joined, or it is closed."""
 
     def __init__(self, remote: RemoteRanks, world_size: int) -> None:
-        """Raises OSError when it cannot bind."""
+        """Raises ExecutorStartError when it cannot listen."""
         self._secret, self._world_size = remote.secret, world_size
         self._joined: dict[int, queue.SimpleQueue[TcpConnection | None]] = {
             rank: queue.SimpleQueue() for rank in range(world_size - remote.count, world_size)
@@ -41,7 +50,7 @@ class RankListener:
         self._missing = set(self._joined)
         self._lock = threading.Lock()
         self._handshakes = threading.BoundedSemaphore(MAX_HANDSHAKES)
-        self._socket = socket.create_server((remote.host, remote.port))
+        self._socket = listening_socket(remote.host, remote.port)
         self.port: int = self._socket.getsockname()[1]
         threading.Thread(target=self._listen, name="ranks", daemon=True).start()
         logger.info("%d ranks of other hosts are to join at %s:%d", remote.count, remote.host, self.port)

@@ -87,6 +87,8 @@ def serve_rank(requests: Receiver, replies_to: Sender, setup: Setup, place: Plac
         runner = _start(setup, place, replies)
     except USER_ERRORS as error:
         logger.debug("start-up failed", exc_info=True)
+        if place.parent_pid is None:
+            logger.error("%s", error)  # the worker says so, too, but on another host
         replies.send(Failed(str(error), expected=True))
         sys.exit(EXIT_FAILED)
     except Exception:
@@ -125,6 +127,7 @@ def _drain(
             if isinstance(message, Stop):
                 return
     except (EOFError, OSError):
+        logger.info("the executor is gone")
         os._exit(EXIT_ORPHANED)
 
 
