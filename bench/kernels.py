@@ -39,6 +39,8 @@ from worker.kernels.weights import Dense
 from worker.parallel.group import Group
 
 BLOCK_SIZE = 16
+LONGEST_TABLE = 640
+"""Blocks that a row may have: kernels prepare for rows longer than those here."""
 L2_BYTES = 200e6
 """More than any card's L2 cache holds."""
 
@@ -203,7 +205,7 @@ def cached_rows(bench: Bench, step: Step, context_lens: Sequence[int], query_len
     pool = kernel.allocate(bench.copies(num_bytes, 64), num_blocks + 1, BLOCK_SIZE, device)
     for entry in pool.entries:
         entry.normal_()
-    buffers = StepBuffers.allocate(step.num_tokens, num_rows, width, num_blocks, device)
+    buffers = StepBuffers.allocate(step.num_tokens, num_rows, max(width, LONGEST_TABLE), num_blocks, device)
     tables = torch.randperm(num_blocks).view(num_rows, width)
     positions = [p for n, q in zip(context_lens, query_lens, strict=True) for p in range(n - q, n)]
     owners = torch.arange(num_rows).repeat_interleave(torch.tensor(query_lens))
@@ -212,7 +214,7 @@ def cached_rows(bench: Bench, step: Step, context_lens: Sequence[int], query_len
     buffers.token_slots.copy_(tables[owners, at // BLOCK_SIZE] * BLOCK_SIZE + at % BLOCK_SIZE)
     buffers.query_starts[1:].copy_(torch.tensor(query_lens).cumsum(0))
     buffers.context_lens.copy_(torch.tensor(context_lens))
-    buffers.block_tables.copy_(tables)
+    buffers.block_tables[:, :width].copy_(tables)
     qkv = bench.noise(step.num_tokens, (shapes.heads + 2 * shapes.kv_heads) * shapes.head_dim)
     table = torch.ones(max(context_lens), shapes.head_dim, device=device, dtype=bench.dtype)
     norm = QkNorm(bench.noise(shapes.head_dim), bench.noise(shapes.head_dim), 1e-6)

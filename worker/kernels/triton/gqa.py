@@ -218,11 +218,12 @@ class TritonGqa:
         splits: Splits,
     ) -> None:  # fmt: skip
         spec = self._spec
-        reduce_kernel[(num_places, spec.num_heads)](
-            sinks, out, *parts, metadata.buffers.context_lens, splits.by_row, splits.first_extra,
+        num_programs = splits.num_extra * tile.tokens if splits.is_extra_only else num_places
+        reduce_kernel[(num_programs, spec.num_heads)](
+            sinks, out, *parts, metadata.buffers.context_lens, splits.by_row, splits.first_extra, splits.extra_rows,
             num_places, splits.usual, spec.num_heads, spec.head_dim, self._dim, tile.tokens, tile.keys, splits.most,
             spec.window or 0, sinks is not None, splits.is_uniform, splits.num_extra > 0,
-            num_warps=1 if splits.most <= 8 else 4,
+            splits.is_extra_only, num_warps=1 if splits.most <= 8 else 4,
         )  # fmt: skip
 
     def _keys(self) -> int:

@@ -184,14 +184,27 @@ def attend_kernel(
 
 @triton.jit(do_not_specialize=["num_places", "usual_splits"])
 def reduce_kernel(
-    sinks, out, part_mixed, part_best, part_total, context_lens, splits_by_row, first_extra, num_places, usual_splits,
+    sinks, out, part_mixed, part_best, part_total, context_lens, splits_by_row, first_extra, extra_rows,
+    num_places, usual_splits,
     NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr, TOKENS: tl.constexpr, KEYS: tl.constexpr,
     SPLITS: tl.constexpr, WINDOW: tl.constexpr, HAS_SINKS: tl.constexpr, IS_UNIFORM: tl.constexpr,
-    HAS_EXTRA: tl.constexpr,
+    HAS_EXTRA: tl.constexpr, IS_EXTRA_ONLY: tl.constexpr,
 ):  # fmt: skip
     """A program a token and head: the parts of `attend_kernel` together, in the order of the keys. `out` begins with
-    the launch's first token."""
+    the launch's first token.
+
+    IS_EXTRA_ONLY: rows are whole but for those with extra programs, and the grid is over these: the first of each row
+    does the work.
+    """
     place, head = tl.program_id(0), tl.program_id(1)
+    if IS_EXTRA_ONLY:
+        extra = place // TOKENS
+        if extra >= tl.load(extra_rows):
+            return
+        row = tl.load(extra_rows + 1 + extra)
+        if tl.load(first_extra + row) != extra:
+            return
+        place = row * TOKENS + place % TOKENS
     split, d = tl.arange(0, SPLITS), tl.arange(0, DIM)
     num_parts = usual_splits
     places = split * num_places + place
@@ -200,10 +213,8 @@ def reduce_kernel(
         num_splits = usual_splits
         if HAS_EXTRA:
             num_splits = tl.load(splits_by_row + row)
-            extra = (tl.load(first_extra + row) + split - usual_splits) * TOKENS + token
-            places = tl.where(split < usual_splits, places, usual_splits * num_places + extra)
-        if num_splits == 1:
-            return
+            extra_places = (tl.load(first_extra + row) + split - usual_splits) * TOKENS + token
+            places = tl.where(split < usual_splits, places, usual_splits * num_places + extra_places)
         end = tl.load(context_lens + row)
         begin = _first_key(end - TOKENS, WINDOW) // KEYS * KEYS
         num_parts = tl.cdiv(end - begin, _share(begin, end, num_splits, KEYS))

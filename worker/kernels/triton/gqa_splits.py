@@ -38,6 +38,11 @@ class Splits:
     """int32 [1 + num_extra]: how many have a row, then their rows."""
 
     @property
+    def is_extra_only(self) -> bool:
+        """A row without extra programs is whole."""
+        return self.usual == 1 and self.num_extra > 0
+
+    @property
     def most(self) -> int:
         """That a row can have, a power of two."""
         return MOST_SPLITS if self.num_extra else self.usual
