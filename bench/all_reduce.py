@@ -69,7 +69,7 @@ def check(group: Group, rows: int, device: torch.device) -> None:
 
     def run() -> None:
         for number in range(SUMS_A_GRAPH):
-            totals.append(_sum(group, given[number].to(torch.bfloat16).expand(rows, HIDDEN_SIZE)))
+            totals.append(_sum(group, given[number].to(torch.bfloat16).expand(rows, HIDDEN_SIZE)).clone())
 
     play = _recorded(run, device)
     expected = (torch.arange(SUMS_A_GRAPH, device=device) % 7) * group.size + group.size * (group.size - 1) // 2

@@ -71,7 +71,8 @@ class MergedColumnLinear(LinearBase):
 class RowLinear(LinearBase):
     """A projection whose input is sharded over the ranks: each computes a part of the sum.
 
-    Whoever takes the result adds the parts up: the norm that follows can do that in its own operation.
+    Whoever takes the result adds the parts up: the norm that follows can do that in its own operation. It is valid
+    until the second next such product (see `Group.place`).
     """
 
     def __init__(self, setup: LayerSetup, units: int, unit_width: int, out_features: int, bias: bool = False) -> None:

@@ -20,11 +20,12 @@ class Group:
     """For sums that are small enough."""
 
     def place(self, *shape: int, dtype: torch.dtype) -> Tensor | None:
-        """Where a part of a sum may be written, for `all_reduce` to take it from there; None: anywhere."""
+        """Where a part of a sum may be written, for `all_reduce` to take it from there; None: anywhere. Valid until the
+        second next part or sum."""
         return None if self.symmetric is None else self.symmetric.place(shape, dtype)
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        """The sum over ranks. It may be x itself, which is overwritten."""
+        """The sum over ranks: in x, or where it is valid until the second next part or sum. May overwrite x."""
         if self.size == 1:
             return x
         total = None if self.symmetric is None else self.symmetric.all_reduce(x)
