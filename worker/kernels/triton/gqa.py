@@ -94,21 +94,16 @@ class TritonGqa:
 
     def prepare(self, step: Step, buffers: StepBuffers, block_size: int) -> Metadata:
         num_rows, tokens, parts = step.num_uniform_rows, step.uniform_len, tuple(self._parts(step))
-        if not num_rows:
-            return Metadata(step, buffers, block_size, None, parts)
-        if tokens * self._group > self._chunk_tile.queries:
-            return Metadata(
-                step,
-                buffers,
-                block_size,
-                None,
-                (Paged(0, num_rows * tokens, 0, num_rows, step.max_context_len), *parts),
-            )
-        max_context_len = buffers.block_tables.shape[1] * block_size
-        splits = deal_splits(
-            self._machine, self._spec.num_kv_heads, buffers.context_lens[:num_rows], tokens, max_context_len,
-            self._spec.window,
-        )  # fmt: skip
+        splits = None
+        if num_rows and tokens * self._group > self._chunk_tile.queries:
+            # Too wide for one tile a row: they are attended to as chunks.
+            parts = (Paged(0, num_rows * tokens, 0, num_rows, step.max_context_len), *parts)
+        elif num_rows:
+            max_context_len = buffers.block_tables.shape[1] * block_size
+            splits = deal_splits(
+                self._machine, self._spec.num_kv_heads, buffers.context_lens[:num_rows], tokens, max_context_len,
+                self._spec.window,
+            )  # fmt: skip
         return Metadata(step, buffers, block_size, splits, parts)
 
     def write_qkv(
