@@ -183,3 +183,20 @@ def test_executor_queues_steps_ahead(tiny: tuple[Path, LlamaForCausalLM]) -> Non
         assert [output.token_ids[0][0] for output in outputs] == greedy_reference(tiny[1], seq.tokens, 32)
     finally:
         executor.shutdown()
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.parametrize("enforce_eager", [False, True])
+def test_two_gpus_give_the_tokens_of_the_cpu(wide: tuple[Path, LlamaForCausalLM], enforce_eager: bool) -> None:
+    config = tiny_config(wide[0], device="cuda", tensor_parallel_size=2, enforce_eager=enforce_eager)
+    executor = Executor(config)
+    executor.start(WAIT)
+    try:
+        driver = Driver(Synchronous(executor), 64, 16)  # type: ignore[arg-type]
+        seqs = [driver.add(random_prompt(n, n)) for n in (5, 33)]
+        driver.prefill(*seqs)
+        driver.decode(*seqs, steps=63)
+        for seq in seqs:
+            assert seq.output == greedy_reference(wide[1], seq.tokens[: seq.num_prompt], 64)
+    finally:
+        executor.shutdown()
