@@ -78,7 +78,8 @@ class DecayBuilder:
     def entry_tensors(self) -> list[EntryTensor]:
         return [EntryTensor(PoolKind.STATE, state, entries_per_request=2) for state in self.states]
 
-    can_capture = False
+    def graph_contexts(self, num_rows: int, max_context_len: int) -> tuple[int, ...]:
+        return ()
 
     def prepare(self, step: Step, buffers: StepBuffers) -> list[tuple[int, int, int]]:
         starts = buffers.query_starts[: step.num_rows + 1].tolist()

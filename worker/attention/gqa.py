@@ -49,9 +49,8 @@ class GqaBuilder:
     def entry_tensors(self) -> list[EntryTensor]:
         return [EntryTensor(PoolKind.PAGE, tensor) for tensor in self._entries]
 
-    @property
-    def can_capture(self) -> bool:
-        return self._kernel.can_capture
+    def graph_contexts(self, num_rows: int, max_context_len: int) -> tuple[int, ...]:
+        return self._kernel.graph_contexts(num_rows, max_context_len)
 
     def prepare(self, step: Step, buffers: StepBuffers) -> Any:
         return self._kernel.prepare(step, buffers, self._block_size)

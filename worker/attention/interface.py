@@ -41,10 +41,10 @@ class CacheBuilder(Protocol):
     def prepare(self, step: Step, buffers: StepBuffers) -> Any:
         """What its layers share in this step; they find it in the forward context under the builder's number."""
 
-    @property
-    def can_capture(self) -> bool:
-        """Whether what `prepare` makes of uniform rows alone, and the layers do with it, serves every step of so many
-        rows up to `max_context_len`: a graph captured once can then be replayed."""
+    def graph_contexts(self, num_rows: int, max_context_len: int) -> tuple[int, ...]:
+        """Bounds of the context that are worth a graph each for a step of `num_rows` uniform rows, rising up to
+        `max_context_len`: what `prepare` makes of a step with such a `max_context_len`, and the layers do with it,
+        serves every step within the bound. Empty: such a step cannot be captured."""
 
 
 class CacheSpec(Hashable, Protocol):

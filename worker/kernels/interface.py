@@ -147,15 +147,15 @@ GqaMetadata = Any
 
 
 class GqaKernel(Protocol):
-    can_capture: bool
-    """See `CacheBuilder.can_capture`."""
-
     def allocate(self, num_layers: int, num_blocks: int, block_size: int, device: torch.device) -> GqaPool:
         """A cache that is not cleared, and on a CPU not even touched: no kernel reads an entry that was not written.
         The last block is the spare one: its content is nobody's."""
 
     def prepare(self, step: Step, buffers: StepBuffers, block_size: int) -> GqaMetadata:
         """Work out, once a step, what all layers share (indices, masks)."""
+
+    def graph_contexts(self, num_rows: int, max_context_len: int) -> tuple[int, ...]:
+        """See `CacheBuilder.graph_contexts`."""
 
     def write_qkv(
         self, qkv: Tensor, norm: QkNorm | None, rope: RopeTable | None, cache: GqaCache, metadata: GqaMetadata

@@ -8,7 +8,7 @@ from worker.attention.context import ForwardContext, forward_context
 from worker.attention.interface import CacheBuilder
 from worker.kernels.step import Step, StepBuffers
 from worker.models.base import CausalLM
-from worker.runner.graphs import GraphCapture, GraphDevice, Graphs, GraphSizes, Outputs
+from worker.runner.graphs import FullGraph, GraphCapture, GraphDevice, Graphs, GraphSizes, Outputs, graph_contexts
 
 logger = logging.getLogger(__name__)
 
@@ -33,14 +33,13 @@ class ForwardPass:
     @property
     def can_capture(self) -> bool:
         """Whether steps of uniform rows can be captured whole."""
-        return all(builder.can_capture for builder in self._builders)
+        return bool(graph_contexts(self._builders, 1, self._max_context_len))
 
     def run(self, step: Step) -> Outputs:
         """Decides how, and says why at debug level."""
-        is_uniform = not step.chunks and step.uniform_len == 1
-        full = self._graphs.full.get(step.num_rows) if is_uniform else None
+        full = self._full_graph(step)
         if full is not None:
-            logger.debug("full graph of %d rows", step.num_rows)
+            logger.debug("full graph of %d rows, context to %d", step.num_rows, full.max_context_len)
             return full.replay()
         metadata = tuple(builder.prepare(step, self._buffers) for builder in self._builders)
         at = bisect_left(self._token_sizes, step.num_tokens)
@@ -51,3 +50,7 @@ class ForwardPass:
             size = self._token_sizes[at]
             logger.debug("piecewise graph of %d tokens for %d in %d rows", size, step.num_tokens, step.num_rows)
             return self._graphs.piecewise[size].replay(step.num_tokens)
+
+    def _full_graph(self, step: Step) -> FullGraph | None:
+        graphs = () if step.chunks or step.uniform_len > 1 else self._graphs.full.get(step.num_rows, ())
+        return next((graph for graph in graphs if step.max_context_len <= graph.max_context_len), None)

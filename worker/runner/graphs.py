@@ -92,6 +92,8 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class FullGraph:
+    max_context_len: int
+    """Of the steps that it serves."""
     graph: Graph
     outputs: Outputs
 
@@ -116,7 +118,8 @@ class PiecewiseGraph:
 
 @dataclass(slots=True)
 class Graphs:
-    full: dict[int, FullGraph] = field(default_factory=dict)
+    full: dict[int, list[FullGraph]] = field(default_factory=dict)
+    """By rows; rising contexts."""
     piecewise: dict[int, PiecewiseGraph] = field(default_factory=dict)
 
 
@@ -145,15 +148,16 @@ class GraphCapture:
             for num_tokens in reversed(sizes.tokens):
                 graphs.piecewise[num_tokens] = self._capture_piecewise(num_tokens)
             for rows in reversed(sizes.rows):
-                graphs.full[rows] = self._capture_full(rows)
+                contexts = graph_contexts(self._builders, rows, self._max_context_len)
+                graphs.full[rows] = [self._capture_full(rows, most) for most in contexts]
         logger.info(
             "CUDA graphs: %d full and %d piecewise captured in %.1f s",
-            len(graphs.full), len(graphs.piecewise), time.perf_counter() - start,
+            sum(map(len, graphs.full.values())), len(graphs.piecewise), time.perf_counter() - start,
         )  # fmt: skip
         return graphs
 
-    def _capture_full(self, rows: int) -> FullGraph:
-        step = Step(num_uniform_rows=rows, max_context_len=self._max_context_len)
+    def _capture_full(self, rows: int, max_context_len: int) -> FullGraph:
+        step = Step(num_uniform_rows=rows, max_context_len=max_context_len)
 
         def run() -> tuple[Tensor, Tensor | None]:
             metadata = tuple(builder.prepare(step, self._buffers) for builder in self._builders)
@@ -167,7 +171,9 @@ class GraphCapture:
         hidden, logits = run()
         graph.capture_end()
         alias = self._device.alias
-        return FullGraph(graph, Outputs(alias(hidden), True, None if logits is None else alias(logits)))
+        return FullGraph(
+            max_context_len, graph, Outputs(alias(hidden), True, None if logits is None else alias(logits))
+        )
 
     def _capture_piecewise(self, num_tokens: int) -> PiecewiseGraph:
         input_ids = self._buffers.input_ids[:num_tokens]
@@ -193,6 +199,12 @@ class GraphCapture:
             shape = (len(x), layer.output_size)
             self._wanted[layer.output_size] = torch.zeros(shape, dtype=x.dtype, device=x.device)
         return self._wanted[layer.output_size][: len(x)]
+
+
+def graph_contexts(builders: Sequence[CacheBuilder], rows: int, max_context_len: int) -> list[int]:
+    """What any of the builders finds worth a graph, rising; empty where one cannot be captured."""
+    wanted = [builder.graph_contexts(rows, max_context_len) for builder in builders]
+    return sorted({most for contexts in wanted for most in contexts}) if all(wanted) else []
 
 
 class CudaGraphs:

@@ -54,7 +54,6 @@ class NativeGqa:
         ("aiter", "reshape_and_cache"),
         *Prefiller.NEEDS,
     )
-    can_capture = True
 
     def __init__(self, spec: GqaSpec, device: torch.device, decode: Decode) -> None:
         self._spec, self._decode, self._prefiller = spec, decode, Prefiller(spec)
@@ -74,6 +73,9 @@ class NativeGqa:
         )
         layers = [GqaCache(k[i], v[i]) for i in range(num_layers)]
         return GqaPool(layers, [k.transpose(0, 1), v.transpose(0, 1)])
+
+    def graph_contexts(self, num_rows: int, max_context_len: int) -> tuple[int, ...]:
+        return (max_context_len,)
 
     def prepare(self, step: Step, buffers: StepBuffers, block_size: int) -> Metadata:
         if step.num_uniform_rows:

@@ -28,7 +28,6 @@ class TritonGqa:
         (FUSED_CACHE, "fused_qk_rope_reshape_and_cache"),
         (UNIFIED_ATTENTION, "unified_attention"),
     )
-    can_capture = True
 
     @staticmethod
     def suits(spec: GqaSpec) -> bool:
@@ -57,6 +56,9 @@ class TritonGqa:
         k, v = (torch.zeros(shape, dtype=self._spec.dtype, device=device) for _ in range(2))
         layers = [GqaCache(k[i], v[i]) for i in range(num_layers)]
         return GqaPool(layers, [k.transpose(0, 1), v.transpose(0, 1)])
+
+    def graph_contexts(self, num_rows: int, max_context_len: int) -> tuple[int, ...]:
+        return (max_context_len,)
 
     def prepare(self, step: Step, buffers: StepBuffers, block_size: int) -> StepViews:
         return step_views(step, buffers)

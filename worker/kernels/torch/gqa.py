@@ -88,8 +88,6 @@ class Metadata:
 class TorchGqa:
     """See `GqaKernel`. The cache is [layers, blocks + spare, block_size, K, D], K and V apart."""
 
-    can_capture = False
-
     def __init__(self, spec: GqaSpec, device: torch.device) -> None:
         self._spec = spec
         self._has_sampled_product = device.type == "cpu" and spec.dtype == torch.float32
@@ -99,6 +97,9 @@ class TorchGqa:
         k, v = (torch.empty(shape, dtype=self._spec.dtype, device=device) for _ in range(2))
         layers = [GqaCache(k[i], v[i]) for i in range(num_layers)]
         return GqaPool(layers, [k.transpose(0, 1), v.transpose(0, 1)])
+
+    def graph_contexts(self, num_rows: int, max_context_len: int) -> tuple[int, ...]:
+        return ()
 
     def prepare(self, step: Step, buffers: StepBuffers, block_size: int) -> Metadata:
         write_slots = buffers.token_slots[: step.num_tokens]

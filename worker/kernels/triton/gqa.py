@@ -12,7 +12,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from worker.kernels.interface import GqaCache, GqaPool, GqaSpec, QkNorm, RopeTable
 from worker.kernels.step import Chunk, Step, StepBuffers
 from worker.kernels.triton.gqa_attend import attend_kernel, reduce_kernel
-from worker.kernels.triton.gqa_splits import Splits, chunk_splits, deal_splits
+from worker.kernels.triton.gqa_splits import LONG, Splits, chunk_splits, deal_splits, usual_splits
 from worker.kernels.triton.gqa_write import HEADS, write_qkv_kernel
 from worker.kernels.triton.machine import Machine
 
@@ -74,8 +74,6 @@ class Tile:
 class TritonGqa:
     """See `GqaKernel`. The cache is [layers, K and V, blocks + spare, K, block_size, D]."""
 
-    can_capture = True
-
     def __init__(self, spec: GqaSpec, machine: Machine) -> None:
         self._spec, self._machine = spec, machine
         self._group = spec.num_heads // spec.num_kv_heads
@@ -92,6 +90,10 @@ class TritonGqa:
         layers = [GqaCache(pool[i, 0], pool[i, 1]) for i in range(num_layers)]
         return GqaPool(layers, [pool.permute(2, 0, 1, 3, 4, 5)])
 
+    def graph_contexts(self, num_rows: int, max_context_len: int) -> tuple[int, ...]:
+        usual = usual_splits(self._machine, num_rows * self._spec.num_kv_heads)
+        return (max_context_len,) if usual * LONG >= max_context_len else (usual * LONG, max_context_len)
+
     def prepare(self, step: Step, buffers: StepBuffers, block_size: int) -> Metadata:
         num_rows, tokens, parts = step.num_uniform_rows, step.uniform_len, tuple(self._parts(step))
         splits = None
@@ -99,9 +101,8 @@ class TritonGqa:
             # Too wide for one tile a row: they are attended to as chunks.
             parts = (Paged(0, num_rows * tokens, 0, num_rows, step.max_context_len), *parts)
         elif num_rows:
-            max_context_len = buffers.block_tables.shape[1] * block_size
             splits = deal_splits(
-                self._machine, self._spec.num_kv_heads, buffers.context_lens[:num_rows], tokens, max_context_len,
+                self._machine, self._spec.num_kv_heads, buffers.context_lens[:num_rows], tokens, step.max_context_len,
                 self._spec.window,
             )  # fmt: skip
         return Metadata(step, buffers, block_size, splits, parts)

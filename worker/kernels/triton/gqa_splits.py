@@ -71,13 +71,18 @@ def _deal_kernel(
     tl.store(extra_rows, tl.minimum(dealt, num_extra))
 
 
+def usual_splits(machine: Machine, num_programs: int) -> int:
+    """A power of two: as many programs as the device runs at a time, from so many that have a row and head each."""
+    wanted = max(1, min(MOST_SPLITS, 4 * machine.num_sms // num_programs))
+    return 1 << (wanted.bit_length() - 1)
+
+
 def deal_splits(
     machine: Machine, num_kv_heads: int, context_lens: Tensor, num_tokens: int, max_context_len: int, window: int | None
 ) -> Splits:
     """For rows of `num_tokens` tokens each. `max_context_len` bounds their contexts [R] in every step."""
     num_rows = len(context_lens)
-    usual = max(1, min(MOST_SPLITS, 4 * machine.num_sms // (num_rows * num_kv_heads)))
-    usual = 1 << (usual.bit_length() - 1)
+    usual = usual_splits(machine, num_rows * num_kv_heads)
     most_keys = max_context_len if window is None else min(max_context_len, window + num_tokens)
     if usual * LONG >= most_keys:
         return Splits(usual, is_uniform=True)
