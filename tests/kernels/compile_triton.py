@@ -17,7 +17,7 @@ from triton.runtime.jit import JITFunction
 from worker.kernels.interface import GqaSpec, LinearSpec, QkNorm, RopeTable
 from worker.kernels.step import Chunk, SlotTables, StagedRows, Step, StepBuffers
 from worker.kernels.torch.linear import PackedLinear
-from worker.kernels.triton.elementwise import TritonRmsNorm, embedding, silu_and_mul
+from worker.kernels.triton.elementwise import TritonRmsNorm, TritonSiluAndMul, embedding
 from worker.kernels.triton.gqa import TritonGqa
 from worker.kernels.triton.linear import TritonLinear
 from worker.kernels.triton.machine import Machine
@@ -25,7 +25,10 @@ from worker.kernels.triton.prepare import prepare_step
 from worker.parallel.group import Group
 
 META = torch.device("meta")
-MACHINES = {80: Machine(num_sms=108, shared_memory=166_912), 90: Machine(num_sms=132, shared_memory=232_448)}
+MACHINES = {
+    80: Machine(num_sms=108, shared_memory=166_912, can_overlap=False),
+    90: Machine(num_sms=132, shared_memory=232_448, can_overlap=True),
+}
 
 
 class Driver:
@@ -99,8 +102,8 @@ def main() -> None:
     for num_rows in (1, 8, 64):
         linear = TritonLinear(LinearSpec(4096, 6144), machine, torch.bfloat16)
         linear(empty(num_rows, 4096), PackedLinear(empty(6144, 4096), None))
-    TritonRmsNorm(4096).add_norm(empty(8, 4096), empty(8, 4096), empty(4096), 1e-6, Group())
-    silu_and_mul(empty(8, 24576))
+    TritonRmsNorm(4096, machine).add_norm(empty(8, 4096), empty(8, 4096), empty(4096), 1e-6, Group())
+    TritonSiluAndMul(machine)(empty(8, 24576))
     embedding(integers(8), empty(1000, 4096))
     slots = SlotTables(empty(9, 99, dtype=torch.int32), integers(9), empty(9, 128, dtype=torch.int32), integers(9))
     rows = StagedRows(integers(8), integers(8), integers(8))

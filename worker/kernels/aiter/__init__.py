@@ -62,6 +62,13 @@ def _our_own(module: str, name: str) -> Callable[..., Any]:
     return lambda *_: vars(importlib.import_module(f"worker.kernels.triton.{module}"))[name]
 
 
+def _our_silu_and_mul(_spec: object, device: torch.device, _dtype: object) -> Any:
+    from worker.kernels.triton.elementwise import TritonSiluAndMul
+    from worker.kernels.triton.machine import machine_of
+
+    return TritonSiluAndMul(machine_of(device))
+
+
 def _is_dense(spec: LinearSpec) -> bool:
     return spec.kind is Dense
 
@@ -77,7 +84,7 @@ IMPLEMENTATIONS: list[Implementation[Any, Any]] = [
     Implementation(RMS_NORM, "aiter", _has(NativeRmsNorm.NEEDS), lambda spec, device, _: NativeRmsNorm(device)),
     Implementation(RMS_NORM, "aiter Triton", _has(TritonRmsNorm.NEEDS, on=_anything), lambda *_: TritonRmsNorm()),
     Implementation(SILU_AND_MUL, "aiter", _has(NativeSiluAndMul.NEEDS), lambda *_: NativeSiluAndMul()),
-    Implementation(SILU_AND_MUL, "triton", _is_on_amd, _our_own("elementwise", "silu_and_mul")),
+    Implementation(SILU_AND_MUL, "triton", _is_on_amd, _our_silu_and_mul),
     Implementation(EMBEDDING, "triton", _is_on_amd, _our_own("elementwise", "embedding")),
     Implementation(PREPARE_STEP, "triton", _is_on_amd, _our_own("prepare", "prepare_step")),
     Implementation(CHOOSE, "triton", _is_on_amd, _our_own("sample", "choose")),

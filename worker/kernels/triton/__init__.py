@@ -7,7 +7,7 @@ import torch
 from worker.kernels.interface import EMBEDDING, GQA, LINEAR, PREPARE_STEP, RMS_NORM, SILU_AND_MUL, NormSpec
 from worker.kernels.sampling import CHOOSE, LOGPROBS, MASKED_COPY
 from worker.kernels.select import Implementation
-from worker.kernels.triton.elementwise import WIDEST_NORM, TritonRmsNorm, embedding, silu_and_mul
+from worker.kernels.triton.elementwise import WIDEST_NORM, TritonRmsNorm, TritonSiluAndMul, embedding
 from worker.kernels.triton.gqa import TritonGqa, supports_gqa
 from worker.kernels.triton.linear import TritonLinear, supports_linear
 from worker.kernels.triton.machine import machine_of
@@ -25,8 +25,10 @@ def _supports_norm(spec: NormSpec, device: torch.device, dtype: torch.dtype) -> 
 
 
 IMPLEMENTATIONS: list[Implementation[Any, Any]] = [
-    Implementation(RMS_NORM, "triton", _supports_norm, lambda spec, *_: TritonRmsNorm(spec.size)),
-    Implementation(SILU_AND_MUL, "triton", _always, lambda *_: silu_and_mul),
+    Implementation(
+        RMS_NORM, "triton", _supports_norm, lambda spec, device, _: TritonRmsNorm(spec.size, machine_of(device))
+    ),
+    Implementation(SILU_AND_MUL, "triton", _always, lambda _, device, dtype: TritonSiluAndMul(machine_of(device))),
     Implementation(EMBEDDING, "triton", _always, lambda *_: embedding),
     Implementation(
         LINEAR, "triton", supports_linear, lambda spec, device, dtype: TritonLinear(spec, machine_of(device), dtype)

@@ -4,6 +4,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from worker.kernels.triton.machine import Machine
+from worker.kernels.triton.overlap import launch_options, let_next_begin, wait_for_kernel_before
 from worker.parallel.group import Group
 
 WIDEST_NORM = 1 << 15
@@ -14,12 +16,15 @@ EMBEDDING_TILE = 1024
 
 @triton.jit
 def _norm_kernel(
-    x, residual, weight, out, eps, x_stride, N: tl.constexpr, BLOCK: tl.constexpr, HAS_RESIDUAL: tl.constexpr
+    x, residual, weight, out, eps, x_stride, N: tl.constexpr, BLOCK: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """A program a row. With a residual: residual += x first, rounded as it is stored."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < N
+    let_next_begin(OVERLAPS)
+    wait_for_kernel_before(OVERLAPS)
     values = tl.load(x + row * x_stride + column, mask=inside, other=0.0).to(tl.float32)
     if HAS_RESIDUAL:
         values += tl.load(residual + row * N + column, mask=inside, other=0.0).to(tl.float32)
@@ -32,10 +37,12 @@ def _norm_kernel(
 
 
 @triton.jit
-def _silu_and_mul_kernel(x, out, N, BLOCK: tl.constexpr):
+def _silu_and_mul_kernel(x, out, N, BLOCK: tl.constexpr, OVERLAPS: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < N
+    let_next_begin(OVERLAPS)
+    wait_for_kernel_before(OVERLAPS)
     gate = tl.load(x + row * 2 * N + column, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(x + row * 2 * N + N + column, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + row * N + column, (gate / (1 + tl.exp(-gate)) * up).to(out.dtype.element_ty), mask=inside)
@@ -54,7 +61,8 @@ def _embedding_kernel(ids, table, out, first, num_rows, N, BLOCK: tl.constexpr):
 class TritonRmsNorm:
     """See `RmsNormKernel`."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, machine: Machine) -> None:
+        self._machine = machine
         self._size, self._block = size, triton.next_power_of_2(size)
         self._num_warps = min(16, max(1, self._block // 512))
 
@@ -72,18 +80,27 @@ class TritonRmsNorm:
     def _launch(
         self, x: Tensor, residual: Tensor, weight: Tensor, out: Tensor, eps: float, *, has_residual: bool
     ) -> None:
+        overlaps = self._machine.overlaps(len(x))
         _norm_kernel[(len(x),)](
-            x, residual, weight, out, eps, x.stride(0), self._size, self._block, has_residual, num_warps=self._num_warps
+            x, residual, weight, out, eps, x.stride(0), self._size, self._block, has_residual,
+            overlaps, num_warps=self._num_warps, **launch_options(overlaps),
         )  # fmt: skip
 
 
-def silu_and_mul(x: Tensor) -> Tensor:
+class TritonSiluAndMul:
     """See `SiluAndMulKernel`."""
-    num_tokens, width = x.shape
-    out = x.new_empty(num_tokens, width // 2)
-    grid = (num_tokens, triton.cdiv(width // 2, SILU_TILE))
-    _silu_and_mul_kernel[grid](x, out, width // 2, SILU_TILE, num_warps=4)
-    return out
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+
+    def __call__(self, x: Tensor) -> Tensor:
+        num_tokens, width = x.shape
+        out = x.new_empty(num_tokens, width // 2)
+        overlaps = self._machine.overlaps(num_tokens)
+        _silu_and_mul_kernel[(num_tokens, triton.cdiv(width // 2, SILU_TILE))](
+            x, out, width // 2, SILU_TILE, overlaps, num_warps=4, **launch_options(overlaps)
+        )
+        return out
 
 
 def embedding(ids: Tensor, table: Tensor, first: int | None = None) -> Tensor:

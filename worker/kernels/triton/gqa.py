@@ -15,6 +15,7 @@ from worker.kernels.triton.gqa_attend import attend_kernel, reduce_kernel
 from worker.kernels.triton.gqa_splits import LONG, Splits, chunk_splits, deal_splits, usual_splits
 from worker.kernels.triton.gqa_write import HEADS, write_qkv_kernel
 from worker.kernels.triton.machine import Machine
+from worker.kernels.triton.overlap import launch_options
 
 Parts = tuple[Tensor, Tensor, Tensor]
 """Of splits: values mixed, float32; maximum and sum of the softmax."""
@@ -112,12 +113,14 @@ class TritonGqa:
     ) -> tuple[Tensor, Tensor, Tensor]:
         spec, buffers, num_tokens = self._spec, metadata.buffers, len(qkv)
         num_heads = spec.num_heads + 2 * spec.num_kv_heads
+        overlaps = self._machine.overlaps(num_tokens)
         write_qkv_kernel[(num_tokens, triton.cdiv(num_heads, HEADS))](
             qkv, *((norm.q_weight, norm.k_weight) if norm is not None else (qkv, qkv)),
             *((rope.cos, rope.sin) if rope is not None else (qkv, qkv)),
             buffers.positions, buffers.token_slots, cache.k, cache.v, norm.eps if norm is not None else 0.0,
             qkv.stride(0), cache.k.stride(0), spec.num_heads, spec.num_kv_heads, spec.head_dim, self._half,
-            metadata.block_size, HEADS, norm is not None, rope is not None, num_warps=4,
+            metadata.block_size, HEADS, norm is not None, rope is not None, overlaps,
+            num_warps=4, **launch_options(overlaps),
         )  # fmt: skip
         by_head = qkv.view(num_tokens, num_heads, spec.head_dim)
         return by_head.split((spec.num_heads, spec.num_kv_heads, spec.num_kv_heads), 1)
@@ -200,13 +203,14 @@ class TritonGqa:
     ) -> None:  # fmt: skip
         """`grid`: tiles and splits; `extent`: first row, rows, first token, tokens, tokens left out."""
         spec, buffers = self._spec, metadata.buffers
+        overlaps = self._machine.overlaps(metadata.step.num_tokens)
         attend_kernel[(grid[0], spec.num_kv_heads, grid[1])](
             q, cache.k, cache.v, sinks, out, *parts, buffers.query_starts, buffers.context_lens, buffers.block_tables,
             splits.by_row, splits.first_extra, splits.extra_rows,
             spec.scale * LOG2_E, q.stride(0), buffers.block_tables.stride(0), *extent, splits.usual,
             spec.num_kv_heads, self._group, spec.head_dim, self._dim, metadata.block_size,
             tile.queries, tile.tokens, tile.keys, tile.num_stages, spec.window or 0, sinks is not None,
-            splits.is_uniform, splits.num_extra > 0, num_warps=tile.num_warps,
+            splits.is_uniform, splits.num_extra > 0, overlaps, num_warps=tile.num_warps, **launch_options(overlaps),
         )  # fmt: skip
 
     def _reduce(
@@ -214,12 +218,13 @@ class TritonGqa:
         splits: Splits,
     ) -> None:  # fmt: skip
         spec = self._spec
+        overlaps = self._machine.overlaps(metadata.step.num_tokens)
         num_programs = splits.num_extra * tile.tokens if splits.is_extra_only else num_places
         reduce_kernel[(num_programs, spec.num_heads)](
             sinks, out, *parts, metadata.buffers.context_lens, splits.by_row, splits.first_extra, splits.extra_rows,
             num_places, splits.usual, spec.num_heads, spec.head_dim, self._dim, tile.tokens, tile.keys, splits.most,
             spec.window or 0, sinks is not None, splits.is_uniform, splits.num_extra > 0,
-            splits.is_extra_only, num_warps=1 if splits.most <= 8 else 4,
+            splits.is_extra_only, overlaps, num_warps=1 if splits.most <= 8 else 4, **launch_options(overlaps),
         )  # fmt: skip
 
     def _keys(self) -> int:
@@ -227,9 +232,10 @@ class TritonGqa:
         return max(16, min(128, 16384 // self._row_bytes))
 
     def _tile_of_rows(self, tokens: int) -> Tile:
+        """Half as many keys: little is left over at the end of a row, and more programs are on a processor."""
         queries = max(16, triton.next_power_of_2(tokens * self._group))
         num_stages = 3 if self._machine.shared_memory > 120_000 else 2
-        return Tile(queries, tokens, self._keys(), num_stages, 4)
+        return Tile(queries, tokens, max(16, self._keys() // 2), num_stages, 4)
 
     def _tile_of_chunks(self) -> Tile:
         is_half = self._spec.dtype.itemsize == 2

@@ -8,6 +8,8 @@ are few or long, several programs split a row's keys, and `reduce_kernel` puts t
 import triton
 import triton.language as tl
 
+from worker.kernels.triton.overlap import let_next_begin, wait_for_kernel_before
+
 LOWEST = tl.constexpr(-1.0e30)
 """In place of −∞ as the maximum of no scores: differences of it are numbers."""
 
@@ -94,6 +96,7 @@ def attend_kernel(
     NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, QUERIES: tl.constexpr, TOKENS: tl.constexpr, KEYS: tl.constexpr, STAGES: tl.constexpr,
     WINDOW: tl.constexpr, HAS_SINKS: tl.constexpr, IS_UNIFORM: tl.constexpr, HAS_EXTRA: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """A program a tile of queries, head of keys and split of the keys.
 
@@ -102,6 +105,7 @@ def attend_kernel(
     out the first `skipped` tokens of a row, and the third dimension is splits. The launch is about `num_places` tokens
     of the step from `start` on.
     """
+    wait_for_kernel_before(OVERLAPS)
     NUM_HEADS: tl.constexpr = NUM_KV_HEADS * GROUP
     program, kv_head = tl.program_id(0), tl.program_id(1)
     if IS_UNIFORM:
@@ -163,6 +167,7 @@ def attend_kernel(
             NUM_KV_HEADS, HEAD_DIM, DIM, BLOCK_SIZE, KEYS, WINDOW, True, TOKENS > 1,
         )  # fmt: skip
 
+    let_next_begin(OVERLAPS)
     if num_splits == 1:
         if HAS_SINKS:
             sink = tl.load(sinks + head, mask=is_query, other=0.0).to(tl.float32) * 1.4426950408889634
@@ -188,7 +193,7 @@ def reduce_kernel(
     num_places, usual_splits,
     NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr, TOKENS: tl.constexpr, KEYS: tl.constexpr,
     SPLITS: tl.constexpr, WINDOW: tl.constexpr, HAS_SINKS: tl.constexpr, IS_UNIFORM: tl.constexpr,
-    HAS_EXTRA: tl.constexpr, IS_EXTRA_ONLY: tl.constexpr,
+    HAS_EXTRA: tl.constexpr, IS_EXTRA_ONLY: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """A program a token and head: the parts of `attend_kernel` together, in the order of the keys. `out` begins with
     the launch's first token.
@@ -196,6 +201,8 @@ def reduce_kernel(
     IS_EXTRA_ONLY: rows are whole but for those with extra programs, and the grid is over these: the first of each row
     does the work.
     """
+    let_next_begin(OVERLAPS)
+    wait_for_kernel_before(OVERLAPS)
     place, head = tl.program_id(0), tl.program_id(1)
     if IS_EXTRA_ONLY:
         extra = place // TOKENS

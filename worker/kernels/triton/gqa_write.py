@@ -3,6 +3,8 @@
 import triton
 import triton.language as tl
 
+from worker.kernels.triton.overlap import let_next_begin, wait_for_kernel_before
+
 HEADS = 8
 """Heads of a token that a program takes."""
 
@@ -12,6 +14,7 @@ def write_qkv_kernel(
     qkv, q_weight, k_weight, cos, sin, positions, token_slots, k_cache, v_cache, eps, qkv_stride, block_stride,
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, HALF: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, HEADS: tl.constexpr, HAS_NORM: tl.constexpr, HAS_ROPE: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """A program for `HEADS` heads of a token, q, k and v side by side; q and k change in place.
 
@@ -23,6 +26,8 @@ def write_qkv_kernel(
     half: tl.constexpr = HEAD_DIM // 2
     is_value = head >= NUM_HEADS + NUM_KV_HEADS
     inside = (head < NUM_HEADS + 2 * NUM_KV_HEADS) & (i < half)
+    let_next_begin(OVERLAPS)
+    wait_for_kernel_before(OVERLAPS)
     at = qkv + token * qkv_stride + head * HEAD_DIM + i
     first = tl.load(at, mask=inside, other=0.0).to(tl.float32)
     second = tl.load(at + half, mask=inside, other=0.0).to(tl.float32)

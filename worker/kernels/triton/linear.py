@@ -14,10 +14,15 @@ from torch import Tensor
 from worker.kernels.interface import LinearSpec
 from worker.kernels.torch.linear import PackedLinear, PlainLinear
 from worker.kernels.triton.machine import Machine
+from worker.kernels.triton.overlap import launch_options, let_next_begin, prefetch, wait_for_kernel_before
 from worker.kernels.weights import Dense
 
 MOST_ROWS = 64
 """Above, cuBLAS reads the weights as fast."""
+MOST_MEMORY = 200_000
+"""Bytes of a processor's shared memory that a program takes."""
+LINE = tl.constexpr(64)
+"""Elements of two bytes in a line of the L2 cache."""
 VECTOR_PIECE = 1024
 """Input features that the product of one row takes at a time."""
 
@@ -38,32 +43,39 @@ class Tile:
 
 
 def tile_of(num_rows: int, out_features: int, in_features: int, machine: Machine, itemsize: int) -> Tile:
-    """From what was measured on an H100: pieces as long as fit, and enough programs for all of its processors."""
+    """From what was measured on an H100, by how many programs there are for its processors: few of them take the
+    longest pieces, and as many as fit; many take short ones, several programs on a processor."""
     rows = max(16, triton.next_power_of_2(num_rows))
-    outputs = 64 if rows > 32 else 32
-    while outputs > 16 and 4 * triton.cdiv(out_features, outputs) < 3 * machine.num_sms:
-        outputs //= 2
-    piece = min(256 if rows == 16 else 128, max(16, triton.next_power_of_2(in_features)))
-    for num_stages in (4, 3, 2):
-        tile = Tile(rows, outputs, piece, num_stages)
-        if tile.shared_memory(itemsize) <= min(machine.shared_memory, 100_000):
-            break
-    return tile
+    if triton.cdiv(out_features, 32) <= machine.num_sms:
+        outputs, piece, most_stages = 32, 256, 5
+    elif triton.cdiv(out_features, 64) <= machine.num_sms:
+        outputs, piece, most_stages = 64, 256 if rows <= 32 else 128, 5
+    else:
+        outputs, piece, most_stages = 64 if rows <= 32 else 32, 128, 4 if rows == 16 else 3
+    piece = min(piece, max(16, triton.next_power_of_2(in_features)))
+    tiles = [Tile(rows, outputs, piece, num_stages) for num_stages in range(most_stages, 1, -1)]
+    most_memory = min(machine.shared_memory, MOST_MEMORY)
+    return next((tile for tile in tiles if tile.shared_memory(itemsize) <= most_memory), tiles[-1])
 
 
 @triton.jit
-def _vector_kernel(x, weight, bias, out, K: tl.constexpr, PIECE: tl.constexpr, HAS_BIAS: tl.constexpr):
+def _vector_kernel(
+    x, weight, bias, out, K: tl.constexpr, PIECE: tl.constexpr, HAS_BIAS: tl.constexpr, OVERLAPS: tl.constexpr
+):  # fmt: skip
     """out[n] = weight[n] · x"""
     n = tl.program_id(0).to(tl.int64)
-    total = tl.zeros([PIECE], tl.float32)
-    for start in range(0, K, PIECE):
+    k = tl.arange(0, PIECE)
+    w = tl.load(weight + n * K + k, mask=k < K, other=0.0)
+    let_next_begin(OVERLAPS)
+    wait_for_kernel_before(OVERLAPS)
+    total = w.to(tl.float32) * tl.load(x + k, mask=k < K, other=0.0).to(tl.float32)
+    for start in range(PIECE, K, PIECE):
         k = start + tl.arange(0, PIECE)
         if K % PIECE == 0:
             total += tl.load(weight + n * K + k).to(tl.float32) * tl.load(x + k).to(tl.float32)
         else:
-            inside = k < K
-            w = tl.load(weight + n * K + k, mask=inside, other=0.0).to(tl.float32)
-            total += w * tl.load(x + k, mask=inside, other=0.0).to(tl.float32)
+            w = tl.load(weight + n * K + k, mask=k < K, other=0.0)
+            total += w.to(tl.float32) * tl.load(x + k, mask=k < K, other=0.0).to(tl.float32)
     value = tl.sum(total)
     if HAS_BIAS:
         value += tl.load(bias + n).to(tl.float32)
@@ -74,7 +86,7 @@ def _vector_kernel(x, weight, bias, out, K: tl.constexpr, PIECE: tl.constexpr, H
 def _rows_kernel(
     x, weight, bias, out, num_rows, x_stride, N, K,
     ROWS: tl.constexpr, OUTPUTS: tl.constexpr, PIECE: tl.constexpr, STAGES: tl.constexpr,
-    IS_EVEN: tl.constexpr, HAS_BIAS: tl.constexpr,
+    IS_EVEN: tl.constexpr, HAS_BIAS: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """Some output features of all rows. IS_EVEN: pieces fill K."""
     m = tl.arange(0, ROWS)
@@ -83,6 +95,10 @@ def _rows_kernel(
     # Features past the last are those of the last one: read without a mask, and not stored.
     w_rows = weight + tl.minimum(n, N - 1).to(tl.int64)[:, None] * K
     x_rows = x + m[:, None] * x_stride
+    line = tl.arange(0, (PIECE + LINE - 1) // LINE)[None, :] * LINE
+    for stage in tl.static_range(STAGES - 1):
+        prefetch(w_rows + tl.minimum(stage * PIECE + line, K - 1), OVERLAPS)
+    wait_for_kernel_before(OVERLAPS)
     total = tl.zeros([ROWS, OUTPUTS], tl.float32)
     for start in tl.range(0, K, PIECE, num_stages=STAGES):
         k = start + tl.arange(0, PIECE)[None, :]
@@ -93,6 +109,7 @@ def _rows_kernel(
             a = tl.load(x_rows + k, mask=is_row[:, None] & (k < K), other=0.0)
             b = tl.load(w_rows + k, mask=k < K, other=0.0)
         total = tl.dot(a, tl.trans(b), total, input_precision="ieee")
+    let_next_begin(OVERLAPS)
     if HAS_BIAS:
         total += tl.load(bias + n, mask=is_output, other=0.0).to(tl.float32)[None, :]
     places = out + m[:, None].to(tl.int64) * N + n[None, :]
@@ -103,7 +120,7 @@ class TritonLinear(PlainLinear):
     """See `LinearKernel`."""
 
     def __init__(self, spec: LinearSpec, machine: Machine, dtype: torch.dtype) -> None:
-        self._out, self._in = spec.out_features, spec.in_features
+        self._out, self._in, self._machine = spec.out_features, spec.in_features, machine
         self._tiles = {
             rows: tile_of(rows, self._out, self._in, machine, dtype.itemsize) for rows in range(2, MOST_ROWS + 1)
         }
@@ -115,21 +132,24 @@ class TritonLinear(PlainLinear):
         if out is None:
             out = x.new_empty(num_rows, self._out)
         if num_rows == 1:
+            overlaps = self._machine.overlaps(1)
             bias = packed.weight if packed.bias is None else packed.bias
             _vector_kernel[(self._out,)](
-                x, packed.weight, bias, out, self._in, VECTOR_PIECE, packed.bias is not None, num_warps=8
-            )
+                x, packed.weight, bias, out, self._in, VECTOR_PIECE, packed.bias is not None, overlaps,
+                num_warps=8, **launch_options(overlaps),
+            )  # fmt: skip
             return out
         self.launch(x, packed, out, self._tiles[num_rows])
         return out
 
     def launch(self, x: Tensor, packed: PackedLinear, out: Tensor, tile: Tile) -> None:
         """The product of several rows, with this tile."""
+        overlaps = self._machine.overlaps(len(x))
         _rows_kernel[(triton.cdiv(self._out, tile.outputs),)](
             x, packed.weight, packed.weight if packed.bias is None else packed.bias, out,
             len(x), x.stride(0), self._out, self._in,
             tile.rows, tile.outputs, tile.piece, tile.num_stages, self._in % tile.piece == 0, packed.bias is not None,
-            num_warps=tile.num_warps,
+            overlaps, num_warps=tile.num_warps, **launch_options(overlaps),
         )  # fmt: skip
 
 

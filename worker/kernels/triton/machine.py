@@ -4,15 +4,22 @@ from dataclasses import dataclass
 
 import torch
 
+from worker.kernels.triton.overlap import MOST_TOKENS
+
 
 @dataclass(frozen=True, slots=True)
 class Machine:
     num_sms: int
     shared_memory: int
     """Bytes that one program can have."""
+    can_overlap: bool
+
+    def overlaps(self, num_tokens: int) -> bool:
+        """Whether the kernels of a step of so many tokens do: see `overlap`."""
+        return self.can_overlap and num_tokens <= MOST_TOKENS
 
 
-INTERPRETER = Machine(num_sms=4, shared_memory=1 << 17)
+INTERPRETER = Machine(num_sms=4, shared_memory=1 << 17, can_overlap=False)
 """On a CPU: small, so that a test of a few rows takes the paths of many."""
 
 
@@ -20,4 +27,8 @@ def machine_of(device: torch.device) -> Machine:
     if device.type == "cpu":
         return INTERPRETER
     properties = torch.cuda.get_device_properties(device)
-    return Machine(properties.multi_processor_count, properties.shared_memory_per_block_optin)  # type: ignore[attr-defined]
+    return Machine(
+        properties.multi_processor_count,
+        properties.shared_memory_per_block_optin,  # type: ignore[attr-defined]
+        can_overlap=torch.version.hip is None and properties.major >= 9,
+    )
