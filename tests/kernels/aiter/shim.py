@@ -18,6 +18,7 @@ from unittest.mock import patch
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
+from triton.runtime.errors import OutOfResources
 from triton.runtime.interpreter import InterpreterBuilder
 from triton.runtime.jit import JITFunction
 
@@ -52,7 +53,14 @@ def on_nvidia(architecture: str) -> Iterator[None]:
 
     def run(self: Any, *args: Any, **options: Any) -> Any:
         known = {name: value for name, value in options.items() if name not in ONLY_ON_AMD or name in self.arg_names}
-        return launch(self, *args, **known)
+        while True:
+            try:
+                return launch(self, *args, **known)
+            except OutOfResources:
+                # A stage of AMD's pipeline takes no memory of its own where one of NVIDIA's does.
+                known["num_stages"] = known.get("num_stages", 2) - 1
+                if not known["num_stages"]:
+                    raise
 
     with patch.object(JITFunction, "run", run), _pretended(architecture):
         yield

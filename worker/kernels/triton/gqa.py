@@ -20,6 +20,7 @@ from worker.kernels.triton.overlap import launch_options
 Parts = tuple[Tensor, Tensor, Tensor]
 """Of splits: values mixed, float32; maximum and sum of the softmax."""
 
+FEW_ROWS = 16
 LOG2_E = 1.4426950408889634
 DENSE_PIECE = 1024
 """Tokens, or a multiple of them, of a prompt's beginning that go to cuDNN, which prepares itself for each length anew.
@@ -173,7 +174,7 @@ class TritonGqa:
         num_rows, tokens = metadata.step.num_uniform_rows, metadata.step.uniform_len
         num_programs = num_rows * splits.usual + splits.num_extra
         parts = self._new_parts(q, num_programs * tokens) if splits.most > 1 else (out, out, out)
-        tile, extent = self._tile_of_rows(tokens), (0, num_rows, 0, num_rows * tokens, 0)
+        tile, extent = self._tile_of_rows(num_rows, tokens), (0, num_rows, 0, num_rows * tokens, 0)
         self._launch((num_programs, 1), q, cache, metadata, sinks, out, parts, tile, extent, splits)
         if splits.most > 1:
             self._reduce(num_rows * tokens, metadata, sinks, out, parts, tile, splits)
@@ -231,11 +232,12 @@ class TritonGqa:
         """16 KB of keys, and as much of values, at a time."""
         return max(16, min(128, 16384 // self._row_bytes))
 
-    def _tile_of_rows(self, tokens: int) -> Tile:
-        """Half as many keys: little is left over at the end of a row, and more programs are on a processor."""
+    def _tile_of_rows(self, num_rows: int, tokens: int) -> Tile:
+        """Fewer keys at a time for few rows, of which each has many programs with little to do."""
         queries = max(16, triton.next_power_of_2(tokens * self._group))
         num_stages = 3 if self._machine.shared_memory > 120_000 else 2
-        return Tile(queries, tokens, max(16, self._keys() // 2), num_stages, 4)
+        keys = max(16, self._keys() // 2) if num_rows <= FEW_ROWS else self._keys()
+        return Tile(queries, tokens, keys, num_stages, 4)
 
     def _tile_of_chunks(self) -> Tile:
         is_half = self._spec.dtype.itemsize == 2

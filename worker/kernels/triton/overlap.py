@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-MOST_TOKENS = 32
+MOST_TOKENS = 64
 """Of steps whose kernels overlap: larger ones fill the device, and programs that wait take place on it."""
 
 
