@@ -23,6 +23,8 @@ MOST_MEMORY = 200_000
 """Bytes of a processor's shared memory that a program takes."""
 LINE = tl.constexpr(64)
 """Elements of two bytes in a line of the L2 cache."""
+LATE_ROWS = 32
+"""Up to so many a product lets the next kernel begin only at its end: what waits would hold up its own loads."""
 VECTOR_PIECE = 1024
 """Input features that the product of one row takes at a time."""
 
@@ -86,7 +88,7 @@ def _vector_kernel(
 def _rows_kernel(
     x, weight, bias, out, num_rows, x_stride, N, K,
     ROWS: tl.constexpr, OUTPUTS: tl.constexpr, PIECE: tl.constexpr, STAGES: tl.constexpr,
-    IS_EVEN: tl.constexpr, HAS_BIAS: tl.constexpr, OVERLAPS: tl.constexpr,
+    IS_EVEN: tl.constexpr, HAS_BIAS: tl.constexpr, OVERLAPS: tl.constexpr, IS_EARLY: tl.constexpr,
 ):  # fmt: skip
     """Some output features of all rows. IS_EVEN: pieces fill K."""
     m = tl.arange(0, ROWS)
@@ -98,6 +100,7 @@ def _rows_kernel(
     line = tl.arange(0, (PIECE + LINE - 1) // LINE)[None, :] * LINE
     for stage in tl.static_range(STAGES - 1):
         prefetch(w_rows + tl.minimum(stage * PIECE + line, K - 1), OVERLAPS)
+    let_next_begin(OVERLAPS and IS_EARLY)
     wait_for_kernel_before(OVERLAPS)
     total = tl.zeros([ROWS, OUTPUTS], tl.float32)
     for start in tl.range(0, K, PIECE, num_stages=STAGES):
@@ -109,7 +112,7 @@ def _rows_kernel(
             a = tl.load(x_rows + k, mask=is_row[:, None] & (k < K), other=0.0)
             b = tl.load(w_rows + k, mask=k < K, other=0.0)
         total = tl.dot(a, tl.trans(b), total, input_precision="ieee")
-    let_next_begin(OVERLAPS)
+    let_next_begin(OVERLAPS and not IS_EARLY)
     if HAS_BIAS:
         total += tl.load(bias + n, mask=is_output, other=0.0).to(tl.float32)[None, :]
     places = out + m[:, None].to(tl.int64) * N + n[None, :]
@@ -149,7 +152,7 @@ class TritonLinear(PlainLinear):
             x, packed.weight, packed.weight if packed.bias is None else packed.bias, out,
             len(x), x.stride(0), self._out, self._in,
             tile.rows, tile.outputs, tile.piece, tile.num_stages, self._in % tile.piece == 0, packed.bias is not None,
-            overlaps, num_warps=tile.num_warps, **launch_options(overlaps),
+            overlaps, len(x) > LATE_ROWS, num_warps=tile.num_warps, **launch_options(overlaps),
         )  # fmt: skip
 
 
