@@ -45,6 +45,7 @@ class Plan:
     device: str
     dtype: str
     loads: tuple[Load, ...]
+    service_loads: tuple[Load, ...]
     prefills: tuple[int, ...]
     max_num_seqs: int
     max_model_len: int
@@ -56,12 +57,13 @@ FULL = Plan(
     large="qwen3-8b", small="qwen3-0.6b", device="cuda", dtype="bfloat16",
     loads=(Load(1, 128, 256, 3), Load(8, 128, 256, 3), Load(64, 128, 256, 3), Load(256, 128, 256, 3),
            Load(256, 1024, 256, 1)),
+    service_loads=(Load(1, 128, 256, 2), Load(256, 128, 256, 3)),
     prefills=(1024, 8192), max_num_seqs=256, max_model_len=10240, max_num_batched_tokens=8192,
     features=Load(256, 128, 128, 1),
 )  # fmt: skip
 QUICK = Plan(
     large="tiny", small="tiny", device="auto", dtype="auto",
-    loads=(Load(1, 16, 8, 1), Load(4, 16, 8, 1)),
+    loads=(Load(1, 16, 8, 1), Load(4, 16, 8, 1)), service_loads=(Load(4, 16, 8, 1),),
     prefills=(64,), max_num_seqs=4, max_model_len=512, max_num_batched_tokens=256, features=Load(4, 16, 8, 1),
 )  # fmt: skip
 
@@ -176,7 +178,7 @@ def service_figures(plan: Plan, model: Path, engine: dict[str, Figure]) -> dict[
     begin = time.perf_counter()
     with running_cluster(ClusterConfig(1, 0, str(model), arguments), print_of_worker) as cluster:
         figures["service_ready_s"] = round(time.perf_counter() - begin, 2)
-        for load in plan.loads:
+        for load in plan.service_loads:
             run = service_run(cluster.router_address, load)
             speeds = [run(seed) for seed in range(-1, load.repeats)][1:]
             name = load_name(load)

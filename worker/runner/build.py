@@ -118,6 +118,9 @@ def build_runner(
     watch.lap("cache")
     # Libraries set themselves up at their first call; no request should wait for that.
     runner.execute(dummy_batch(1, config.max_num_seqs, max_model_len))
+    if device.type == "cuda":
+        longest = min(config.max_num_batched_tokens, max_model_len)
+        runner.execute(dummy_batch(longest, config.max_num_seqs, max_model_len, num_rows=1))
     watch.lap("first step")
     if sizes is not None:
         runner.capture(sizes)

@@ -50,13 +50,14 @@ def measure_peak(
     return PeakMemory(total - free + activations, total, activations, without_graphs - free)
 
 
-def dummy_batch(num_tokens: int, num_slots: int, max_model_len: int) -> ScheduledBatch:
-    """A step of `num_tokens` tokens (as far as rows can be that long) in as many rows as there are slots.
+def dummy_batch(num_tokens: int, num_slots: int, max_model_len: int, *, num_rows: int | None = None) -> ScheduledBatch:
+    """A step of `num_tokens` tokens (as far as rows can be that long) in `num_rows` rows, by default as many as there
+    are slots.
 
     All of it is on the spare slot and the spare block: sequences that live beside it are not touched.
     """
     lens: list[int] = []
-    for rows_left in range(num_slots, 0, -1):
+    for rows_left in range(num_rows or num_slots, 0, -1):
         if num_tokens:
             lens.append(min(max_model_len, max(1, num_tokens // rows_left)))
             num_tokens -= lens[-1]
