@@ -22,7 +22,7 @@ from worker.models.llama import LlamaForCausalLM
 from worker.models.weights import fill_with_noise, pack_weights
 from worker.parallel.group import Group
 from worker.processes.messages import PICKLE_PROTOCOL
-from worker.runner.build import assemble
+from worker.runner.assembly import Assembly
 from worker.runner.config import RunnerConfig
 from worker.runner.model_runner import ModelRunner
 
@@ -80,7 +80,10 @@ def small_runner(num_rows: int) -> ModelRunner:
     blocks = num_rows * (CONTEXT // BLOCK_SIZE + 1)
     settings = RunnerConfig(max_num_seqs=num_rows, max_num_batched_tokens=num_rows * CONTEXT, block_size=BLOCK_SIZE)
     plan = PoolPlan.of(specs, blocks, num_rows)
-    return assemble(settings, kernels, Group(), model, builders, plan, 0, config.max_model_len)
+    assembly = Assembly(
+        config=settings, kernels=kernels, tp=Group(), model=model, builders=builders, max_model_len=config.max_model_len
+    )
+    return assembly.runner(plan)
 
 
 def new_sequence(slot: int, **sampling: float) -> NewSequence:

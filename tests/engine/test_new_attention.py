@@ -26,7 +26,7 @@ from worker.layers.setup import LayerSetup
 from worker.models.base import CausalLM
 from worker.models.weights import fill_with_noise, pack_weights
 from worker.parallel.group import Group
-from worker.runner.build import assemble
+from worker.runner.assembly import Assembly
 from worker.runner.config import RunnerConfig
 from worker.runner.model_runner import ModelRunner
 
@@ -120,7 +120,10 @@ def runner() -> ModelRunner:
     specs = [spec for builder in builders for spec in builder.pool_specs()]
     assert [spec.kind for spec in specs] == [PoolKind.STATE, PoolKind.PAGE]
     config = RunnerConfig(max_num_seqs=MAX_NUM_SEQS, max_num_batched_tokens=64, block_size=BLOCK_SIZE)
-    return assemble(config, kernels, Group(), model, builders, PoolPlan.of(specs, 32, MAX_NUM_SEQS), 0, MAX_MODEL_LEN)
+    assembly = Assembly(
+        config=config, kernels=kernels, tp=Group(), model=model, builders=builders, max_model_len=MAX_MODEL_LEN
+    )
+    return assembly.runner(PoolPlan.of(specs, 32, MAX_NUM_SEQS))
 
 
 def loop(runner: ModelRunner, num_blocks: int = 32, **scheduler: Any) -> Loop:

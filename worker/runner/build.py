@@ -1,18 +1,16 @@
 """Builds a rank's runner: model, weights, cache. The slow part of start-up."""
 
 import logging
-from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 
 from common.stopwatch import Stopwatch
-from worker.attention.interface import CacheBuilder, make_builders
-from worker.core.cache.pools import PoolKind, PoolPlan, bytes_of
+from worker.attention.interface import make_builders
+from worker.core.cache.pools import PoolKind, bytes_of
 from worker.grammars.compiler import GrammarCompiler
 from worker.grammars.masks import SlotGrammars
 from worker.kernels.select import Kernels
-from worker.kernels.step import StepBuffers
 from worker.layers.setup import LayerSetup
 from worker.loader.checkpoint import Checkpoint
 from worker.loader.config import ModelConfig
@@ -25,22 +23,14 @@ from worker.models.base import CausalLM
 from worker.models.registry import create_model
 from worker.models.weights import fill_with_noise, load_weights, pack_weights
 from worker.parallel.group import Group
+from worker.runner.assembly import Assembly, SizedCache, size_cache, warm_up
 from worker.runner.config import DTYPES, MemoryReport, ModelInfo, RunnerConfig
-from worker.runner.entries import EntryMover
-from worker.runner.forward import ForwardPass
 from worker.runner.graphs import GraphSizes
-from worker.runner.memory import GIB, physical_cores, plan_on_cpu, plan_on_gpu
-from worker.runner.model_runner import ModelRunner, RunnerParts
-from worker.runner.prepare import StepPreparer
-from worker.runner.probe import dummy_batch, largest_batch, measure_peak
-from worker.runner.slots import SlotState
+from worker.runner.memory import GIB, physical_cores
+from worker.runner.model_runner import ModelRunner
 
 logger = logging.getLogger(__name__)
 
-NOTHING = PoolPlan(num_blocks=0, num_groups=0, num_page_bytes=0, num_state_bytes=0)
-"""The spare block and group alone: what a dummy step needs."""
-
-NO_GRAPHS = GraphSizes()
 
 MAX_FILLERS = 8
 """Threads that fill masks of grammars: more would keep the cores from what feeds the device."""
@@ -89,104 +79,58 @@ def build_runner(
     watch.lap("model")
     weights = _load(model, checkpoint, model_config, config, device, watch)
 
-    builders = make_builders(model.cache_layers(), kernels, config.block_size)
-    specs = [spec for builder in builders for spec in builder.pool_specs()]
-    blocks_per_seq = -(-max_model_len // config.block_size)
-    grammars = _grammars(source, model_config, device) if tp.rank == 0 else None
-
-    sizes = _graph_sizes(config, device)
-
-    def assembled(plan: PoolPlan, num_host_blocks: int) -> ModelRunner:
-        return assemble(
-            config, kernels, tp, model, builders, plan, num_host_blocks, max_model_len, grammars, sizes or NO_GRAPHS
-        )
-
-    activations = graphs = 0
-    if config.num_blocks is not None:
-        plan = PoolPlan.of(specs, config.num_blocks, config.max_num_seqs)
-    elif device.type == "cpu":
-        plan = plan_on_cpu(config, specs, config.max_num_seqs * blocks_per_seq)
-    else:
-        largest = largest_batch(config.max_num_batched_tokens, config.max_num_seqs, max_model_len)
-        peak = measure_peak(assembled(NOTHING, 0), largest, sizes.largest() if sizes else None, device)
-        activations, graphs = peak.activations, peak.graphs
-        plan = plan_on_gpu(config, specs, peak.used, peak.total)
-    plan = PoolPlan.of(specs, tp.minimum(plan.num_blocks, device), config.max_num_seqs)
-    bytes_per_block = bytes_of(specs, PoolKind.PAGE)
-    num_host_blocks = int(config.swap_space_gib * GIB) // bytes_per_block
-    runner = assembled(plan, num_host_blocks)
+    assembly = Assembly(
+        config=config,
+        kernels=kernels,
+        tp=tp,
+        model=model,
+        builders=make_builders(model.cache_layers(), kernels, config.block_size),
+        max_model_len=max_model_len,
+        grammars=_grammars(source, model_config, device) if tp.rank == 0 else None,
+        graph_sizes=_graph_sizes(config, device),
+    )
+    cache = size_cache(assembly)
+    runner = assembly.runner(cache.plan, cache.num_host_blocks)
     watch.lap("cache")
-    # Libraries set themselves up at their first call; no request should wait for that.
-    runner.execute(dummy_batch(1, config.max_num_seqs, max_model_len))
-    if device.type == "cuda":
-        longest = min(config.max_num_batched_tokens, max_model_len)
-        runner.execute(dummy_batch(longest, config.max_num_seqs, max_model_len, num_rows=1))
+    warm_up(assembly, runner)
     watch.lap("first step")
-    if sizes is not None:
-        runner.capture(sizes)
+    if assembly.graph_sizes is not None:
+        runner.capture(assembly.graph_sizes)
         watch.lap("graphs")
+    info = _report(assembly, cache, model_config, str(dtype).removeprefix("torch."), weights)
+    return runner, info
 
+
+def _report(assembly: Assembly, cache: SizedCache, model_config: ModelConfig, dtype: str, weights: int) -> ModelInfo:
+    config, plan, device = assembly.config, cache.plan, assembly.kernels.device
     memory = MemoryReport(
         weights=weights,
-        activations=activations,
-        graphs=graphs,
+        activations=cache.activations,
+        graphs=cache.graphs,
         kv_cache=plan.num_page_bytes,
         state=plan.num_state_bytes,
-        swap=num_host_blocks * bytes_per_block,
+        swap=cache.num_host_blocks * bytes_of(assembly.specs, PoolKind.PAGE),
         num_cache_tokens=plan.num_blocks * config.block_size,
     )
-    dtype_name = str(dtype).removeprefix("torch.")
     logger.info(
         "%s on %s in %s: weights %.2f GiB, activations %.2f GiB, CUDA graphs %.2f GiB, "
         "KV cache %.2f GiB = %d blocks of %d = %d tokens, swap %.2f GiB",
-        model_config.architecture, device, dtype_name,
-        weights / GIB, activations / GIB, graphs / GIB,
+        model_config.architecture, device, dtype,
+        weights / GIB, memory.activations / GIB, memory.graphs / GIB,
         memory.kv_cache / GIB, plan.num_blocks, config.block_size, memory.num_cache_tokens, memory.swap / GIB,
     )  # fmt: skip
-    return runner, ModelInfo(
+    return ModelInfo(
         config=model_config,
-        dtype=dtype_name,
+        dtype=dtype,
         device=str(device),
-        kernels=kernels.describe(),
+        kernels=assembly.kernels.describe(),
         block_size=config.block_size,
         num_blocks=plan.num_blocks,
         num_groups=plan.num_groups,
-        num_host_blocks=num_host_blocks,
-        max_model_len=max_model_len,
+        num_host_blocks=cache.num_host_blocks,
+        max_model_len=assembly.max_model_len,
         memory=memory,
     )
-
-
-def assemble(
-    config: RunnerConfig,
-    kernels: Kernels,
-    tp: Group,
-    model: CausalLM,
-    builders: Sequence[CacheBuilder],
-    plan: PoolPlan,
-    num_host_blocks: int,
-    max_model_len: int,
-    grammars: SlotGrammars | None = None,
-    sizes: GraphSizes = NO_GRAPHS,
-) -> ModelRunner:
-    """A runner of `model` over caches of this size, in place of those that the builders had before.
-
-    `sizes`: of the graphs that `ModelRunner.capture` will be asked for.
-    """
-    for builder in builders:
-        builder.allocate(plan)
-    blocks_per_seq = -(-max_model_len // config.block_size)
-    slots = SlotState(
-        config.max_num_seqs, blocks_per_seq, max_model_len, model.vocab_size, kernels.device,
-        spare_block=plan.num_blocks, spare_group=plan.num_groups,
-    )  # fmt: skip
-    buffers = StepBuffers.allocate(
-        config.max_num_batched_tokens, config.max_num_seqs, blocks_per_seq, plan.num_blocks, kernels.device
-    )
-    forward = ForwardPass(model, builders, buffers, max_model_len)
-    preparer = StepPreparer(slots, buffers, kernels, config.block_size, sizes.rows if forward.can_capture else ())
-    mover = EntryMover(builders, kernels, num_host_blocks)
-    return ModelRunner(RunnerParts(kernels, tp, model, builders, mover, slots, preparer, forward, grammars))
 
 
 def _graph_sizes(config: RunnerConfig, device: torch.device) -> GraphSizes | None:

@@ -1,0 +1,108 @@
+"""From a loaded model to a runner: slots, buffers, and a cache as large as memory allows."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from worker.attention.interface import CacheBuilder
+from worker.core.cache.pools import PoolKind, PoolPlan, PoolSpec, bytes_of
+from worker.grammars.masks import SlotGrammars
+from worker.kernels.select import Kernels
+from worker.kernels.step import StepBuffers
+from worker.models.base import CausalLM
+from worker.parallel.group import Group
+from worker.runner.config import RunnerConfig
+from worker.runner.entries import EntryMover
+from worker.runner.forward import ForwardPass
+from worker.runner.graphs import GraphSizes
+from worker.runner.memory import GIB, plan_on_cpu, plan_on_gpu
+from worker.runner.model_runner import ModelRunner, RunnerParts
+from worker.runner.prepare import StepPreparer
+from worker.runner.probe import dummy_batch, largest_batch, measure_peak
+from worker.runner.slots import SlotState
+
+NOTHING = PoolPlan(num_blocks=0, num_groups=0, num_page_bytes=0, num_state_bytes=0)
+"""The spare block and group alone: what a dummy step needs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assembly:
+    """What the runners of a model share, whatever the size of their caches. The builders serve the last one made."""
+
+    config: RunnerConfig
+    kernels: Kernels
+    tp: Group
+    model: CausalLM
+    builders: Sequence[CacheBuilder]
+    max_model_len: int
+    grammars: SlotGrammars | None = None
+    """On rank 0."""
+    graph_sizes: GraphSizes | None = None
+    """What `ModelRunner.capture` will be asked for; None: nothing."""
+
+    @property
+    def specs(self) -> list[PoolSpec]:
+        return [spec for builder in self.builders for spec in builder.pool_specs()]
+
+    @property
+    def blocks_per_seq(self) -> int:
+        return -(-self.max_model_len // self.config.block_size)
+
+    def runner(self, plan: PoolPlan, num_host_blocks: int = 0) -> ModelRunner:
+        """Over caches of this size, in place of those that the builders had before."""
+        config, kernels = self.config, self.kernels
+        for builder in self.builders:
+            builder.allocate(plan)
+        slots = SlotState(
+            config.max_num_seqs, self.blocks_per_seq, self.max_model_len, self.model.vocab_size, kernels.device,
+            spare_block=plan.num_blocks, spare_group=plan.num_groups,
+        )  # fmt: skip
+        buffers = StepBuffers.allocate(
+            config.max_num_batched_tokens, config.max_num_seqs, self.blocks_per_seq, plan.num_blocks, kernels.device
+        )
+        forward = ForwardPass(self.model, self.builders, buffers, self.max_model_len)
+        padded = self.graph_sizes.rows if self.graph_sizes is not None and forward.can_capture else ()
+        preparer = StepPreparer(slots, buffers, kernels, config.block_size, padded)
+        mover = EntryMover(self.builders, kernels, num_host_blocks)
+        return ModelRunner(
+            RunnerParts(kernels, self.tp, self.model, self.builders, mover, slots, preparer, forward, self.grammars)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SizedCache:
+    """Bytes are this rank's."""
+
+    plan: PoolPlan
+    num_host_blocks: int
+    activations: int = 0
+    """Measured on a GPU; see `MemoryReport`."""
+    graphs: int = 0
+
+
+def size_cache(assembly: Assembly) -> SizedCache:
+    """As configured, or as large as memory allows: on a GPU by running the largest step there can be, without a cache.
+    All ranks get the least of what they could have. Raises CacheMemoryError."""
+    config, specs, device = assembly.config, assembly.specs, assembly.kernels.device
+    activations = graphs = 0
+    if config.num_blocks is not None:
+        num_blocks = config.num_blocks
+    elif device.type == "cpu":
+        num_blocks = plan_on_cpu(config, specs, config.max_num_seqs * assembly.blocks_per_seq).num_blocks
+    else:
+        largest = largest_batch(config.max_num_batched_tokens, config.max_num_seqs, assembly.max_model_len)
+        sizes = assembly.graph_sizes
+        peak = measure_peak(assembly.runner(NOTHING), largest, sizes.largest() if sizes else None, device)
+        activations, graphs = peak.activations, peak.graphs
+        num_blocks = plan_on_gpu(config, specs, peak.used, peak.total).num_blocks
+    plan = PoolPlan.of(specs, assembly.tp.minimum(num_blocks, device), config.max_num_seqs)
+    num_host_blocks = int(config.swap_space_gib * GIB) // bytes_of(specs, PoolKind.PAGE)
+    return SizedCache(plan, num_host_blocks, activations, graphs)
+
+
+def warm_up(assembly: Assembly, runner: ModelRunner) -> None:
+    """Libraries set themselves up at their first call; no request should wait for that."""
+    config, max_model_len = assembly.config, assembly.max_model_len
+    runner.execute(dummy_batch(1, config.max_num_seqs, max_model_len))
+    if assembly.kernels.device.type == "cuda":
+        longest = min(config.max_num_batched_tokens, max_model_len)
+        runner.execute(dummy_batch(longest, config.max_num_seqs, max_model_len, num_rows=1))
