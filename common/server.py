@@ -138,6 +138,7 @@ class ServiceServer:
         """`interceptors` see a call before it is read."""
         self._service_name = service_name
         self._tls = tls
+        self._closing = asyncio.Lock()
         self.server = grpc.aio.server(
             interceptors=[*interceptors, ErrorInterceptor()],
             options=list((dict(SERVER_OPTIONS) | {"grpc.max_receive_message_length": max_request_bytes}).items()),
@@ -168,9 +169,15 @@ class ServiceServer:
             await self._health.set(name, status)
 
     async def stop(self, grace: float) -> None:
-        """Refuse new calls, give open ones `grace` seconds, then cancel them."""
+        """Refuse new calls, give open ones `grace` seconds, then cancel them. Whoever watches health hears of it."""
         await self._health.enter_graceful_shutdown()
-        await self.server.stop(grace)
+        await self.close(grace)
+
+    async def close(self, grace: float) -> None:
+        """The same without a word. Idempotent, but one after another: grpc.aio lets a second `stop` go on with a server
+        that the first has freed meanwhile, and the process dies of it (segmentation fault, seen in 1.85)."""
+        async with self._closing:
+            await self.server.stop(grace)
 
 
 def stop_event_on_signals() -> asyncio.Event:

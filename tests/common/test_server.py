@@ -188,3 +188,25 @@ def test_a_second_signal_ends_the_process_at_once_and_in_silence():
         process.send_signal(signal.SIGINT)
         assert process.communicate(timeout=20) == ("", "")
     assert process.returncode == 130
+
+
+CLOSED_TWICE = """
+import asyncio
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from common.server import ServiceServer
+async def main():
+    for _ in range(5):
+        server = ServiceServer("toy")
+        port = await server.start("127.0.0.1", 0)
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+            await watch.read()
+            await asyncio.gather(*(server.close(grace) for grace in (0, 0, 0.001)))
+asyncio.run(main())
+"""
+
+
+def test_a_server_may_be_closed_twice_at_once():
+    """In a process of its own, which a fault would end."""
+    assert subprocess.run([sys.executable, "-c", CLOSED_TWICE], stderr=subprocess.DEVNULL, timeout=60).returncode == 0

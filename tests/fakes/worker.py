@@ -160,7 +160,7 @@ class FakeWorker(WorkerServiceServicer):
 
     async def kill(self) -> None:
         """As kill -9 looks from the other side: every stream breaks."""
-        await self.service.server.stop(0)
+        await self.service.close(0)
         self.running.clear()
 
     def forget(self) -> None:

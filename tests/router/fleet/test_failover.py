@@ -487,7 +487,7 @@ class ReplacedWhileConnecting(FakeWorker):
         self.replacing = asyncio.create_task(self.replace())
 
     async def replace(self):
-        await self.service.server.stop(0.1)
+        await self.service.close(0.1)
         self.running.clear()
         self.successor.port = self.port
         await self.successor.start()
