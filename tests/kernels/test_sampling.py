@@ -153,6 +153,40 @@ def test_what_stays_is_drawn_and_nothing_else(
     assert chi_squared < num_kept - 1 + 5 * (2 * (num_kept - 1)) ** 0.5
 
 
+@pytest.fixture
+def little_room(kernels: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Too many candidates with a bound as wide as a flat row's; few in any narrow interval."""
+    kernels.choose(CHOOSE, None, torch.float32)
+    if kernels.describe()["choose"] != "triton":
+        pytest.skip("nothing has a room")
+    monkeypatch.setattr("worker.kernels.triton.sample_limits.ROOM", 64)
+
+
+@pytest.mark.usefixtures("little_room")
+@pytest.mark.parametrize("scale", [0.01, 1.0, 100.0])
+@pytest.mark.parametrize("has_ties", [False, True])
+def test_rows_with_more_candidates_than_room_among_others(kernels: Kernels, scale: float, has_ties: bool) -> None:
+    """Most of these are narrowed, over two tiles; a greedy row, a plain draw and a small top-k are not. With ties, no
+    interval is narrow enough."""
+    logits = noise(len(MANY), 4500)
+    if has_ties:
+        logits = logits.round()
+    logits *= scale
+    reference = Kernels(torch.device("cpu"), "torch")
+    assert choose(kernels, logits, MANY) == choose(reference, logits, MANY)
+
+
+@pytest.mark.usefixtures("little_room")
+@pytest.mark.parametrize("asks", [Asks(top_p=0.9, temperature=2.0), Asks(top_k=30), Asks(top_k=30, top_p=0.5)])
+def test_a_row_with_few_allowed_tokens_and_more_than_room(kernels: Kernels, asks: Asks) -> None:
+    """Of two chunks with a finite token: too few to bound a top-k by."""
+    logits = torch.full((4, 2000), -torch.inf)
+    logits[:, 300:700] = noise(4, 400)
+    reference = Kernels(torch.device("cpu"), "torch")
+    positions = list(range(4))
+    assert choose(kernels, logits, [asks] * 4, positions) == choose(reference, logits, [asks] * 4, positions)
+
+
 def test_masked_copy(kernels: Kernels) -> None:
     vocab_size = 70  # no whole number of words
     logits = noise(4, vocab_size).half()
@@ -218,4 +252,4 @@ def test_kernels_compile_for_nvidia(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     sizes = json.loads(done.stdout.splitlines()[-1])
-    assert len(sizes) == 9 and min(sizes.values()) > 0
+    assert len(sizes) == 10 and min(sizes.values()) > 0

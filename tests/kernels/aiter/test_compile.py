@@ -46,5 +46,6 @@ def test_compiles(architecture: str, tmp_path: Path) -> None:
         "_silu_and_mul_kernel",
         "kernel_unified_attention_2d",
         "kernel_unified_attention_3d",
+        "narrow_kernel",
         "reduce_segments",
     }

@@ -84,7 +84,7 @@ def measure(
 
     `source`: `num` distances, or with IS_LOGITS a row of logits.
     """
-    reached = tl.zeros([LIMITS], tl.int64)
+    reached = tl.zeros([LIMITS, BLOCK], tl.int64)
     for start in range(0, num, BLOCK):
         place = start + tl.arange(0, BLOCK)
         is_there = place < num
@@ -97,18 +97,19 @@ def measure(
         else:
             weight = mass_of(distance)
         within = (bits_of(distance)[None, :] <= limit[:, None]) & is_there[None, :]
-        reached += tl.sum(tl.where(within, weight[None, :], 0), 1)
-    return reached
+        reached += tl.where(within, weight[None, :], 0)
+    return tl.sum(reached, 1)
 
 
 @triton.jit
 def find_limit(
-    source, num, best, temperature, goal, bound,
+    source, num, best, temperature, goal, before, bound,
     IS_LOGITS: tl.constexpr, IS_COUNT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Bits of the least distance, at most `bound` int64, within which lie `goal` tokens, or a mass of `goal` float64.
 
-    `source` as in `measure`. A digit of the bits is found with each pass.
+    `source` as in `measure`, without the nearest: int64 `before` is what those have. A digit of the bits is found with
+    each pass.
     """
     digit = tl.arange(0, _LIMITS).to(tl.int64)
     found = tl.zeros([], tl.int64)
@@ -116,6 +117,6 @@ def find_limit(
         shift = 32 - _DIGIT_BITS * (level + 1)
         limit = tl.minimum(found + ((digit + 1) << shift) - 1, bound)
         reached = measure(source, num, best, temperature, limit, IS_LOGITS, IS_COUNT, BLOCK, _LIMITS)
-        is_short = (reached.to(tl.float64) < goal) & (digit < _LIMITS - 1)
+        is_short = ((before + reached).to(tl.float64) < goal) & (digit < _LIMITS - 1)
         found += tl.sum(is_short.to(tl.int64), 0) << shift
     return tl.minimum(found, bound)
