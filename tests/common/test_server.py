@@ -196,13 +196,13 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from common.server import ServiceServer
 async def main():
-    for _ in range(5):
+    for _ in range(100):
         server = ServiceServer("toy")
         port = await server.start("127.0.0.1", 0)
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
             await watch.read()
-            await asyncio.gather(*(server.close(grace) for grace in (0, 0, 0.001)))
+            await asyncio.gather(*(server.close(grace) for grace in (0, 0, 0, 0.001)))
 asyncio.run(main())
 """
 
