@@ -6,7 +6,7 @@ FROM python:3.12-slim
 RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*
 RUN pip install --no-cache-dir torch==2.13.0
 
-RUN useradd --create-home fissile && install -d -o fissile /home/fissile/.cache/huggingface
+RUN useradd --create-home fissile && install -d -o fissile /home/fissile/.cache/huggingface /home/fissile/.triton
 WORKDIR /opt/fissile
 COPY pyproject.toml setup.py README.md LICENSE ./
 COPY common common
