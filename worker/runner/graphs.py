@@ -77,17 +77,15 @@ class GraphDevice(Protocol):
         """The same contiguous memory, not owned: what is captured later may use it, too."""
 
 
-@dataclass(slots=True)
-class Piece:
-    """A graph, and the cache layer that comes after it."""
+@dataclass(frozen=True, slots=True)
+class LayerCall:
+    """Of a cache layer, between two graphs."""
 
-    graph: Graph
-    layer: CacheLayer | None = None
-    """None: it is the last."""
-    given: Tensor | None = None
-    """The layer's input, which the graph leaves."""
-    wanted: Tensor | None = None
-    """Where the next graph expects the layer's output."""
+    layer: CacheLayer
+    given: Tensor
+    """The layer's input, which the graph before leaves."""
+    wanted: Tensor
+    """Where the graph behind expects the layer's output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,15 +102,17 @@ class FullGraph:
 
 @dataclass(frozen=True, slots=True)
 class PiecewiseGraph:
-    pieces: list[Piece]
+    graphs: list[Graph]
+    calls: list[LayerCall]
+    """One between each two of the graphs."""
     hidden: Tensor
 
     def replay(self, num_tokens: int) -> Outputs:
         """In the forward context of a step of so many tokens, at most the graph's size."""
-        for piece in self.pieces:
-            piece.graph.replay()
-            if piece.layer is not None and piece.given is not None and piece.wanted is not None:
-                piece.wanted[:num_tokens].copy_(piece.layer.attend(piece.given[:num_tokens]))
+        for graph, call in zip(self.graphs, self.calls, strict=False):
+            graph.replay()
+            call.wanted[:num_tokens].copy_(call.layer.attend(call.given[:num_tokens]))
+        self.graphs[-1].replay()
         return Outputs(self.hidden)
 
 
@@ -179,19 +179,19 @@ class GraphCapture:
         input_ids = self._buffers.input_ids[:num_tokens]
         with forward_context(ForwardContext((), cut=self._output_of)):
             self._model(input_ids)  # see `_capture_full`
-        pieces = [Piece(self._device.begin())]
+        graphs = [self._device.begin()]
+        calls: list[LayerCall] = []
 
         def cut(layer: CacheLayer, x: Tensor) -> Tensor:
-            piece = pieces[-1]
-            piece.graph.capture_end()
-            piece.layer, piece.given, piece.wanted = layer, self._device.alias(x), self._output_of(layer, x)
-            pieces.append(Piece(self._device.begin()))
-            return piece.wanted
+            graphs[-1].capture_end()
+            calls.append(LayerCall(layer, self._device.alias(x), self._output_of(layer, x)))
+            graphs.append(self._device.begin())
+            return calls[-1].wanted
 
         with forward_context(ForwardContext((), cut=cut)):
             hidden = self._model(input_ids)
-        pieces[-1].graph.capture_end()
-        return PiecewiseGraph(pieces, self._device.alias(hidden))
+        graphs[-1].capture_end()
+        return PiecewiseGraph(graphs, calls, self._device.alias(hidden))
 
     def _output_of(self, layer: CacheLayer, x: Tensor) -> Tensor:
         """The first to ask has the most tokens."""
