@@ -41,6 +41,7 @@ from router.asking.checks import Limits
 from router.asking.prompts import read_chat, read_prompts
 from router.asking.resolve import resolve
 from router.asking.validation import validate
+from router.callers.caller import Caller
 from router.config import RouterSettings
 from router.fleet import reports
 from router.fleet.dispatch import Dispatcher, TimeLeft
@@ -64,7 +65,8 @@ def no_deadline() -> float | None:
 class GenerationApi:
     """All state is in the parts; see `router.server`. Methods raise FissileError.
 
-    `time_left` says how many seconds a request has; an iterator that is closed early ends its request.
+    `caller` is who asks, as the front found out; `time_left` says how many seconds a request has; an iterator that is
+    closed early ends its request.
     """
 
     def __init__(
@@ -83,21 +85,29 @@ class GenerationApi:
         self._metrics = metrics
         self._pacer = pacer
 
-    def generate(self, request: GenerateRequest, time_left: TimeLeft = no_deadline) -> AsyncGenerator[GenerateResponse]:
-        return self._run(request, time_left, responses.generate_response)
+    def generate(
+        self, request: GenerateRequest, caller: Caller, time_left: TimeLeft = no_deadline
+    ) -> AsyncGenerator[GenerateResponse]:
+        return self._run(request, caller, time_left, responses.generate_response)
 
-    def chat(self, request: ChatRequest, time_left: TimeLeft = no_deadline) -> AsyncGenerator[ChatResponse]:
-        return self._run(request, time_left, responses.chat_response)
+    def chat(
+        self, request: ChatRequest, caller: Caller, time_left: TimeLeft = no_deadline
+    ) -> AsyncGenerator[ChatResponse]:
+        return self._run(request, caller, time_left, responses.chat_response)
 
     async def _run(
-        self, request: GenerateRequest | ChatRequest, time_left: TimeLeft, response: Callable[[str, Update], R]
+        self,
+        request: GenerateRequest | ChatRequest,
+        caller: Caller,
+        time_left: TimeLeft,
+        response: Callable[[str, Update], R],
     ) -> AsyncGenerator[R]:
         """The one way of a request, from arrival to its end. Whatever ends it is counted and leaves nothing behind."""
         account = Account(request.request_id, request.model)
         request_id = account.request_id
         try:
             with self._open.place(request_id, _num_prompts(request)):
-                opened = await self._prepared(request, account)
+                opened = await self._prepared(request, caller, account)
                 self._open.add(request_id, opened)
                 with deadline_timer(opened, time_left()), self._dispatcher.dispatched(opened, time_left):
                     answer = Answer(opened)
@@ -117,7 +127,9 @@ class GenerationApi:
         finally:
             account.close(self._metrics)
 
-    async def _prepared(self, request: GenerateRequest | ChatRequest, account: Account) -> list[OpenRequest]:
+    async def _prepared(
+        self, request: GenerateRequest | ChatRequest, caller: Caller, account: Account
+    ) -> list[OpenRequest]:
         """Validated, tokenised, with every default filled in; one for each prompt."""
         model = await self._model(request.model)
         account.model = model.id
@@ -152,14 +164,14 @@ class GenerationApi:
             model.info.vocab_size, model.info.max_model_len, self._settings.max_prompt_bytes, model.info.dp_size
         )
 
-    async def tokenize(self, request: TokenizeRequest) -> TokenizeResponse:
+    async def tokenize(self, request: TokenizeRequest, caller: Caller) -> TokenizeResponse:
         model = await self._model(request.model)
         await self._validate(request, model)
         special = request.add_special_tokens if request.HasField("add_special_tokens") else True
         ids = await model.tokenizer.encode(request.text, add_special_tokens=special)
         return TokenizeResponse(token_ids=ids, tokens=model.tokenizer.token_bytes(ids))
 
-    async def detokenize(self, request: DetokenizeRequest) -> DetokenizeResponse:
+    async def detokenize(self, request: DetokenizeRequest, caller: Caller) -> DetokenizeResponse:
         model = await self._model(request.model)
         await self._validate(request, model)
         skip = request.skip_special_tokens if request.HasField("skip_special_tokens") else True
@@ -167,10 +179,10 @@ class GenerationApi:
         is_large = len(request.token_ids) >= LARGE_BYTES
         return DetokenizeResponse(text=await model.tokenizer.in_thread(decode) if is_large else decode())
 
-    async def get_model(self, request: GetModelRequest) -> GetModelResponse:
+    async def get_model(self, request: GetModelRequest, caller: Caller) -> GetModelResponse:
         return GetModelResponse(model=reports.model(await self._model(request.model)))
 
-    async def list_models(self, request: ListModelsRequest) -> ListModelsResponse:
+    async def list_models(self, request: ListModelsRequest, caller: Caller) -> ListModelsResponse:
         models = self._workers.models()
         return ListModelsResponse(models=[reports.model(models[name]) for name in sorted(models)])
 

@@ -22,6 +22,7 @@ from fissile.v1 import (
     TokenizeResponse,
 )
 from router.api import GenerationApi
+from router.callers.caller import Caller, host_of_peer
 
 Context = Any  # grpc.aio.ServicerContext, which has no types
 
@@ -33,25 +34,29 @@ class GenerationService(GenerationServiceServicer):
         self._api = api
 
     async def Generate(self, request: GenerateRequest, context: Context) -> None:  # type: ignore[override]
-        await _send(self._api.generate(request, context.time_remaining), context)
+        await _send(self._api.generate(request, _caller(context), context.time_remaining), context)
 
     async def Chat(self, request: ChatRequest, context: Context) -> None:  # type: ignore[override]
-        await _send(self._api.chat(request, context.time_remaining), context)
+        await _send(self._api.chat(request, _caller(context), context.time_remaining), context)
 
     async def Tokenize(self, request: TokenizeRequest, context: Context) -> TokenizeResponse:
-        return await self._api.tokenize(request)
+        return await self._api.tokenize(request, _caller(context))
 
     async def Detokenize(self, request: DetokenizeRequest, context: Context) -> DetokenizeResponse:
-        return await self._api.detokenize(request)
+        return await self._api.detokenize(request, _caller(context))
 
     async def GetModel(self, request: GetModelRequest, context: Context) -> GetModelResponse:
-        return await self._api.get_model(request)
+        return await self._api.get_model(request, _caller(context))
 
     async def ListModels(self, request: ListModelsRequest, context: Context) -> ListModelsResponse:
-        return await self._api.list_models(request)
+        return await self._api.list_models(request, _caller(context))
 
     async def GetStats(self, request: GetStatsRequest, context: Context) -> GetStatsResponse:
         return await self._api.get_stats(request)
+
+
+def _caller(context: Context) -> Caller:
+    return Caller(host_of_peer(context.peer()))
 
 
 async def _send(answers: AsyncGenerator[Message], context: Context) -> None:

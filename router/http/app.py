@@ -18,6 +18,7 @@ from fissile.errors import FissileError, InternalError, NotFoundError
 from fissile.v1 import ListModelsRequest, Model
 from router.api import GenerationApi
 from router.http.answers import Json
+from router.http.callers import caller_of
 from router.http.endpoints import KEEP_ALIVE_SECONDS, Chat, Completions
 from router.http.errors import error_object, headers_of, plain_error, status_of
 from router.http.middleware import KeyCheck, WholeBody
@@ -74,15 +75,15 @@ class _Models:
         self._started = int(time.time())
         """Stands for the day the model was made, which nobody knows."""
 
-    async def all(self, _request: Request) -> Response:
-        models = (await self._api.list_models(ListModelsRequest())).models
+    async def all(self, request: Request) -> Response:
+        models = (await self._api.list_models(ListModelsRequest(), caller_of(request))).models
         return JSONResponse(
             {"object": "list", "data": [self._json(model, name) for model in models for name in _names(model)]}
         )
 
     async def one(self, request: Request) -> Response:
         name = request.path_params["model"]
-        for model in (await self._api.list_models(ListModelsRequest())).models:
+        for model in (await self._api.list_models(ListModelsRequest(), caller_of(request))).models:
             if name in _names(model):
                 return JSONResponse(self._json(model, name))
         raise NotFoundError(f"model {name!r} is not served here")

@@ -15,8 +15,10 @@ from fissile.errors import MAX_VIOLATIONS, FissileError
 from fissile.v1 import ChatResponse, DetokenizeRequest, GenerateResponse, GetModelRequest, TokenizeRequest
 from router.account import shown
 from router.api import GenerationApi
+from router.callers.caller import Caller
 from router.http.answers import Envelope, Writer, join
 from router.http.bodies import CompletionBody, GenerationBody, Prompt
+from router.http.callers import caller_of
 from router.http.chat import ChatWriter
 from router.http.chat_body import ChatBody
 from router.http.completions import CompletionWriter, Echo
@@ -41,44 +43,45 @@ class Completions:
         self._keep_alive = keep_alive
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        raw = await Request(scope, receive).body()
+        http = Request(scope, receive)
+        raw, caller = await http.body(), caller_of(http)
         with _refusals_logged(scope["path"]):
             body = parse_body(raw, CompletionBody)
         names = completion_names(body)
         try:
-            envelope = await _envelope(self._api, body, "cmpl")
-            echo = await self._echo(body) if body.echo else None
+            envelope = await _envelope(self._api, body, caller, "cmpl")
+            echo = await self._echo(body, caller) if body.echo else None
             writer = CompletionWriter(envelope, 1 if body.n is None else body.n, body.logprobs, echo)
             with _refusals_logged(scope["path"]):
                 request = completion_request(body, envelope.id, self._keep_alive)
-            answers = self._api.generate(request)
+            answers = self._api.generate(request, caller)
             await _Exchange(answers, writer, names, envelope.id, bool(body.stream)).respond(scope, receive, send)
         except FissileError as error:
             raise names.translate(error) from error
 
-    async def _echo(self, body: CompletionBody) -> Echo:
-        texts = [await self._text(body, prompt) for prompt in body.prompt]
-        first = await self._first_token(body, body.prompt[0]) if body.logprobs is not None else b""
+    async def _echo(self, body: CompletionBody, caller: Caller) -> Echo:
+        texts = [await self._text(body, prompt, caller) for prompt in body.prompt]
+        first = await self._first_token(body, body.prompt[0], caller) if body.logprobs is not None else b""
         return Echo(texts, first)
 
-    async def _text(self, body: CompletionBody, prompt: Prompt) -> str:
+    async def _text(self, body: CompletionBody, prompt: Prompt, caller: Caller) -> str:
         if isinstance(prompt, str):
             return prompt
         request = DetokenizeRequest(
             model=body.model, token_ids=prompt, skip_special_tokens=body.skip_special_tokens is not False
         )
-        return (await self._api.detokenize(request)).text
+        return (await self._api.detokenize(request, caller)).text
 
-    async def _first_token(self, body: CompletionBody, prompt: Prompt) -> bytes:
+    async def _first_token(self, body: CompletionBody, prompt: Prompt, caller: Caller) -> bytes:
         data: bytes | None = None
         if isinstance(prompt, str):
             request = TokenizeRequest(
                 model=body.model, text=prompt, add_special_tokens=body.add_special_tokens is not False
             )
-            tokenized = await self._api.tokenize(request)
+            tokenized = await self._api.tokenize(request, caller)
             data, prompt = b"".join(tokenized.tokens[:1]), tokenized.token_ids[:1]
         visible = DetokenizeRequest(model=body.model, token_ids=prompt[:1], skip_special_tokens=False)
-        text = (await self._api.detokenize(visible)).text.encode()
+        text = (await self._api.detokenize(visible, caller)).text.encode()
         # A token may stand for less at the beginning of a text; part of a character is no text at all.
         return text if data in (None, b" " + text) else data
 
@@ -91,16 +94,17 @@ class Chat:
         self._keep_alive = keep_alive
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        raw = await Request(scope, receive).body()
+        http = Request(scope, receive)
+        raw, caller = await http.body(), caller_of(http)
         with _refusals_logged(scope["path"]):
             body = parse_body(raw, ChatBody)
         names = chat_names(body)
         try:
-            envelope = await _envelope(self._api, body, "chatcmpl")
+            envelope = await _envelope(self._api, body, caller, "chatcmpl")
             writer = ChatWriter(envelope, (body.top_logprobs or 0) if body.logprobs else None)
             with _refusals_logged(scope["path"]):
                 request = chat_request(body, envelope.id, self._keep_alive)
-            answers = self._api.chat(request)
+            answers = self._api.chat(request, caller)
             await _Exchange(answers, writer, names, envelope.id, bool(body.stream)).respond(scope, receive, send)
         except FissileError as error:
             raise names.translate(error) from error
@@ -117,8 +121,8 @@ def _refusals_logged(path: str) -> Iterator[None]:
         raise
 
 
-async def _envelope(api: GenerationApi, body: GenerationBody, prefix: str) -> Envelope:
-    model = body.model or (await api.get_model(GetModelRequest())).model.id
+async def _envelope(api: GenerationApi, body: GenerationBody, caller: Caller, prefix: str) -> Envelope:
+    model = body.model or (await api.get_model(GetModelRequest(), caller)).model.id
     return Envelope(f"{prefix}-{uuid.uuid4().hex}", model, body.includes_usage)
 
 

@@ -1,0 +1,41 @@
+"""Who calls, as both fronts tell it to the API."""
+
+import httpx2
+import pytest
+
+from fissile.v1 import ListModelsRequest
+from router.callers.caller import Caller, host_of_peer
+from tests.fakes.system import run_system
+from tests.fakes.worker import FakeWorker, says
+
+
+@pytest.mark.parametrize(
+    ("peer", "host"),
+    [
+        ("ipv4:10.0.0.7:4711", "10.0.0.7"),
+        ("ipv6:%5B::1%5D:4711", "::1"),
+        ("ipv6:[fe80::1%25eth0]:4711", "fe80::1%eth0"),
+        ("unix:", "unix"),
+        ("unix:/run/fissile.sock", "unix"),
+    ],
+)
+def test_a_peer_without_a_key_is_called_by_its_host(peer, host):
+    assert host_of_peer(peer) == host
+
+
+def test_both_fronts_say_who_calls(monkeypatch):
+    async def scenario(system):
+        callers = []
+        list_models = system.router.api.list_models
+
+        async def noting(request, caller):
+            callers.append(caller)
+            return await list_models(request, caller)
+
+        monkeypatch.setattr(system.router.api, "list_models", noting)
+        await system.stub.ListModels(ListModelsRequest())
+        async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{system.router.http_port}") as client:
+            await client.get("/v1/models")
+        return callers
+
+    assert run_system(scenario, FakeWorker(says("a")), http_port=0) == [Caller("127.0.0.1")] * 2
