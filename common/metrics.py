@@ -2,7 +2,9 @@
 
 import logging
 import platform
-from collections.abc import Callable
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
 
 from prometheus_client import (
     CollectorRegistry,
@@ -12,6 +14,8 @@ from prometheus_client import (
     ProcessCollector,
     start_http_server,
 )
+from prometheus_client.core import HistogramMetricFamily
+from prometheus_client.registry import Collector
 
 from common.version import package_version
 
@@ -28,6 +32,56 @@ REQUEST_BUCKETS = (
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0,
 )  # fmt: skip
 LENGTH_BUCKETS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
+
+
+class Series:
+    """A histogram of one set of labels."""
+
+    __slots__ = ("_borders", "counts", "sum")
+
+    def __init__(self, borders: Sequence[float]) -> None:
+        self._borders = borders
+        self.counts = [0] * (len(borders) + 1)
+        """By bucket, the last one without an end."""
+        self.sum = 0.0
+
+    def observe(self, value: float) -> None:
+        self.counts[bisect_left(self._borders, value)] += 1
+        self.sum += value
+
+
+class Histogram(Collector):
+    """prometheus_client's, for values that come from one thread: a router observes each message of each stream, and
+    that takes a sixth of the time without a lock and a walk through the buckets."""
+
+    def __init__(
+        self, name: str, text: str, labels: Sequence[str], buckets: Sequence[float], registry: CollectorRegistry
+    ) -> None:
+        self._name = name
+        self._text = text
+        self._labels = labels
+        self._borders = tuple(map(float, buckets))
+        self._series: dict[tuple[str, ...], Series] = {}
+        registry.register(self)
+
+    def labels(self, *values: str) -> Series:
+        """Made at the first call; in the order of the names."""
+        assert len(values) == len(self._labels)
+        return self._series.setdefault(values, Series(self._borders))
+
+    def remove(self, *values: str) -> None:
+        del self._series[values]
+
+    def describe(self) -> Iterator[HistogramMetricFamily]:
+        yield HistogramMetricFamily(self._name, self._text, labels=self._labels)
+
+    def collect(self) -> Iterator[HistogramMetricFamily]:
+        """From the thread that answers a scrape."""
+        family = HistogramMetricFamily(self._name, self._text, labels=self._labels)
+        ends = [*map(str, self._borders), "+Inf"]
+        for values, series in list(self._series.items()):
+            family.add_metric(values, list(zip(ends, accumulate(series.counts.copy()), strict=True)), series.sum)
+        yield family
 
 
 def new_registry() -> CollectorRegistry:

@@ -188,7 +188,7 @@ class GenerationApi:
 
     async def get_stats(self, request: GetStatsRequest) -> GetStatsResponse:
         window = min(request.window_seconds or WINDOW_SECONDS, WINDOW_SECONDS)
-        return reports.stats(self._metrics, self._workers.links.values(), len(self._open), window)
+        return await reports.stats(self._metrics, self._workers.links.values(), len(self._open), window)
 
 
 def _num_prompts(request: GenerateRequest | ChatRequest) -> int:

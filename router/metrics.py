@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from common.metrics import ITL_BUCKETS, LENGTH_BUCKETS, REQUEST_BUCKETS, TTFT_BUCKETS, build_info
+from common.metrics import ITL_BUCKETS, LENGTH_BUCKETS, REQUEST_BUCKETS, TTFT_BUCKETS, Histogram, Series, build_info
 from router.latency import LatencyWindows, Stopwatch
 
 _PER_WORKER = ("model", "worker")
@@ -47,10 +47,10 @@ class HopMetrics:
     """Of the router."""
     own: LatencyWindows
     """Of its requests on this worker."""
-    ttft: Histogram
-    tpot: Histogram
-    itl: Histogram
-    e2e: Histogram
+    ttft: Series
+    tpot: Series
+    itl: Series
+    e2e: Series
 
     def first_token(self, seconds: float) -> None:
         self.ttft.observe(seconds)
@@ -91,7 +91,7 @@ class _Known:
     """Series of one worker, to be removed with it. Kept at hand: to look one up by its labels takes longer than to
     count."""
 
-    hops: dict[str, tuple[Histogram, Histogram, Histogram, Histogram]] = field(default_factory=dict)
+    hops: dict[str, tuple[Series, Series, Series, Series]] = field(default_factory=dict)
     """By model: ttft, tpot, itl, e2e."""
     ends: dict[tuple[str, str], Counter] = field(default_factory=dict)
     """By model and end."""
@@ -101,8 +101,8 @@ class _Known:
 class _Sizes:
     """Series of one model."""
 
-    prompt: Histogram
-    completion: Histogram
+    prompt: Series
+    completion: Series
     cached: Counter
 
     def add(self, totals: RequestTotals) -> None:
@@ -127,7 +127,7 @@ class RouterMetrics:
         """By model."""
 
         def histogram(name: str, text: str, labels: tuple[str, ...], buckets: tuple[float, ...]) -> Histogram:
-            return Histogram(f"fissile_router_{name}", text, labels, buckets=buckets, registry=registry)
+            return Histogram(f"fissile_router_{name}", text, labels, buckets, registry)
 
         def counter(name: str, text: str, labels: tuple[str, ...]) -> Counter:
             return Counter(f"fissile_router_{name}", text, labels, registry=registry)

@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Iterator
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
+from prometheus_client import CollectorRegistry, Counter, Gauge, Info
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from common.metrics import ITL_BUCKETS, REQUEST_BUCKETS, build_info
+from common.metrics import ITL_BUCKETS, REQUEST_BUCKETS, Histogram, Series, build_info
 from fissile.errors import FissileError
 from worker.convert_outputs import phase_seconds
 from worker.core.outputs import LoadSnapshot, SequenceOutput
@@ -25,9 +25,8 @@ class WorkerMetrics:
         self._model = model
         self._has_started = False
 
-        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-            metric = Histogram(f"fissile_worker_{name}", text, ["model"], buckets=buckets, registry=registry)
-            return metric.labels(model)
+        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Series:
+            return Histogram(f"fissile_worker_{name}", text, ["model"], buckets, registry).labels(model)
 
         build_info(registry)
         self._queued = histogram("queued_seconds", "From arrival to first scheduled.", REQUEST_BUCKETS)

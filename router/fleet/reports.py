@@ -1,5 +1,6 @@
 """What clients are told of models, workers and this router, as messages of the contract."""
 
+import asyncio
 from collections.abc import Iterable
 
 from fissile.v1 import FinishCount, GetStatsResponse, Model, WorkerStats
@@ -23,9 +24,10 @@ def model(served: ServedModel) -> Model:
     )
 
 
-def stats(
+async def stats(
     metrics: RouterMetrics, links: Iterable[WorkerLink], num_open: int, window_seconds: float
 ) -> GetStatsResponse:
+    """Others go on between the workers, of which there may be hundreds."""
     latency = metrics.latency
     answer = GetStatsResponse(
         ttft=latency.ttft.quantiles(window_seconds),
@@ -36,9 +38,11 @@ def stats(
         finished=[FinishCount(reason=reason, count=count) for reason, count in sorted(metrics.finished.items())],
         num_prompt_tokens=metrics.num_prompt_tokens,
         num_completion_tokens=metrics.num_completion_tokens,
-        workers=[_worker_stats(link, window_seconds) for link in sorted(links, key=lambda link: link.address)],
     )
     answer.uptime.FromNanoseconds(int(metrics.uptime * 1e9))
+    for link in sorted(links, key=lambda link: link.address):
+        answer.workers.append(_worker_stats(link, window_seconds))
+        await asyncio.sleep(0)
     return answer
 
 

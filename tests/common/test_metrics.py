@@ -3,10 +3,14 @@
 import re
 from pathlib import Path
 
+import prometheus_client
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from common.metrics import LENGTH_BUCKETS, TTFT_BUCKETS, Histogram
 from fissile.errors import InvalidArgumentError
 from router.latency import LatencyWindows, Stopwatch
 from router.metrics import Gauges, RequestTotals, RouterMetrics, WorkerGauge
@@ -97,6 +101,19 @@ def test_buckets_tell_milliseconds_apart(everything):
     }
     assert borders["router_ttft_seconds"][0] == 0.001
     assert {borders[name][0] for name in borders if "ttft" not in name} == {0.0001}
+
+
+@given(values=st.lists(st.floats(0, 1e6) | st.sampled_from([*TTFT_BUCKETS, *LENGTH_BUCKETS]), max_size=20))
+@pytest.mark.parametrize("buckets", [TTFT_BUCKETS, LENGTH_BUCKETS])
+def test_a_histogram_is_that_of_the_prometheus_client(buckets, values):
+    ours, theirs = CollectorRegistry(), CollectorRegistry()
+    series = Histogram("a_seconds", "Text.", ["model"], buckets, ours).labels("m")
+    oracle = prometheus_client.Histogram("a_seconds", "Text.", ["model"], buckets=buckets, registry=theirs).labels("m")
+    for value in values:
+        series.observe(value)
+        oracle.observe(value)
+    expected = [line for line in generate_latest(theirs).decode().splitlines() if "_created" not in line]
+    assert generate_latest(ours).decode().splitlines() == expected
 
 
 def test_what_a_request_adds():
