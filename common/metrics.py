@@ -31,6 +31,7 @@ ITL_BUCKETS = (
 REQUEST_BUCKETS = (
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0,
 )  # fmt: skip
+LAG_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 LENGTH_BUCKETS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 
 
@@ -97,6 +98,12 @@ def build_info(registry: CollectorRegistry) -> None:
     """Add `fissile_build_info`, whose labels say what runs."""
     info = Info("fissile_build", "What runs: the version of fissile and of Python.", registry=registry)
     info.info({"version": package_version(), "python_version": platform.python_version()})
+
+
+def loop_lag(service: str, registry: CollectorRegistry) -> Series:
+    """Add how late a service's event loop is."""
+    text = "How late the event loop is; all that the service answers waits as long."
+    return Histogram(f"fissile_{service}_event_loop_lag_seconds", text, (), LAG_BUCKETS, registry).labels()
 
 
 def serve_metrics(registry: CollectorRegistry, host: str, port: int) -> Callable[[], None]:

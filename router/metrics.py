@@ -15,7 +15,16 @@ from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from common.metrics import ITL_BUCKETS, LENGTH_BUCKETS, REQUEST_BUCKETS, TTFT_BUCKETS, Histogram, Series, build_info
+from common.metrics import (
+    ITL_BUCKETS,
+    LENGTH_BUCKETS,
+    REQUEST_BUCKETS,
+    TTFT_BUCKETS,
+    Histogram,
+    Series,
+    build_info,
+    loop_lag,
+)
 from router.latency import LatencyWindows, Stopwatch
 
 _PER_WORKER = ("model", "worker")
@@ -133,6 +142,7 @@ class RouterMetrics:
             return Counter(f"fissile_router_{name}", text, labels, registry=registry)
 
         build_info(registry)
+        self.loop_lag = loop_lag("router", registry)
         self._ttft = histogram("ttft_seconds", "From arrival to the first token.", _PER_WORKER, TTFT_BUCKETS)
         self._tpot = histogram(
             "tpot_seconds", "Mean time per token of a request after its first.", _PER_WORKER, ITL_BUCKETS

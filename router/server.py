@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from common.authentication import ApiKey, ApiKeyInterceptor
+from common.loop_lag import LoopLag
 from common.metrics import new_registry, serve_metrics
 from common.server import ServiceServer, stop_event_on_signals, write_port_file
 from fissile.errors import UnavailableError
@@ -60,6 +61,7 @@ class RouterServer:
         self._is_stopping = False
         self._health: asyncio.Task[None] | None = None
         self._stop_metrics: Callable[[], None] | None = None
+        self._loop_lag = LoopLag(self.metrics.loop_lag.observe)
 
     async def start(self) -> int:
         """Listen; returns the port. Raises UnavailableError or OSError when a port is taken, InvalidArgumentError for
@@ -76,6 +78,7 @@ class RouterServer:
         if settings.metrics_port is not None:
             self._stop_metrics = serve_metrics(self._registry, settings.metrics_host, settings.metrics_port)
         logger.info("listening on %s:%d; waiting for workers at %s", settings.host, port, ", ".join(settings.workers))
+        self._loop_lag.start()
         self.workers.start()
         self._health = asyncio.create_task(self._follow_health())
         if settings.port_file is not None:
@@ -104,6 +107,7 @@ class RouterServer:
             await self._http.stop()
         await self._server.stop(CLOSE_SECONDS)
         await self.workers.close()
+        self._loop_lag.stop()
         if self._stop_metrics:
             self._stop_metrics()
         self._threads.shutdown(cancel_futures=True)

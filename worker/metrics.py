@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Info
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from common.metrics import ITL_BUCKETS, REQUEST_BUCKETS, Histogram, Series, build_info
+from common.metrics import ITL_BUCKETS, REQUEST_BUCKETS, Histogram, Series, build_info, loop_lag
 from fissile.errors import FissileError
 from worker.convert_outputs import phase_seconds
 from worker.core.outputs import LoadSnapshot, SequenceOutput
@@ -29,6 +29,7 @@ class WorkerMetrics:
             return Histogram(f"fissile_worker_{name}", text, ["model"], buckets, registry).labels(model)
 
         build_info(registry)
+        self.loop_lag = loop_lag("worker", registry)
         self._queued = histogram("queued_seconds", "From arrival to first scheduled.", REQUEST_BUCKETS)
         self._prefill = histogram("prefill_seconds", "From first scheduled to first token.", REQUEST_BUCKETS)
         self._decode = histogram("decode_seconds", "From first token to the end.", REQUEST_BUCKETS)

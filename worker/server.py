@@ -12,6 +12,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Protocol
 
+from common.loop_lag import LoopLag
 from common.metrics import new_registry, serve_metrics
 from common.server import ServiceServer, stop_event_on_signals, write_port_file
 from common.stopwatch import Stopwatch
@@ -84,6 +85,7 @@ class WorkerServer:
         self._engine: Engine | None = None
         self._broker: Broker | None = None
         self._stop_metrics: Callable[[], None] | None = None
+        self._loop_lag = LoopLag(self._metrics.loop_lag.observe)
         self.port = 0
         self.failed = asyncio.Event()
         self.failure: Exception | None = None
@@ -128,6 +130,7 @@ class WorkerServer:
         self._engine.start()
         await self._warm_up(self._broker, limits)
         self._metrics.start(model, lambda: engine.load)
+        self._loop_lag.start()
         self._service.attach(LoadedWorker(self._engine, self._broker, model, tokenizer, self._executor.profiles))
         await self._server.set_serving(True)
         watch.lap("first request")
@@ -190,6 +193,7 @@ class WorkerServer:
             logger.warning("a step does not end; killing the device's processes")
         if self._is_executor_up:
             await in_thread(self._executor.shutdown)
+        self._loop_lag.stop()
         if self._stop_metrics is not None:
             self._stop_metrics()
         logger.info("stopped")
