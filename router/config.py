@@ -16,6 +16,9 @@ _ORIGIN = re.compile(r"\*|https?://[^/\s]+")
 """As browsers send it: without a path, not even a slash."""
 
 
+PolicyName = Literal["least_loaded", "round_robin", "random", "power_of_two", "consistent_hash"]
+
+
 class RouterSettings(Settings):
     """Serve fissile.v1.GenerationService: tokenise, balance over workers, stream text back."""
 
@@ -34,7 +37,7 @@ class RouterSettings(Settings):
     reconnect_backoff: float = Field(0.2, gt=0, description="Seconds before the first reconnect; doubles up to 1.")
     load_interval: float = Field(1.0, gt=0, description="Seconds between load reports of a quiet worker.")
 
-    policy: Literal["round_robin", "least_loaded"] = Field("least_loaded", description="How a worker is chosen.")
+    policy: PolicyName = Field("least_loaded", description="How a worker is chosen.")
     worker_wait: float = Field(5.0, ge=0, description="Seconds a request waits for a healthy worker.")
     max_retries: int = Field(3, ge=0, description="Times a request may move to another worker between two tokens.")
     first_token_timeout: float = Field(

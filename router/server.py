@@ -17,7 +17,7 @@ from router.answering.pacing import Pacer
 from router.api import GenerationApi
 from router.config import RouterSettings
 from router.fleet.dispatch import Dispatcher
-from router.fleet.policy import POLICIES
+from router.fleet.policies.catalogue import make_policy
 from router.fleet.quarantine import Quarantine
 from router.fleet.workers import Resolver, WorkerSet, resolve_name
 from router.metrics import Gauges, RouterMetrics, WorkerGauge
@@ -47,7 +47,7 @@ class RouterServer:
         tokenizers = TokenizerStore(self._threads, template_of_operator(settings.chat_template))
         self.workers = WorkerSet(settings, tokenizers, resolver)
         self.open_requests = OpenRequests(settings.max_open_requests)
-        policy = POLICIES[settings.policy]()
+        policy = make_policy(settings.policy)
         dispatcher = Dispatcher(self.workers, policy, settings, self.metrics, Quarantine())
         self.pacer = Pacer(settings.max_message_rate)
         self.api = GenerationApi(settings, self.workers, dispatcher, self.open_requests, self.metrics, self.pacer)

@@ -65,7 +65,7 @@ class Hop(Protocol):
     @property
     def latency(self) -> LatencyWindows: ...
 
-    def start(self, group: SequenceGroup, sink: "OpenRequest") -> list[int]: ...
+    def start(self, group: SequenceGroup, sink: "OpenRequest", num_cached_tokens: int) -> list[int]: ...
 
     def abort(self, sequence_id: int) -> None: ...
 
@@ -103,6 +103,8 @@ class OpenRequest:
         self._on_worker: dict[int, Completion] = {}
         self._hop_timer: asyncio.TimerHandle | None = None
         self.num_cached_tokens = 0
+        self.num_expected_cached_tokens = 0
+        """Of the prompt, when it went to its first worker."""
 
     @property
     def is_finished(self) -> bool:
@@ -117,9 +119,18 @@ class OpenRequest:
         """It is on a worker that has said nothing of it yet."""
         return self._hop_timer is not None
 
-    def put_on(self, hop: Hop, first_token_timeout: float, deadline: float | None, on_loss: OnLoss) -> None:
+    def put_on(
+        self,
+        hop: Hop,
+        first_token_timeout: float,
+        deadline: float | None,
+        on_loss: OnLoss,
+        *,
+        num_cached_tokens: int,
+    ) -> None:
         """Send what is not finished to a worker; `on_loss` hears if the hop ends before that. `deadline`: seconds left.
-        Raises InvalidArgumentError if it is too large for a message."""
+        `num_cached_tokens`: of the prompt, that are expected to be cached there. Raises InvalidArgumentError if it is
+        too large for a message."""
         unfinished = [c for c in self.completions if not c.finish]
         if self.spec.is_beam_search:
             unfinished = unfinished[:1]
@@ -128,7 +139,9 @@ class OpenRequest:
             asks_prompt_logprobs=not self._prompt_logprobs.is_complete,
             deadline=deadline,
         )
-        ids = hop.start(group, self)
+        ids = hop.start(group, self, num_cached_tokens)
+        if not self.worker:
+            self.num_expected_cached_tokens = num_cached_tokens
         self._hop, self._on_loss, self.worker = hop, on_loss, hop.address
         self.timing.on_hop(self._metrics.hop(self.spec.model, hop.address, hop.latency))
         self._on_worker = dict(zip(ids, unfinished, strict=True))

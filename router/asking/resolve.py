@@ -54,6 +54,7 @@ def resolve(
         skip_special_tokens=skip_special_tokens,
         priority=options.priority,
         cache_salt=options.cache_salt,
+        routing_key=options.routing_key,
         dp_rank=options.dp_rank if options.HasField("dp_rank") else None,
         send_prompt=output.prompt_token_ids,
         cumulative=output.cumulative,

@@ -83,6 +83,7 @@ OPTION_RULES: dict[str, Check] = {
     "stop_token_sequences[].token_ids": all_of(entries(1, bounds.MAX_STOP_SEQUENCE_TOKENS), token_ids),
     "n": within(bounds.N),
     "cache_salt": at_most_bytes(bounds.MAX_SALT_BYTES),
+    "routing_key": at_most_bytes(bounds.MAX_ROUTING_KEY_BYTES),
     "dp_rank": dp_rank,
     "output.heartbeat": duration_of_at_least(bounds.MIN_HEARTBEAT_SECONDS),
     "bad_words": entries(0, bounds.MAX_BAD_WORDS),

@@ -64,6 +64,7 @@ class RequestSpec:
     skip_special_tokens: bool = True
     priority: int = 0
     cache_salt: bytes = b""
+    routing_key: str = ""
     dp_rank: int | None = None
     send_prompt: bool = False
     cumulative: bool = False

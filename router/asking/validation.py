@@ -12,8 +12,7 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from fissile.errors import MAX_VIOLATIONS, FieldViolation, InvalidArgumentError, UnimplementedError
-from fissile.v1 import ChatRequest, GenerateRequest
+from fissile.errors import MAX_VIOLATIONS, FieldViolation, InvalidArgumentError
 from router.asking.checks import Check, Fault, Limits, too_long
 from router.asking.rules import RULES
 from router.asking.rules_together import broken_together
@@ -49,9 +48,8 @@ _TREES = {kind: _tree(kind, rules) for kind, rules in RULES.items()}
 
 
 def validate(request: Message, limits: Limits) -> None:
-    """Raises InvalidArgumentError with the first violations, and UnimplementedError for what nothing acts on yet."""
+    """Raises InvalidArgumentError with the first violations."""
     refuse(chain(_broken(request, _TREES[type(request)], limits), broken_together(request, limits)))
-    _refuse_unsupported(request)
 
 
 def refuse(violations: Iterable[FieldViolation]) -> None:
@@ -62,14 +60,6 @@ def refuse(violations: Iterable[FieldViolation]) -> None:
         if len(first) > MAX_VIOLATIONS:
             text += "; and more"
         raise InvalidArgumentError(text, violations=first[:MAX_VIOLATIONS])
-
-
-def _refuse_unsupported(request: Message) -> None:
-    if not isinstance(request, (GenerateRequest, ChatRequest)):
-        return
-    if request.options.routing_key:
-        violation = FieldViolation("options.routing_key", "not implemented yet")
-        raise UnimplementedError(f"{violation.field}: {violation.description}", violations=[violation])
 
 
 def check_length(field: str, num_tokens: int, limits: Limits) -> None:

@@ -10,7 +10,7 @@ from fissile.errors import FissileError, InternalError, UnavailableError
 from router.answering.request import Loss, OpenRequest
 from router.config import RouterSettings
 from router.fleet.link import WorkerLink
-from router.fleet.policy import Policy
+from router.fleet.policies.policy import Policy, Work
 from router.fleet.quarantine import Quarantine
 from router.fleet.retries import Retries, Session
 from router.fleet.workers import WorkerSet
@@ -79,9 +79,16 @@ class _Journey:
         return [link for link in links if link.session not in self._retries.failed]
 
     def _put_on(self, links: Sequence[WorkerLink]) -> None:
-        link: WorkerLink = self._dispatcher.policy.choose(links)
+        choice = self._dispatcher.policy.choose(_work(self._request), links)
+        link: WorkerLink = choice.worker
         self._session = link.session
-        self._request.put_on(link, self._dispatcher.settings.first_token_timeout, self._time_left(), self._move)
+        self._request.put_on(
+            link,
+            self._dispatcher.settings.first_token_timeout,
+            self._time_left(),
+            self._move,
+            num_cached_tokens=choice.num_cached_tokens,
+        )
         if self._retries.is_suspect:
             self._dispatcher.quarantine.put_on(link.session, self._request)
 
@@ -130,3 +137,14 @@ class _Journey:
             if self._loss and self._loss.refusal:
                 raise self._loss.refusal
             await self._dispatcher.workers.wait_for_change()
+
+
+def _work(request: OpenRequest) -> Work:
+    spec = request.spec
+    return Work(
+        spec.prompt.token_ids,
+        spec.cache_salt,
+        spec.routing_key,
+        num_generated=request.num_completion_tokens,
+        reads_cache=not spec.wants_prompt_logprobs,
+    )

@@ -107,9 +107,10 @@ class WorkerLink:
             self.is_retired = is_retired
             self._on_change()
 
-    def start(self, group: SequenceGroup, sink: Sink) -> list[int]:
+    def start(self, group: SequenceGroup, sink: Sink, num_cached_tokens: int) -> list[int]:
         """Send a group and count its sequences into the load at once; returns the ids they got, which are set in
-        `group`, too. Raises InvalidArgumentError, and sends nothing, if it is larger than a message."""
+        `group`, too. `num_cached_tokens`: of its prompt, that need not be computed. Raises InvalidArgumentError, and
+        sends nothing, if it is larger than a message."""
         ids = list(range(self._next_id, self._next_id + len(group.sequences)))
         for sequence_id, sequence in zip(ids, group.sequences, strict=True):
             sequence.id = sequence_id
@@ -121,9 +122,9 @@ class WorkerLink:
         if not self._sinks:
             self._last_progress = time.monotonic()
         self._next_id += len(ids)
-        for sequence_id in ids:
-            self._sinks[sequence_id] = sink
-            self.load.opened()
+        self._sinks.update(dict.fromkeys(ids, sink))
+        num_tokens = len(group.prompt_token_ids) + sum(len(sequence.token_ids) for sequence in group.sequences)
+        self.load.opened(ids, num_tokens - num_cached_tokens)
         self._outbox.start(group, size)
         return ids
 
@@ -135,7 +136,7 @@ class WorkerLink:
     def _forget(self, sequence_id: int) -> Sink | None:
         sink = self._sinks.pop(sequence_id, None)
         if sink is not None:
-            self.load.closed()
+            self.load.closed(sequence_id)
         return sink
 
     async def run(self) -> None:
@@ -195,6 +196,7 @@ class WorkerLink:
             files = await receive_files(stub.GetTokenizer(GetTokenizerRequest(), timeout=timeout))
             tokenizer = await self._tokenizers.load(files)
         self.info, self.tokenizer = info, tokenizer
+        self.load.block_size = info.block_size
         self._connected = True
         self._num_sessions += 1
         self._last_step = 0
@@ -212,7 +214,10 @@ class WorkerLink:
 
     def _deliver(self, response: ExecuteResponse) -> None:
         now = self._last_progress = time.monotonic()
+        awaits_answers = self.load.awaits_answers
         for output in response.outputs:
+            if awaits_answers:
+                self.load.answered(output.sequence_id)
             sink = self._forget(output.sequence_id) if output.finish_reason else self._sinks.get(output.sequence_id)
             if sink is not None:
                 sink.on_output(output, now)

@@ -145,6 +145,7 @@ class GenerationBody(Body):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
+    prompt_cache_key: str | None = None
     # Ours from here on.
     top_k: Int32 | None = None
     min_p: float | None = None

@@ -13,6 +13,7 @@ _COMMON: _Rules = (
     (r"options\.sampling\.logit_bias.*", "logit_bias"),
     (r"options\.sampling\.bad_token_sequences.*", "bad_words"),
     (r"options\.include_stop", "include_stop_str_in_output"),
+    (r"options\.routing_key", "prompt_cache_key"),
     (r"options\.sampling\.(.+)", r"\1"),
     (r"options\.(.+)", r"\1"),
 )

@@ -17,9 +17,7 @@ B = TypeVar("B", bound=GenerationBody)
 MAX_DEPTH = 128
 """Of a body: JSON in it may have 100 levels."""
 MAX_NODES = 100_000
-IGNORED = frozenset(
-    {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"}
-)
+IGNORED = frozenset({"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_retention"})
 """Fields of OpenAI's that say nothing about the answer: accepted, not acted on. Any other unknown field is refused."""
 
 

@@ -116,6 +116,7 @@ def _options(body: GenerationBody, heartbeat: float) -> GenerationOptions:
         n=body.n,
         priority=body.priority or 0,
         cache_salt=(body.cache_salt or "").encode(),
+        routing_key=body.prompt_cache_key or "",
         output=output,
         bad_words=body.bad_words,
         skip_special_tokens=body.skip_special_tokens is not False,

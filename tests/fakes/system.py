@@ -83,7 +83,7 @@ class System:
         await until(lambda: not len(self.router.open_requests))
         await until(lambda: not any(w.running for w in self.workers))
         for link in self.router.workers.links.values():
-            assert link.load.num_open == 0
+            assert link.load.num_open == 0 and not link.load.awaits_answers
             assert not link._sinks
 
 

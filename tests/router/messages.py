@@ -77,6 +77,7 @@ OPTIONS = {
     "n": st.integers(1, 4),
     "priority": st.integers(-(2**31), 2**31 - 1),
     "cache_salt": st.binary(max_size=8),
+    "routing_key": st.text(st.characters(codec="utf-8"), max_size=8),
     "dp_rank": st.integers(0, 1),
     "skip_special_tokens": st.booleans(),
     "include_stop": st.booleans(),
@@ -84,7 +85,6 @@ OPTIONS = {
 }
 NOT_WITH_BEAMS = {"stop": lists(words), "bad_words": lists(words)}
 NOT_WITH_GRAMMARS = {"min_tokens": st.integers(0, 10), "ignore_eos": st.booleans()}
-REFUSED = {"routing_key"}
 
 
 @st.composite

@@ -91,12 +91,6 @@ def test_an_unknown_model_is_named():
     assert error.message == "model 'other' is not served here; there is toy"
 
 
-def test_a_field_of_a_later_feature_is_unimplemented_by_name():
-    (error,) = refusal(GenerateRequest(text="a", options=GenerationOptions(routing_key="k")))
-    assert error.code == grpc.StatusCode.UNIMPLEMENTED
-    assert "options.routing_key" in error.message
-
-
 def test_a_duplicate_request_id_is_refused_while_the_first_is_open():
     worker = FakeWorker(counts(500), step_seconds=0.005)
 

@@ -23,7 +23,6 @@ NEEDS_NO_RULE = {
     "options.include_stop": "both values mean something",
     "options.ignore_eos": "compared with structured_output",
     "options.priority": "any number",
-    "options.routing_key": "refused where it is set",
     "options.skip_special_tokens": "both values mean something",
     "options.output.text": "both values mean something",
     "options.output.token_ids": "both values mean something",

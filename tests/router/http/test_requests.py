@@ -71,6 +71,7 @@ OPTIONS = [
     ({"bad_words": ["no"]}, {"options": {"bad_words": ["no"]}}),
     ({"priority": -3}, {"options": {"priority": -3}}),
     ({"cache_salt": "a"}, {"options": {"cache_salt": "YQ=="}}),
+    ({"prompt_cache_key": "a"}, {"options": {"routing_key": "a"}}),
     ({"temperature": 0}, {"options": {"sampling": {"temperature": 0.0}}}),
     ({"top_p": 0.5}, {"options": {"sampling": {"top_p": 0.5}}}),
     ({"top_k": 4}, {"options": {"sampling": {"top_k": 4}}}),

@@ -1,0 +1,63 @@
+"""What counts as load of a worker."""
+
+from fissile.v1 import WorkerLoad
+from router.fleet.load import LoadTracker
+
+
+def tracker(*groups: tuple[int, int]) -> LoadTracker:
+    """With open groups: sequences and tokens to compute of each. Ids count from 1."""
+    load = LoadTracker(block_size=16)
+    for num_sequences, num_tokens in groups:
+        first = load.num_open + 1
+        load.opened(range(first, first + num_sequences), num_tokens)
+    return load
+
+
+def test_load_that_others_put_on_a_worker_counts():
+    load = tracker((1, 0), (1, 0))
+    load.reported(WorkerLoad(num_running=5, num_waiting=2, num_swapped=1))
+    assert load.num_sequences == 8
+    load.closed(1)
+    assert load.num_sequences == 7
+    load.opened([3, 4], 0)
+    assert load.num_sequences == 9
+
+
+def test_a_report_older_than_what_was_just_sent_takes_nothing_off():
+    load = tracker((3, 100))
+    load.reported(WorkerLoad(num_running=1))
+    assert (load.num_sequences, load.num_prefill_tokens) == (3, 100)
+
+
+def test_a_prompt_counts_until_the_first_answer_to_its_group():
+    load = tracker((2, 100), (1, 30))
+    assert (load.num_prefill_tokens, load.awaits_answers) == (130, True)
+    load.answered(1)
+    load.answered(2)
+    load.answered(1)
+    assert (load.num_prefill_tokens, load.awaits_answers) == (30, True)
+    load.closed(3)
+    assert (load.num_sequences, load.num_prefill_tokens, load.awaits_answers) == (2, 0, False)
+
+
+def test_prompts_of_others_that_wait_count():
+    load = tracker((1, 100))
+    load.reported(WorkerLoad(num_waiting_tokens=250))
+    assert load.num_prefill_tokens == 250
+    load.answered(1)
+    assert load.num_prefill_tokens == 150
+
+
+def test_room_is_what_is_free_without_what_is_on_its_way():
+    load = tracker((1, 100))
+    assert load.has_room(1 << 40)
+    load.reported(WorkerLoad(num_blocks=20, num_used_blocks=10))
+    assert load.num_kv_tokens == 160
+    assert load.has_room(60) and not load.has_room(61)
+
+
+def test_reset_forgets_everything():
+    load = tracker((3, 100))
+    load.reported(WorkerLoad(num_running=9, num_blocks=9, num_used_blocks=9, num_waiting_tokens=999))
+    load.reset()
+    assert load == LoadTracker(block_size=16)
