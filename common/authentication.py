@@ -1,9 +1,11 @@
-"""The key that clients show as `Authorization: Bearer KEY`, in gRPC metadata and in HTTP headers alike."""
+"""The key that callers show as `Authorization: Bearer KEY`, in gRPC metadata and in HTTP headers alike."""
 
+import hashlib
 import hmac
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, NoReturn
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any, Generic, NoReturn, TypeVar
 
 import grpc
 from grpc_health.v1 import health
@@ -14,29 +16,48 @@ from fissile.errors import UnauthenticatedError
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 HEADER = "authorization"
 OPEN_SERVICES = frozenset({health.SERVICE_NAME, reflection.SERVICE_NAME})
 """Asked by load balancers and tools that have no key; what they say is no secret."""
 
 
-class ApiKey:
-    """What a client must show. Compared in a time that tells nothing of the key; never shown."""
+class KeyTable(Generic[T]):
+    """What each key stands for. Keys are never kept, only SHA-256 digests of them; and they are looked up by a digest
+    under a random key of this process, so the time that it takes tells nothing of what is there."""
 
-    def __init__(self, key: str) -> None:
-        self._key = key.encode()
+    def __init__(self, by_digest: Mapping[bytes, T]) -> None:
+        """By SHA-256 of a key."""
+        self._blinding = secrets.token_bytes(32)
+        self._by_blinded = {self._blinded(digest): value for digest, value in by_digest.items()}
 
-    def check(self, header: bytes) -> None:
-        """Raises UnauthenticatedError unless `header` is `Bearer KEY`. The scheme's case does not matter."""
+    def __len__(self) -> int:
+        return len(self._by_blinded)
+
+    def find(self, header: bytes) -> T:
+        """What the key of `Bearer KEY` stands for. Raises UnauthenticatedError if it is none of them, or no such header
+        at all. The scheme's case does not matter."""
         scheme, _, shown = header.partition(b" ")
-        if scheme.lower() != b"bearer" or not hmac.compare_digest(shown, self._key):
+        blinded = self._blinded(hashlib.sha256(shown).digest())
+        if scheme.lower() != b"bearer" or blinded not in self._by_blinded:
             raise UnauthenticatedError("authorization: a valid API key is needed")
+        return self._by_blinded[blinded]
+
+    def _blinded(self, digest: bytes) -> bytes:
+        return hmac.digest(self._blinding, digest, "sha256")
 
 
-class ApiKeyInterceptor(grpc.aio.ServerInterceptor):
-    """Ends calls without the key before anything of their request is read; the open services need none."""
+def digest_of(key: str) -> bytes:
+    return hashlib.sha256(key.encode()).digest()
 
-    def __init__(self, key: ApiKey) -> None:
-        self._key = key
+
+class KeyInterceptor(grpc.aio.ServerInterceptor):
+    """Ends calls without a key before anything of their request is read; the open services need none."""
+
+    def __init__(self, check: Callable[[bytes], object]) -> None:
+        """`check` raises UnauthenticatedError for a header that will not do."""
+        self._check = check
 
     async def intercept_service(
         self,
@@ -46,14 +67,15 @@ class ApiKeyInterceptor(grpc.aio.ServerInterceptor):
         method = handler_call_details.method
         if method.split("/")[1] not in OPEN_SERVICES:
             try:
-                self._key.check(_header(handler_call_details.invocation_metadata))
+                self._check(header_of(handler_call_details.invocation_metadata))
             except UnauthenticatedError as error:
                 logger.info("%s refused: %s", method, error.message)
                 return _refusing(error, method)
         return await continuation(handler_call_details)
 
 
-def _header(metadata: Any) -> bytes:
+def header_of(metadata: Any) -> bytes:
+    """Of a call; empty if it has none."""
     value = dict(metadata).get(HEADER, "")
     return value if isinstance(value, bytes) else value.encode()
 

@@ -19,6 +19,11 @@ _ORIGIN = re.compile(r"\*|https?://[^/\s]+")
 PolicyName = Literal["least_loaded", "round_robin", "random", "power_of_two", "consistent_hash"]
 
 
+def is_sendable(key: str) -> bool:
+    """A header can hold it."""
+    return key.isascii() and key.isprintable() and " " not in key
+
+
 class RouterSettings(Settings):
     """Serve fissile.v1.GenerationService: tokenise, balance over workers, stream text back."""
 
@@ -89,6 +94,10 @@ class RouterSettings(Settings):
         description="What clients must show, as `authorization: Bearer KEY`, on the gRPC port and the HTTP front; "
         "empty: nothing. Better in the environment: flags can be seen by others.",
     )
+    api_key_file: Path | None = Field(
+        None,
+        description="TOML file of more keys, each with a name, a tenant and a quota; read again when it changes.",
+    )
     tls_certificate: Path | None = Field(None, description="PEM file: serve over TLS. Read at start.")
     tls_key: Path | None = Field(None, description="PEM file: its key.")
     tls_client_ca: Path | None = Field(
@@ -114,8 +123,7 @@ class RouterSettings(Settings):
             host, _, port = target.removeprefix(DNS_PREFIX).rpartition(":")
             if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
                 raise ValueError(f"workers: {target!r} must be host:port or {DNS_PREFIX}host:port")
-        key = self.api_key.get_secret_value()
-        if not key.isascii() or not key.isprintable() or " " in key:
+        if not is_sendable(self.api_key.get_secret_value()):
             raise ValueError("api-key: must be printable ASCII without blanks")
         for origin in self.http_allowed_origins:
             if not _ORIGIN.fullmatch(origin):

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from common.authentication import ApiKey, ApiKeyInterceptor
+from common.authentication import KeyInterceptor
 from common.loop_lag import LoopLag
 from common.metrics import new_registry, serve_metrics
 from common.server import ServiceServer, stop_event_on_signals, write_port_file
@@ -15,6 +15,7 @@ from fissile.errors import UnavailableError
 from fissile.v1 import add_GenerationServiceServicer_to_server
 from router.answering.pacing import Pacer
 from router.api import GenerationApi
+from router.callers.callers import Callers
 from router.config import RouterSettings
 from router.fleet.dispatch import Dispatcher
 from router.fleet.policies.catalogue import make_policy
@@ -51,15 +52,20 @@ class RouterServer:
         dispatcher = Dispatcher(self.workers, policy, settings, self.metrics, Quarantine())
         self.pacer = Pacer(settings.max_message_rate)
         self.api = GenerationApi(settings, self.workers, dispatcher, self.open_requests, self.metrics, self.pacer)
+        self.callers = Callers(settings.api_key.get_secret_value(), settings.api_key_file)
         self._server = ServiceServer(
-            SERVICE_NAME, settings.server_tls(), _interceptors(settings), request_limit(settings.max_prompt_bytes)
+            SERVICE_NAME,
+            settings.server_tls(),
+            [KeyInterceptor(self.callers.check)] if self.callers.wants_key else [],
+            request_limit(settings.max_prompt_bytes),
         )
-        add_GenerationServiceServicer_to_server(GenerationService(self.api), self._server.server)
+        add_GenerationServiceServicer_to_server(GenerationService(self.api, self.callers), self._server.server)
         self.port = 0
         self.http_port: int | None = None
         self._http: HttpServer | None = None
         self._is_stopping = False
         self._health: asyncio.Task[None] | None = None
+        self._key_file: asyncio.Task[None] | None = None
         self._stop_metrics: Callable[[], None] | None = None
         self._loop_lag = LoopLag(self.metrics.loop_lag.observe)
 
@@ -72,7 +78,7 @@ class RouterServer:
             worker_tls.credentials()  # links would report the same fault again and again
         self.port = port = await self._server.start(settings.host, settings.port)
         if settings.http_port is not None:
-            self._http = http_server(settings, self.api, lambda: self.is_ready)
+            self._http = http_server(settings, self.api, self.callers, lambda: self.is_ready)
             self.http_port = await self._http.start(settings.http_host, settings.http_port, CLOSE_SECONDS)
         self.metrics.watch(self._gauges)
         if settings.metrics_port is not None:
@@ -81,6 +87,7 @@ class RouterServer:
         self._loop_lag.start()
         self.workers.start()
         self._health = asyncio.create_task(self._follow_health())
+        self._key_file = asyncio.create_task(self.callers.follow_file())
         if settings.port_file is not None:
             write_port_file(settings.port_file, port)
         if settings.http_port_file is not None and self.http_port is not None:
@@ -95,10 +102,11 @@ class RouterServer:
     async def stop(self) -> None:
         """Not serving, nothing new, what is open may finish, then everything ends."""
         self._is_stopping = True
-        if self._health:
-            self._health.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._health
+        for task in (self._health, self._key_file):
+            if task:
+                task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await task
         await self._server.set_serving(False)
         if num_open := len(self.open_requests):
             logger.info("draining: open requests (%d) have %g s to finish", num_open, self._settings.drain_timeout)
@@ -137,7 +145,9 @@ class RouterServer:
         return Gauges(len(self.open_requests), workers)
 
 
-def http_server(settings: RouterSettings, api: GenerationApi, is_ready: Callable[[], bool]) -> "HttpServer":
+def http_server(
+    settings: RouterSettings, api: GenerationApi, callers: Callers, is_ready: Callable[[], bool]
+) -> "HttpServer":
     """Raises UnavailableError if what it needs is not installed: a router without it needs none of that."""
     try:
         from router.http.app import AppConfig, build_app
@@ -146,20 +156,10 @@ def http_server(settings: RouterSettings, api: GenerationApi, is_ready: Callable
         raise UnavailableError(f"http-port needs {error.name}: pip install 'fissile[http]'") from error
     config = AppConfig(
         request_limit(settings.max_prompt_bytes),
-        _api_key(settings),
+        callers,
         allowed_origins=settings.http_allowed_origins,
     )
     return HttpServer(build_app(api, is_ready, config), settings.server_tls())
-
-
-def _api_key(settings: RouterSettings) -> ApiKey | None:
-    key = settings.api_key.get_secret_value()
-    return ApiKey(key) if key else None
-
-
-def _interceptors(settings: RouterSettings) -> list[ApiKeyInterceptor]:
-    key = _api_key(settings)
-    return [ApiKeyInterceptor(key)] if key else []
 
 
 def request_limit(max_prompt_bytes: int) -> int:

@@ -6,6 +6,7 @@ from typing import Any
 
 from google.protobuf.message import Message
 
+from common.authentication import header_of
 from fissile.v1 import (
     ChatRequest,
     DetokenizeRequest,
@@ -23,6 +24,7 @@ from fissile.v1 import (
 )
 from router.api import GenerationApi
 from router.callers.caller import Caller, host_of_peer
+from router.callers.callers import Callers
 
 Context = Any  # grpc.aio.ServicerContext, which has no types
 
@@ -30,33 +32,33 @@ Context = Any  # grpc.aio.ServicerContext, which has no types
 class GenerationService(GenerationServiceServicer):
     """Streams send their initial metadata at once: a quiet one must not look like a dead server."""
 
-    def __init__(self, api: GenerationApi) -> None:
+    def __init__(self, api: GenerationApi, callers: Callers) -> None:
         self._api = api
+        self._callers = callers
 
     async def Generate(self, request: GenerateRequest, context: Context) -> None:  # type: ignore[override]
-        await _send(self._api.generate(request, _caller(context), context.time_remaining), context)
+        await _send(self._api.generate(request, self._caller(context), context.time_remaining), context)
 
     async def Chat(self, request: ChatRequest, context: Context) -> None:  # type: ignore[override]
-        await _send(self._api.chat(request, _caller(context), context.time_remaining), context)
+        await _send(self._api.chat(request, self._caller(context), context.time_remaining), context)
 
     async def Tokenize(self, request: TokenizeRequest, context: Context) -> TokenizeResponse:
-        return await self._api.tokenize(request, _caller(context))
+        return await self._api.tokenize(request, self._caller(context))
 
     async def Detokenize(self, request: DetokenizeRequest, context: Context) -> DetokenizeResponse:
-        return await self._api.detokenize(request, _caller(context))
+        return await self._api.detokenize(request, self._caller(context))
 
     async def GetModel(self, request: GetModelRequest, context: Context) -> GetModelResponse:
-        return await self._api.get_model(request, _caller(context))
+        return await self._api.get_model(request, self._caller(context))
 
     async def ListModels(self, request: ListModelsRequest, context: Context) -> ListModelsResponse:
-        return await self._api.list_models(request, _caller(context))
+        return await self._api.list_models(request, self._caller(context))
 
     async def GetStats(self, request: GetStatsRequest, context: Context) -> GetStatsResponse:
         return await self._api.get_stats(request)
 
-
-def _caller(context: Context) -> Caller:
-    return Caller(host_of_peer(context.peer()))
+    def _caller(self, context: Context) -> Caller:
+        return self._callers.identify(header_of(context.invocation_metadata()), host_of_peer(context.peer()))
 
 
 async def _send(answers: AsyncGenerator[Message], context: Context) -> None:

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -13,22 +13,21 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from common.authentication import ApiKey
 from fissile.errors import FissileError, InternalError, NotFoundError
 from fissile.v1 import ListModelsRequest, Model
 from router.api import GenerationApi
+from router.callers.callers import Callers
 from router.http.answers import Json
 from router.http.callers import caller_of
 from router.http.endpoints import KEEP_ALIVE_SECONDS, Chat, Completions
 from router.http.errors import error_object, headers_of, plain_error, status_of
-from router.http.middleware import KeyCheck, WholeBody
+from router.http.middleware import Identification, WholeBody
 
 
 @dataclass(frozen=True, slots=True)
 class AppConfig:
     max_body_bytes: int
-    api_key: ApiKey | None = None
-    """None: every request is served."""
+    callers: Callers = field(default_factory=Callers)
     allowed_origins: Sequence[str] = ()
     """Of web pages whose scripts may use the front."""
     keep_alive: float = KEEP_ALIVE_SECONDS
@@ -42,9 +41,10 @@ def build_app(api: GenerationApi, is_ready: Callable[[], bool], config: AppConfi
         ready = is_ready()
         return JSONResponse({"status": "ok" if ready else "not ready"}, 200 if ready else 503)
 
-    middleware = [Middleware(WholeBody, limit=config.max_body_bytes)]
-    if config.api_key:
-        middleware.insert(0, Middleware(KeyCheck, key=config.api_key))
+    middleware = [
+        Middleware(Identification, callers=config.callers),
+        Middleware(WholeBody, limit=config.max_body_bytes),
+    ]
     app = Starlette(
         routes=[
             Route("/v1/completions", Completions(api, config.keep_alive), methods=["POST"]),

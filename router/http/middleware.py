@@ -6,9 +6,11 @@ import logging
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from common.authentication import HEADER, ApiKey
+from common.authentication import HEADER
 from fissile.errors import UnauthenticatedError
 from router.account import shown
+from router.callers.callers import Callers
+from router.http.callers import set_caller
 from router.http.errors import plain_error
 
 logger = logging.getLogger(__name__)
@@ -17,17 +19,19 @@ OPEN_PATHS = frozenset({"/health"})
 """Asked by load balancers, which have no key."""
 
 
-class KeyCheck:
-    """Answers requests that do not show the key."""
+class Identification:
+    """Finds out who calls, and answers whoever shows no key where one is wanted."""
 
-    def __init__(self, app: ASGIApp, key: ApiKey) -> None:
+    def __init__(self, app: ASGIApp, callers: Callers) -> None:
         self._app = app
-        self._key = key
+        self._callers = callers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["path"] not in OPEN_PATHS:
             try:
-                self._key.check(dict(scope["headers"]).get(HEADER.encode(), b""))
+                header = dict(scope["headers"]).get(HEADER.encode(), b"")
+                host, _ = scope["client"] or ("unknown", 0)
+                set_caller(scope, self._callers.identify(header, host))
             except UnauthenticatedError as error:
                 logger.info("%s %s refused: %s", scope["method"], shown(scope["path"]), error.message)
                 body = plain_error(error.message, code="invalid_api_key")

@@ -11,6 +11,7 @@ import httpx2
 import pytest
 
 from fissile.errors import UnavailableError
+from router.callers.callers import Callers
 from router.config import RouterSettings
 from router.http.app import AppConfig, build_app
 from router.server import RouterServer, http_server
@@ -310,7 +311,7 @@ def test_without_its_packages_the_message_says_what_to_install(monkeypatch):
     for name in ("starlette.applications", "starlette.requests", "uvicorn"):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(UnavailableError, match=r"http-port needs starlette\..*: pip install 'fissile\[http\]'"):
-        http_server(RouterSettings(http_port=0), None, lambda: True)
+        http_server(RouterSettings(http_port=0), None, Callers(), lambda: True)
 
 
 def test_a_router_without_a_front_imports_none_of_it():
