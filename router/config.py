@@ -48,8 +48,14 @@ class RouterSettings(Settings):
     first_token_timeout: float = Field(
         300.0, gt=0, description="Seconds a worker has for the first token of a request before it moves elsewhere."
     )
+    probe_timeout: float = Field(
+        1.0,
+        gt=0,
+        description="Seconds for an answer of a worker that was quiet for --load-interval; after three without one it "
+        "counts as lost.",
+    )
     silence_timeout: float = Field(
-        120.0, gt=0, description="Seconds without any progress after which a busy worker counts as lost."
+        120.0, gt=0, description="Seconds without a step after which a busy worker counts as lost, though it answers."
     )
 
     max_message_rate: float = Field(

@@ -220,6 +220,10 @@ class OpenRequest:
         """The hop is over: its link broke, timed out or gave the request back."""
         self._lose(Loss(detail, worker_died))
 
+    def on_stalled(self, detail: str) -> None:
+        """The worker goes on, but not with this one."""
+        self._lose(Loss(detail))
+
     def _lose(self, loss: Loss) -> None:
         if self._hop and self._on_loss and not self.is_finished:
             self._leave()

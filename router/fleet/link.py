@@ -1,4 +1,4 @@
-"""One worker: connect, learn what it is, keep one Execute stream, watch its health and progress, reconnect.
+"""One worker: connect, learn what it is, keep one Execute stream, watch whether it lives, reconnect.
 
 While the stream lives, its sequences are known here by id. When it breaks, for whatever reason, all of them are lost at
 once (the worker aborts them, too), and the link starts afresh: what comes back may be another process.
@@ -6,9 +6,10 @@ once (the worker aborts them, too), and the link starts afresh: what comes back 
 
 import asyncio
 import logging
+import random
 import time
 from collections.abc import Callable, Coroutine
-from typing import Any, Protocol
+from typing import Any
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -18,17 +19,18 @@ from fissile.errors import STATUS_DETAILS_KEY, FissileError, InvalidArgumentErro
 from fissile.v1 import (
     ExecuteRequest,
     ExecuteResponse,
-    GetLoadRequest,
+    GetLoadResponse,
     GetTokenizerRequest,
     GetWorkerRequest,
     GetWorkerResponse,
-    RequestOutput,
     SequenceGroup,
     WorkerServiceStub,
 )
 from router.config import RouterSettings
+from router.fleet.liveness import Liveness, WorkerStuckError
 from router.fleet.load import LoadTracker
 from router.fleet.outbox import MAX_COMMAND_BYTES, Outbox
+from router.fleet.sequences import OpenSequences, Sink
 from router.latency import LatencyWindows
 from router.model.tokenizer import Tokenizer, TokenizerStore, receive_files
 
@@ -37,20 +39,8 @@ logger = logging.getLogger(__name__)
 MAX_BACKOFF_SECONDS = 1.0
 
 
-class Sink(Protocol):
-    """Whom a sequence's outputs are for. Neither may block or raise."""
-
-    def on_output(self, output: RequestOutput, now: float) -> None: ...
-
-    def on_lost(self, detail: str, *, worker_died: bool) -> None: ...
-
-
 class LinkLostError(Exception):
     """The link ended; the text says why."""
-
-
-class WorkerStuckError(LinkLostError):
-    """The worker is there and does nothing: as good as dead."""
 
 
 class WorkerLink:
@@ -80,11 +70,10 @@ class WorkerLink:
         self._connected = False
         self._serving = False
         self._num_sessions = 0
-        self._sinks: dict[int, Sink] = {}
+        self._sequences = OpenSequences()
         self._next_id = 1
         self._outbox = Outbox()
-        self._last_progress = 0.0
-        self._last_step = 0
+        self._liveness = self._new_liveness()
 
     @property
     def is_available(self) -> bool:
@@ -99,7 +88,7 @@ class WorkerLink:
     @property
     def num_open_requests(self) -> int:
         """Of this router."""
-        return len(set(self._sinks.values()))
+        return len(self._sequences.sinks)
 
     def set_retired(self, is_retired: bool) -> None:
         """Retired: take nothing new; what runs may finish."""
@@ -119,10 +108,10 @@ class WorkerLink:
             raise InvalidArgumentError(
                 f"the request is too large: {size} bytes with its tokens so far, and {MAX_COMMAND_BYTES} reach a worker"
             )
-        if not self._sinks:
-            self._last_progress = time.monotonic()
+        if not self._sequences:
+            self._liveness.work_begins()
         self._next_id += len(ids)
-        self._sinks.update(dict.fromkeys(ids, sink))
+        self._sequences.add(group, sink, time.monotonic())
         num_tokens = len(group.prompt_token_ids) + sum(len(sequence.token_ids) for sequence in group.sequences)
         self.load.opened(ids, num_tokens - num_cached_tokens)
         self._outbox.start(group, size)
@@ -130,14 +119,12 @@ class WorkerLink:
 
     def abort(self, sequence_id: int) -> None:
         """End a sequence; its sink hears no more. Does nothing when it has ended."""
-        if self._forget(sequence_id):
+        if self._sequences.forget(sequence_id):
+            self.load.closed(sequence_id)
             self._outbox.abort(sequence_id)
 
-    def _forget(self, sequence_id: int) -> Sink | None:
-        sink = self._sinks.pop(sequence_id, None)
-        if sink is not None:
-            self.load.closed(sequence_id)
-        return sink
+    def _new_liveness(self) -> Liveness:
+        return Liveness(self._settings, lambda: bool(self._sequences))
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -159,11 +146,12 @@ class WorkerLink:
                 detail = f"{type(error).__name__}: {error}"
             backoff = self._settings.reconnect_backoff if self._connected else min(MAX_BACKOFF_SECONDS, backoff * 2)
             self._lose(detail, worker_died=worker_died)
-            await asyncio.sleep(backoff)
+            # Many routers that lost the same worker do not come back in step.
+            await asyncio.sleep(backoff * random.uniform(0.5, 1.0))
 
     def _lose(self, detail: str, *, worker_died: bool) -> None:
         if self._connected:
-            logger.warning("worker %s lost with %d open sequences: %s", self.address, len(self._sinks), detail)
+            logger.warning("worker %s lost with %d open sequences: %s", self.address, len(self._sequences), detail)
         elif detail != self.detail:
             # A worker that was never there may be starting.
             is_expected = self._num_sessions == 0 and not is_of_tls(detail)
@@ -172,7 +160,7 @@ class WorkerLink:
             )
         self._connected = self._serving = False
         self.detail = detail
-        sinks, self._sinks = set(self._sinks.values()), {}
+        sinks = self._sequences.clear()
         self._outbox.clear()
         self.load.reset()
         for sink in sinks:
@@ -199,10 +187,14 @@ class WorkerLink:
         self.load.block_size = info.block_size
         self._connected = True
         self._num_sessions += 1
-        self._last_step = 0
+        self._liveness = self._new_liveness()
         self._on_change()
         await _until_first_ends(
-            self._read(call), self._write(call), self._watch_health(channel), self._watch_progress(stub)
+            self._read(call),
+            self._write(call),
+            self._watch_health(channel),
+            self._liveness.watch(stub, self._on_load),
+            self._watch_stalls(),
         )
 
     async def _read(self, call: Any) -> None:
@@ -213,12 +205,16 @@ class WorkerLink:
             self._deliver(response)
 
     def _deliver(self, response: ExecuteResponse) -> None:
-        now = self._last_progress = time.monotonic()
+        now = time.monotonic()
+        self._liveness.heard(response.step, now)
+        self._sequences.on_step(response.step, response.load)
         awaits_answers = self.load.awaits_answers
         for output in response.outputs:
             if awaits_answers:
                 self.load.answered(output.sequence_id)
-            sink = self._forget(output.sequence_id) if output.finish_reason else self._sinks.get(output.sequence_id)
+            sink = self._sequences.take(output, now)
+            if output.finish_reason and sink is not None:
+                self.load.closed(output.sequence_id)
             if sink is not None:
                 sink.on_output(output, now)
         if response.HasField("load"):
@@ -240,27 +236,16 @@ class WorkerLink:
             self._on_change()
         raise LinkLostError("the worker ended the health watch")
 
-    async def _watch_progress(self, stub: WorkerServiceStub) -> None:
-        """Ask a quiet worker for its load, which others may change; give up on a busy one that makes no step."""
-        interval = self._settings.load_interval
-        while True:
-            await asyncio.sleep(interval)
-            if time.monotonic() - self._last_progress < interval:
-                continue
-            await self._ask_load(stub, interval)
-            silence = time.monotonic() - self._last_progress
-            if self._sinks and silence > self._settings.silence_timeout:
-                raise WorkerStuckError(f"no progress for {silence:.1f} s")
-
-    async def _ask_load(self, stub: WorkerServiceStub, timeout: float) -> None:
-        try:
-            response = await stub.GetLoad(GetLoadRequest(), timeout=timeout)
-        except grpc.aio.AioRpcError:
-            return  # no answer is no progress; the caller judges by time
+    def _on_load(self, response: GetLoadResponse) -> None:
+        """A quiet worker's answer."""
         self.load.reported(response.load)
-        if response.step != self._last_step:
-            self._last_step = response.step
-            self._last_progress = time.monotonic()
+        self._sequences.on_step(response.step, response.load)
+
+    async def _watch_stalls(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.load_interval)
+            for sink, detail in self._sequences.stalled(time.monotonic()):
+                sink.on_stalled(f"worker {self.address}: {detail}")
 
 
 async def _until_first_ends(*loops: Coroutine[Any, Any, None]) -> None:

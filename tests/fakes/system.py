@@ -24,6 +24,7 @@ QUICK = {
     "port": 0,
     "reconnect_backoff": 0.02,
     "load_interval": 0.05,
+    "probe_timeout": 0.5,
     "worker_wait": 1.0,
     "drain_timeout": 5.0,
 }
@@ -84,7 +85,7 @@ class System:
         await until(lambda: not any(w.running for w in self.workers))
         for link in self.router.workers.links.values():
             assert link.load.num_open == 0 and not link.load.awaits_answers
-            assert not link._sinks
+            assert not link._sequences
 
 
 async def collect(call) -> Answer:

@@ -86,7 +86,7 @@ def sizes(system):
     return {
         "open requests": len(system.router.open_requests),
         "waiting for a turn": system.router.pacer.num_waiting,
-        "sequences on links": sum(len(link._sinks) for link in links),
+        "sequences on links": sum(len(link._sequences) for link in links),
         "commands to send": sum(len(link._outbox) for link in links),
         "sequences on workers": sum(len(worker.running) for worker in system.workers),
         "objects": num_alive(OpenRequest, Completion),

@@ -121,6 +121,91 @@ def test_a_worker_that_stops_making_steps_is_given_up():
     assert len(good.received) == 2
 
 
+class Stopped(FakeWorker):
+    """As after SIGSTOP, once `is_stopped`: its connections stay, and nothing comes."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.is_stopped = False
+
+    async def _wait_while_stopped(self):
+        while self.is_stopped:
+            await asyncio.sleep(0.01)
+
+    async def GetLoad(self, request, context):
+        await self._wait_while_stopped()
+        return await super().GetLoad(request, context)
+
+    async def GetWorker(self, request, context):
+        await self._wait_while_stopped()
+        return await super().GetWorker(request, context)
+
+    def _step(self, stream):
+        return [] if self.is_stopped else super()._step(stream)
+
+
+def test_a_stopped_worker_is_given_up_with_or_without_requests():
+    a, b = Stopped(counts(200)), Stopped(counts(200))
+
+    async def scenario(system):
+        links = [system.router.workers.links[worker.address] for worker in (a, b)]
+        await b.service.set_serving(False)
+        await until(lambda: not links[1].is_available)
+        task = asyncio.create_task(system.ask(ask(200)))
+        await until(lambda: a.num_emitted > 5)
+        await b.service.set_serving(True)
+        a.is_stopped = True
+        answer = await task
+        b.is_stopped = True
+        await until(lambda: not system.router.is_ready)
+        a.is_stopped = b.is_stopped = False
+        return answer, [link.detail for link in links]
+
+    answer, details = run_system(scenario, a, b, probe_timeout=0.1)
+    assert answer.tokens[0] == expected(a.received[0], 200)
+    assert details[1].startswith("nothing was heard of it for 0.")
+
+
+def test_a_slow_step_is_no_death():
+    """The worker answers, however long its step takes."""
+    worker = FakeWorker(counts(5), step_seconds=0.4)
+
+    async def scenario(system):
+        return await system.ask(ask(3))
+
+    answer = run_system(scenario, worker, probe_timeout=0.05)
+    assert (answer.usage.num_completion_tokens, worker.num_streams) == (3, 1)
+
+
+def test_a_sequence_that_its_worker_has_forgotten_goes_on_elsewhere(monkeypatch):
+    """The worker makes steps for another one, and says that nobody waits."""
+    monkeypatch.setattr("router.fleet.sequences.STALL_SECONDS", 0.1)
+
+    class Forgets(FakeWorker):
+        def _is_mute(self, running):
+            return running.sequence.request_id == "forgotten" and running.next.token_offset >= 7
+
+    a, b = (Forgets(counts(300)) for _ in range(2))
+    b._is_mute = lambda running: False
+
+    async def scenario(system):
+        await b.service.set_serving(False)
+        await until(lambda: not system.router.workers.links[b.address].is_available)
+        other = asyncio.create_task(system.ask(ask(300)))
+        forgotten = ask(20)
+        forgotten.request_id = "forgotten"
+        task = asyncio.create_task(system.ask(forgotten))
+        await until(lambda: len(a.received) == 2)
+        await b.service.set_serving(True)
+        return await task, await other
+
+    answer, other = run_system(scenario, a, b)
+    began = next(asked for asked in a.received if asked.request_id == "forgotten")
+    assert answer.tokens[0] == expected(began, 20)
+    assert other.usage.num_completion_tokens == 300
+    assert (len(b.received), a.num_streams, a.aborted) == (1, 1, [began.id])
+
+
 def test_the_only_worker_lost_is_unavailable_after_a_bounded_wait():
     worker = FakeWorker(counts(1000), step_seconds=0.01)
 
