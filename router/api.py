@@ -31,6 +31,8 @@ from fissile.v1 import (
     TokenizeResponse,
 )
 from router.account import Account
+from router.admission.budget import Budget
+from router.admission.unread import UnreadBytes
 from router.answering import responses
 from router.answering.answer import Answer
 from router.answering.pacing import Pacer
@@ -75,6 +77,7 @@ class GenerationApi:
         workers: WorkerSet,
         dispatcher: Dispatcher,
         open_requests: OpenRequests,
+        held_bytes: Budget,
         metrics: RouterMetrics,
         pacer: Pacer,
     ) -> None:
@@ -82,6 +85,7 @@ class GenerationApi:
         self._workers = workers
         self._dispatcher = dispatcher
         self._open = open_requests
+        self._held_bytes = held_bytes
         self._metrics = metrics
         self._pacer = pacer
 
@@ -106,7 +110,10 @@ class GenerationApi:
         account = Account(request.request_id, request.model)
         request_id = account.request_id
         try:
-            with self._open.place(request_id, _num_prompts(request)):
+            with (
+                self._open.place(request_id, caller.name, _num_prompts(request)),
+                self._held_bytes.taken(caller.name, request.ByteSize()),
+            ):
                 opened = await self._prepared(request, caller, account)
                 self._open.add(request_id, opened)
                 with deadline_timer(opened, time_left()), self._dispatcher.dispatched(opened, time_left):
@@ -145,9 +152,17 @@ class GenerationApi:
             for prompt in prompts
         ]
         news = asyncio.Event()
-        opened = [OpenRequest(spec, tokenizer, copy(account.watch), self._metrics, self._pacer, news) for spec in specs]
+        opened = [
+            OpenRequest(
+                spec, tokenizer, copy(account.watch), self._metrics, self._pacer, news, self._unread_bytes(caller)
+            )
+            for spec in specs
+        ]
         account.opened(opened)
         return opened
+
+    def _unread_bytes(self, caller: Caller) -> UnreadBytes:
+        return UnreadBytes(self._held_bytes, caller.name, self._settings.max_unread_bytes)
 
     async def _model(self, name: str) -> ServedModel:
         return await self._workers.model(name, self._settings.worker_wait)

@@ -65,7 +65,21 @@ class RouterSettings(Settings):
         "the first and the last message of a stream do not wait.",
     )
     max_prompt_bytes: int = Field(4 * 1024 * 1024, gt=0, description="Longest prompt text, in bytes.")
-    max_open_requests: int = Field(4096, gt=0, description="Open requests; more are refused.")
+    max_open_requests: int = Field(
+        4096, gt=0, description="Open requests; more are refused. One client alone gets four fifths of them."
+    )
+    max_held_bytes: int = Field(
+        1024 * 1024 * 1024,
+        gt=0,
+        description="Bytes of requests and of answers that are not read yet, of all clients, by estimate; a request "
+        "that would take more is refused or ended. One client alone gets four fifths of them.",
+    )
+    max_unread_bytes: int = Field(
+        128 * 1024 * 1024, gt=0, description="The same, of one answer that is not read yet; past it, it is ended."
+    )
+    write_timeout: float = Field(
+        30.0, gt=0, description="Seconds after which a client that reads nothing of what was sent loses its request."
+    )
     allow_chat_template: bool = Field(False, description="Let requests bring a chat template of their own.")
     chat_template: Path | None = Field(
         None, description="Jinja file in place of the chat templates of all models served here; unset: their own."

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
 
-from fissile.errors import AlreadyExistsError, FissileError, ResourceExhaustedError, UnavailableError
-from router.answering.refusals import RETRY_AFTER_SECONDS
+from fissile.errors import AlreadyExistsError, FissileError, UnavailableError
+from router.admission.budget import RETRY_AFTER_SECONDS, Budget
 from router.answering.request import OpenRequest
 
 
@@ -14,40 +14,32 @@ class OpenRequests:
     """By id, each with the requests of its prompts. `place` takes places for as long as its block lasts, `add` fills
     them."""
 
-    def __init__(self, max_open: int) -> None:
-        self._max_open = max_open
+    def __init__(self, places: Budget) -> None:
+        self._places = places
         self._by_id: dict[str, Sequence[OpenRequest]] = {}
-        self._num_places = 0
         self._empty = asyncio.Event()
         self._empty.set()
         self._is_closed = False
 
     def __len__(self) -> int:
-        return self._num_places
+        return self._places.num_taken
 
     @contextmanager
-    def place(self, request_id: str, num_prompts: int) -> Iterator[None]:
+    def place(self, request_id: str, client: str, num_prompts: int) -> Iterator[None]:
         """For all prompts or none. Raises AlreadyExistsError, ResourceExhaustedError, UnavailableError (closed)."""
         if self._is_closed:
             raise UnavailableError("the router is shutting down", retry_after=RETRY_AFTER_SECONDS)
         if request_id in self._by_id:
             raise AlreadyExistsError(f"request_id: {request_id!r} is open already")
-        if self._num_places + num_prompts > self._max_open:
-            raise ResourceExhaustedError(
-                f"{self._num_places} requests are open and {num_prompts} more wanted; this router takes "
-                f"{self._max_open}",
-                retry_after=RETRY_AFTER_SECONDS,
-            )
-        self._by_id[request_id] = ()
-        self._num_places += num_prompts
-        self._empty.clear()
-        try:
-            yield
-        finally:
-            del self._by_id[request_id]
-            self._num_places -= num_prompts
-            if not self._by_id:
-                self._empty.set()
+        with self._places.taken(client, num_prompts):
+            self._by_id[request_id] = ()
+            self._empty.clear()
+            try:
+                yield
+            finally:
+                del self._by_id[request_id]
+                if not self._by_id:
+                    self._empty.set()
 
     def add(self, request_id: str, requests: Sequence[OpenRequest]) -> None:
         """Into the places of that id."""

@@ -13,6 +13,8 @@ from common.metrics import new_registry, serve_metrics
 from common.server import ServiceServer, stop_event_on_signals, write_port_file
 from fissile.errors import UnavailableError
 from fissile.v1 import add_GenerationServiceServicer_to_server
+from router.admission.budget import Budget
+from router.admission.readers import Readers
 from router.answering.pacing import Pacer
 from router.api import GenerationApi
 from router.callers.callers import Callers
@@ -47,11 +49,13 @@ class RouterServer:
         self.metrics = RouterMetrics(self._registry)
         tokenizers = TokenizerStore(self._threads, template_of_operator(settings.chat_template))
         self.workers = WorkerSet(settings, tokenizers, resolver)
-        self.open_requests = OpenRequests(settings.max_open_requests)
+        places = Budget(settings.max_open_requests, "open requests", "max-open-requests")
+        self.open_requests = OpenRequests(places)
+        held = Budget(settings.max_held_bytes, "bytes of requests and answers", "max-held-bytes")
         policy = make_policy(settings.policy)
         dispatcher = Dispatcher(self.workers, policy, settings, self.metrics, Quarantine())
         self.pacer = Pacer(settings.max_message_rate)
-        self.api = GenerationApi(settings, self.workers, dispatcher, self.open_requests, self.metrics, self.pacer)
+        self.api = GenerationApi(settings, self.workers, dispatcher, self.open_requests, held, self.metrics, self.pacer)
         self.callers = Callers(settings.api_key.get_secret_value(), settings.api_key_file)
         self._server = ServiceServer(
             SERVICE_NAME,
@@ -59,7 +63,10 @@ class RouterServer:
             [KeyInterceptor(self.callers.check)] if self.callers.wants_key else [],
             request_limit(settings.max_prompt_bytes),
         )
-        add_GenerationServiceServicer_to_server(GenerationService(self.api, self.callers), self._server.server)
+        add_GenerationServiceServicer_to_server(
+            GenerationService(self.api, self.callers, Readers(settings.write_timeout, places, held)),
+            self._server.server,
+        )
         self.port = 0
         self.http_port: int | None = None
         self._http: HttpServer | None = None

@@ -7,6 +7,7 @@ from typing import Any
 from google.protobuf.message import Message
 
 from common.authentication import header_of
+from common.server import abort
 from fissile.v1 import (
     ChatRequest,
     DetokenizeRequest,
@@ -22,6 +23,7 @@ from fissile.v1 import (
     TokenizeRequest,
     TokenizeResponse,
 )
+from router.admission.readers import Readers, StalledReaderError
 from router.api import GenerationApi
 from router.callers.caller import Caller, host_of_peer
 from router.callers.callers import Callers
@@ -32,15 +34,18 @@ Context = Any  # grpc.aio.ServicerContext, which has no types
 class GenerationService(GenerationServiceServicer):
     """Streams send their initial metadata at once: a quiet one must not look like a dead server."""
 
-    def __init__(self, api: GenerationApi, callers: Callers) -> None:
+    def __init__(self, api: GenerationApi, callers: Callers, readers: Readers) -> None:
         self._api = api
         self._callers = callers
+        self._readers = readers
 
     async def Generate(self, request: GenerateRequest, context: Context) -> None:  # type: ignore[override]
-        await _send(self._api.generate(request, self._caller(context), context.time_remaining), context)
+        caller = self._caller(context)
+        await self._send(self._api.generate(request, caller, context.time_remaining), caller, context)
 
     async def Chat(self, request: ChatRequest, context: Context) -> None:  # type: ignore[override]
-        await _send(self._api.chat(request, self._caller(context), context.time_remaining), context)
+        caller = self._caller(context)
+        await self._send(self._api.chat(request, caller, context.time_remaining), caller, context)
 
     async def Tokenize(self, request: TokenizeRequest, context: Context) -> TokenizeResponse:
         return await self._api.tokenize(request, self._caller(context))
@@ -60,10 +65,20 @@ class GenerationService(GenerationServiceServicer):
     def _caller(self, context: Context) -> Caller:
         return self._callers.identify(header_of(context.invocation_metadata()), host_of_peer(context.peer()))
 
-
-async def _send(answers: AsyncGenerator[Message], context: Context) -> None:
-    """Written, not yielded to gRPC: each layer between would need a generator that every message goes through."""
-    await context.send_initial_metadata(())
-    async with aclosing(answers):
-        async for answer in answers:
-            await context.write(answer)
+    async def _send(self, answers: AsyncGenerator[Message], caller: Caller, context: Context) -> None:
+        """Written, not yielded to gRPC: each layer between would need a generator that every message goes through."""
+        await context.send_initial_metadata(())
+        answer: Message | None = None
+        try:
+            async with aclosing(answers):
+                try:
+                    async with self._readers.watched() as reader:
+                        async for answer in answers:
+                            reader.begin()
+                            await context.write(answer)
+                            reader.end()
+                except StalledReaderError as error:
+                    await answers.athrow(error)
+        except StalledReaderError as error:
+            with self._readers.lingering(caller.name, answer.ByteSize() if answer else 0):
+                await abort(context, error, "a stream")

@@ -5,14 +5,17 @@ fraction of what it takes as messages, and gets the text of its tokens when the 
 """
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fissile.v1 import RequestOutput, TokenLogprobs
+from fissile.v1 import PositionLogprobs, RequestOutput, TokenLogprobs
 from router.answering.completion import TokenGapError
 from router.answering.logprobs import TokenBytes, with_text
 
 MAX_PART_ENTRIES = 8192
 """In one message to a client. Writing their text takes some ten milliseconds of the event loop."""
+
+_ENTRY_BYTES = 12
 
 
 @dataclass(slots=True)
@@ -41,6 +44,11 @@ class PromptLogprobs:
         """That wait for the client."""
         return len(self._parts)
 
+    @property
+    def num_bytes(self) -> int:
+        """Of these."""
+        return sum(part.num_entries for part in self._parts) * _ENTRY_BYTES
+
     def accept(self, output: RequestOutput) -> None:
         """Repeated ones are dropped: another worker begins again. Raises TokenGapError on missing ones."""
         repeated = self._num_accepted - output.prompt_logprobs_offset
@@ -64,3 +72,8 @@ class PromptLogprobs:
         if not self._parts:
             return []
         return with_text(RequestOutput.FromString(self._parts.popleft().data).prompt_logprobs, self._token_bytes)
+
+
+def prompt_logprob_bytes(positions: Sequence[PositionLogprobs]) -> int:
+    """What they take while they wait, by estimate."""
+    return len(positions) * len(positions[0].token_ids) * _ENTRY_BYTES

@@ -2,7 +2,7 @@
 
 Its worker link feeds it (`on_output`, `on_lost`) and never waits; the call's `Answer` takes what is new whenever the
 client is ready for it and the pacer lets it. In between, news merge into one pending delta per completion, so a slow
-client costs the tokens of its completion and nothing more.
+client costs the tokens of its completion and what it asked for with them, up to a bound.
 """
 
 import asyncio
@@ -12,11 +12,12 @@ from collections.abc import Sequence as List
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from fissile.errors import FissileError, InternalError
+from fissile.errors import FissileError, InternalError, ResourceExhaustedError
 from fissile.v1 import FinishReason, RequestOutput, RequestTimings, SequenceGroup, TokenLogprobs, Usage
+from router.admission.unread import UnreadBytes
 from router.answering.completion import Completion, Delta, TokenGapError
 from router.answering.pacing import Pacer
-from router.answering.prompt_logprobs import PromptLogprobs
+from router.answering.prompt_logprobs import PromptLogprobs, prompt_logprob_bytes
 from router.answering.refusals import error_of
 from router.answering.timing import Timing
 from router.asking.spec import RequestSpec
@@ -29,6 +30,10 @@ logger = logging.getLogger(__name__)
 # Looking a value up in a protobuf enum takes as long as decoding a token.
 _ERROR = FinishReason.FINISH_REASON_ERROR
 _ABORTED = FinishReason.FINISH_REASON_ABORTED
+
+# Of memory, as long as the client has not read it: a token with its text, and an entry of its log probabilities.
+TOKEN_BYTES = 64
+ENTRY_BYTES = 160
 
 
 @dataclass(slots=True)
@@ -81,6 +86,7 @@ class OpenRequest:
         metrics: RouterMetrics,
         pacer: Pacer,
         news: asyncio.Event,
+        unread: UnreadBytes,
     ) -> None:
         """`news` is set when there is something to take, or an error; requests of one call share it."""
         self.spec = spec
@@ -95,6 +101,7 @@ class OpenRequest:
         self._prompt_logprobs = PromptLogprobs(num_prompt_logprobs, tokenizer.token_bytes)
         self._metrics = metrics
         self._pacer = pacer
+        self._unread = unread
         self._has_sent = False
         self._hop: Hop | None = None
         self._on_loss: OnLoss | None = None
@@ -154,6 +161,8 @@ class OpenRequest:
             self._accept(output, now)
         except TokenGapError as gap:
             self.on_lost(f"tokens got lost: {gap}")
+        except ResourceExhaustedError as error:
+            self.fail(error)
         except Exception as error:
             self.crash(error)
 
@@ -171,6 +180,7 @@ class OpenRequest:
         if output.index == 0 and not self.num_cached_tokens:
             # Later completions share the first one's prompt, and a resumed one finds what it had computed itself.
             self.num_cached_tokens = output.num_cached_tokens
+        self._unread.add(_num_bytes(output))
         if output.prompt_logprobs:
             self._prompt_logprobs.accept(output)
         if output.token_ids and not self._prompt_logprobs.is_complete:
@@ -245,6 +255,7 @@ class OpenRequest:
         """Nobody waits for it any more. Idempotent."""
         self._leave()
         self._pacer.forget(self.news)
+        self._unread.release()
 
     def _leave(self) -> None:
         """Abort what is on a worker. Idempotent."""
@@ -281,6 +292,8 @@ class OpenRequest:
         if not self._has_sent and self.spec.send_prompt:
             update.prompt_token_ids = self.spec.prompt.token_ids
         self._has_sent = True
+        if not self.spec.cumulative:
+            self._unread.taken(self._prompt_logprobs.num_bytes)
         return update
 
     def _usage(self) -> Usage:
@@ -290,3 +303,13 @@ class OpenRequest:
             num_cached_tokens=self.num_cached_tokens,
             num_reasoning_tokens=sum(c.num_reasoning_tokens for c in self.completions),
         )
+
+
+def _num_bytes(output: RequestOutput) -> int:
+    """That it takes until the client has read it."""
+    num_bytes = len(output.token_ids) * TOKEN_BYTES
+    if output.logprobs:
+        num_bytes += len(output.logprobs) * len(output.logprobs[0].token_ids) * ENTRY_BYTES
+    if output.prompt_logprobs:
+        num_bytes += prompt_logprob_bytes(output.prompt_logprobs)
+    return num_bytes

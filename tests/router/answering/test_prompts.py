@@ -234,7 +234,10 @@ def test_places_are_taken_for_all_or_none():
     num_open, refused = run_system(scenario, worker, max_open_requests=3)
     assert num_open == 2
     assert refused.code == grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert refused.message == "2 requests are open and 2 more wanted; this router takes 3"
+    assert (
+        refused.message
+        == "open requests: 2 of 3 are taken, 2 of them by this client, and 2 more are wanted (max-open-requests)"
+    )
 
 
 def test_a_slow_reader_costs_few_messages():

@@ -1,0 +1,82 @@
+"""Clients that answers are written to over gRPC. One that reads nothing for long loses its request.
+
+HTTP needs none of this: there a reader that takes nothing holds up its connection, and the system gives up on that
+(`router/http/server.py`). A gRPC client reads its connection all the time, also while one of its streams is full.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+
+from fissile.errors import ResourceExhaustedError
+from router.admission.budget import Budget
+
+
+class StalledReaderError(ResourceExhaustedError):
+    """It read nothing for too long."""
+
+
+@dataclass(slots=True, eq=False)
+class Reader:
+    """`begin` and `end` stand around each write: cheaper by far than a time-out of its own for each."""
+
+    limit: asyncio.Timeout
+    since: float | None = None
+    """When the write began that is going on."""
+
+    def begin(self) -> None:
+        self.since = time.monotonic()
+
+    def end(self) -> None:
+        self.since = None
+
+
+class Readers:
+    """Used on one event loop; looks at all that are written to a few times within `timeout` seconds."""
+
+    def __init__(self, timeout: float, places: Budget, held_bytes: Budget) -> None:
+        self._timeout = timeout
+        self._places = places
+        self._held_bytes = held_bytes
+        self._readers: set[Reader] = set()
+        self._timer: asyncio.TimerHandle | None = None
+
+    @asynccontextmanager
+    async def watched(self) -> AsyncIterator[Reader]:
+        """For as long as the block lasts. A write that takes too long ends the block with StalledReaderError."""
+        try:
+            async with asyncio.timeout(None) as limit:
+                reader = Reader(limit)
+                self._readers.add(reader)
+                self._come_back()
+                try:
+                    yield reader
+                finally:
+                    self._readers.discard(reader)
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
+            raise StalledReaderError(
+                f"nothing of the answer was read for {self._timeout:g} s (write-timeout)"
+            ) from error
+
+    @contextmanager
+    def lingering(self, client: str, num_bytes: int) -> Iterator[None]:
+        """Around the end of such a call: gRPC keeps it, and the `num_bytes` of its last message, until the client reads
+        on or goes. So it counts as a place of that client."""
+        with self._places.forced(client, 1), self._held_bytes.forced(client, num_bytes):
+            yield
+
+    def _come_back(self) -> None:
+        if self._timer is None and self._readers:
+            self._timer = asyncio.get_running_loop().call_later(self._timeout / 4, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        now, too_old = asyncio.get_running_loop().time(), time.monotonic() - self._timeout
+        for reader in self._readers:
+            if reader.since is not None and reader.since < too_old:
+                reader.limit.reschedule(now)
+        self._come_back()

@@ -1,0 +1,98 @@
+"""Clients that ask for much and read nothing, over real sockets: each loses its request, and nobody else anything."""
+
+import asyncio
+
+import grpc
+
+from fissile.channel import aio_channel
+from fissile.v1 import GenerateRequest, GenerationOptions, GenerationServiceStub
+from tests.fakes.system import error_of, run_system, until
+from tests.fakes.worker import FakeWorker, counts
+
+LOGPROBS = {"sampling": {"num_logprobs": 64}}
+
+
+def ask(**options):
+    return GenerateRequest(text="a", options=GenerationOptions(ignore_eos=True, **LOGPROBS, **options))
+
+
+async def stalled(stub, num_calls, request):
+    """Calls that have read one message each, and read on no more."""
+    calls = [stub.Generate(request) for _ in range(num_calls)]
+    for call in calls:
+        await call.read()
+    return calls
+
+
+def test_who_reads_nothing_loses_its_request_and_counts_as_a_place_until_it_goes():
+    worker = FakeWorker(counts(60_000), step_seconds=0.001, tokens_per_step=20, max_model_len=100_000)
+
+    async def scenario(system):
+        async with aio_channel(f"127.0.0.1:{system.port}") as channel:
+            calls = await stalled(GenerationServiceStub(channel), 3, ask())
+            await until(lambda: len(system.router.metrics.finished))
+            await until(lambda: not worker.running)
+            ends = dict(system.router.metrics.finished)
+            lingering = len(system.router.open_requests)
+            answer = await system.ask(GenerateRequest(text="a", options=GenerationOptions(max_tokens=3)))
+            status = [await error_of(rest(call)) for call in calls[:1]]
+        await system.quiet()
+        return ends, lingering, answer, status[0]
+
+    ends, lingering, answer, error = run_system(scenario, worker, write_timeout=0.4, max_message_rate=1e9)
+    assert ends == {"resource_exhausted": 3}
+    assert lingering == 3
+    assert answer.usage.num_completion_tokens == 3
+    assert (error.code, error.message) == (
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        "nothing of the answer was read for 0.4 s (write-timeout)",
+    )
+
+
+async def rest(call):
+    while await call.read() is not grpc.aio.EOF:
+        pass
+
+
+def test_what_waits_for_a_reader_is_bounded_in_bytes():
+    """128 completions with 64 log probabilities each: 30 MB/s before there was a bound."""
+    worker = FakeWorker(counts(1000), step_seconds=0.001, max_model_len=2000)
+
+    async def scenario(system):
+        (call,) = await stalled(system.stub, 1, ask(n=128))
+        await until(lambda: not worker.running)
+        error = await error_of(rest(call))
+        await system.quiet()
+        return error, system.router.api._held_bytes.num_taken
+
+    error, held = run_system(scenario, worker, max_unread_bytes=16 * 1024 * 1024, max_message_rate=1e9)
+    assert error.code == grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert "max-unread-bytes" in error.message
+    assert held == 0
+
+
+def test_who_asks_for_the_end_only_is_bounded_too():
+    worker = FakeWorker(counts(1000), step_seconds=0.0, max_model_len=2000)
+
+    async def scenario(system):
+        error = await error_of(system.ask(ask(n=16, output={"final_only": True})))
+        await system.quiet()
+        return error
+
+    error = run_system(scenario, worker, max_held_bytes=4 * 1024 * 1024)
+    assert error.code == grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert "max-held-bytes" in error.message
+
+
+def test_a_slow_reader_keeps_its_request():
+    """It takes something within the time-out, again and again."""
+    worker = FakeWorker(counts(1000), step_seconds=0.001, tokens_per_step=20, max_model_len=10_000)
+
+    async def scenario(system):
+        call, num_tokens = system.stub.Generate(ask(output={"token_ids": True})), 0
+        while (message := await call.read()) is not grpc.aio.EOF:
+            num_tokens += sum(len(delta.token_ids) for delta in message.completions)
+            await asyncio.sleep(0.02)
+        return num_tokens
+
+    assert run_system(scenario, worker, write_timeout=0.4, max_message_rate=1e9) == 1000
