@@ -45,6 +45,11 @@ class FissileError(Exception):
 
     def to_status(self) -> status_pb2.Status:
         """Short enough for the headers that it travels in, whatever a client's own words in it are."""
+        message = _cut(self.message, MAX_MESSAGE_BYTES)
+        return status_pb2.Status(code=self.code.value[0], message=message, details=self.details())
+
+    def details(self) -> list[any_pb2.Any]:
+        """For programs."""
         details: list[any_pb2.Any] = [_pack(error_details_pb2.ErrorInfo(reason=self.reason, domain=DOMAIN))]
         if self.violations:
             violations = self.violations[:MAX_VIOLATIONS]
@@ -60,8 +65,7 @@ class FissileError(Exception):
             delay = duration_pb2.Duration()
             delay.FromNanoseconds(int(self.retry_after * 1e9))
             details.append(_pack(error_details_pb2.RetryInfo(retry_delay=delay)))
-        message = _cut(self.message, MAX_MESSAGE_BYTES)
-        return status_pb2.Status(code=self.code.value[0], message=message, details=details)
+        return details
 
 
 class InvalidArgumentError(FissileError):
@@ -113,6 +117,29 @@ class UnauthenticatedError(FissileError):
     reason = "UNAUTHENTICATED"
 
 
+class PermissionDeniedError(FissileError):
+    """The server knows who calls, and does not let them do this."""
+
+    code = grpc.StatusCode.PERMISSION_DENIED
+    reason = "PERMISSION_DENIED"
+
+
+class QuotaExceededError(ResourceExhaustedError):
+    """The caller has used up what it may have; others may be served meanwhile."""
+
+    reason = "QUOTA_EXCEEDED"
+
+    def __init__(self, subject: str, limit: str, retry_after: float | None) -> None:
+        """`subject` is whose quota, such as `key:alice`; `limit` which part of it, with its value."""
+        super().__init__(f"the quota of {subject} is used up: {limit}", retry_after=retry_after)
+        self.subject = subject
+        self.limit = limit
+
+    def details(self) -> list[any_pb2.Any]:
+        violation = error_details_pb2.QuotaFailure.Violation(subject=self.subject, description=self.limit)
+        return [*super().details(), _pack(error_details_pb2.QuotaFailure(violations=[violation]))]
+
+
 class UnreachableError(UnavailableError):
     """The server was not reached, so nothing was sent. `cause` says why in plain words; the message has gRPC's, too."""
 
@@ -149,6 +176,7 @@ _BY_CODE: dict[grpc.StatusCode, type[FissileError]] = {
         AlreadyExistsError,
         ResourceExhaustedError,
         UnauthenticatedError,
+        PermissionDeniedError,
         UnavailableError,
         DeadlineExceededError,
         CancelledError,
@@ -166,6 +194,7 @@ def from_rpc_error(error: grpc.RpcError) -> FissileError:
         return UnreachableError(cause_of(message), message)
     violations: list[FieldViolation] = []
     retry_after: float | None = None
+    quota: error_details_pb2.QuotaFailure.Violation | None = None
     for detail in _status_of(error).details:
         if detail.Is(error_details_pb2.BadRequest.DESCRIPTOR):
             bad_request = error_details_pb2.BadRequest()
@@ -175,6 +204,12 @@ def from_rpc_error(error: grpc.RpcError) -> FissileError:
             retry = error_details_pb2.RetryInfo()
             detail.Unpack(retry)
             retry_after = retry.retry_delay.ToNanoseconds() / 1e9
+        elif detail.Is(error_details_pb2.QuotaFailure.DESCRIPTOR):
+            failure = error_details_pb2.QuotaFailure()
+            detail.Unpack(failure)
+            quota = next(iter(failure.violations), None)
+    if quota is not None:
+        return QuotaExceededError(quota.subject, quota.description, retry_after)
     result = _BY_CODE.get(code, FissileError)(message, violations=violations, retry_after=retry_after)
     result.code = code
     return result
@@ -223,7 +258,10 @@ def _cut(text: str, num_bytes: int) -> str:
 
 
 def _pack(
-    message: error_details_pb2.ErrorInfo | error_details_pb2.BadRequest | error_details_pb2.RetryInfo,
+    message: error_details_pb2.ErrorInfo
+    | error_details_pb2.BadRequest
+    | error_details_pb2.RetryInfo
+    | error_details_pb2.QuotaFailure,
 ) -> any_pb2.Any:
     packed = any_pb2.Any()
     packed.Pack(message)

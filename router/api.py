@@ -4,7 +4,7 @@
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from copy import copy
 from functools import partial
 from typing import TypeVar
@@ -12,7 +12,7 @@ from typing import TypeVar
 from google.protobuf.message import Message
 
 from common.bounds import MAX_PROMPTS
-from fissile.errors import FissileError
+from fissile.errors import FissileError, PermissionDeniedError
 from fissile.v1 import (
     ChatRequest,
     ChatResponse,
@@ -44,6 +44,7 @@ from router.asking.prompts import read_chat, read_prompts
 from router.asking.resolve import resolve
 from router.asking.validation import validate
 from router.callers.caller import Caller
+from router.callers.quotas import Quotas
 from router.config import RouterSettings
 from router.fleet import reports
 from router.fleet.dispatch import Dispatcher, TimeLeft
@@ -80,6 +81,7 @@ class GenerationApi:
         held_bytes: Budget,
         metrics: RouterMetrics,
         pacer: Pacer,
+        quotas: Quotas,
     ) -> None:
         self._settings = settings
         self._workers = workers
@@ -88,6 +90,7 @@ class GenerationApi:
         self._held_bytes = held_bytes
         self._metrics = metrics
         self._pacer = pacer
+        self._quotas = quotas
 
     def generate(
         self, request: GenerateRequest, caller: Caller, time_left: TimeLeft = no_deadline
@@ -110,11 +113,14 @@ class GenerationApi:
         account = Account(request.request_id, request.model)
         request_id = account.request_id
         try:
+            num_prompts = _num_prompts(request)
             with (
-                self._open.place(request_id, caller.name, _num_prompts(request)),
+                self._open.place(request_id, caller.name, num_prompts),
                 self._held_bytes.taken(caller.name, request.ByteSize()),
+                self._quotas.opened(caller, num_prompts) as tab,
             ):
                 opened = await self._prepared(request, caller, account)
+                tab.take_prompt(_num_prompt_tokens(opened), lambda: _num_generated(opened))
                 self._open.add(request_id, opened)
                 with deadline_timer(opened, time_left()), self._dispatcher.dispatched(opened, time_left):
                     answer = Answer(opened)
@@ -138,7 +144,8 @@ class GenerationApi:
         self, request: GenerateRequest | ChatRequest, caller: Caller, account: Account
     ) -> list[OpenRequest]:
         """Validated, tokenised, with every default filled in; one for each prompt."""
-        model = await self._model(request.model)
+        caller.check_priority(request.options.priority)
+        model = await self._model(request.model, caller)
         account.model = model.id
         await self._validate(request, model)
         tokenizer = model.tokenizer
@@ -148,7 +155,14 @@ class GenerationApi:
             prompts = await read_prompts(request, tokenizer, self._limits(model))
         bad = await bad_token_sequences(request.options.bad_words, tokenizer)
         specs = [
-            resolve(request.options, model=model, request_id=account.request_id, prompt=prompt, bad_token_sequences=bad)
+            resolve(
+                request.options,
+                model=model,
+                request_id=account.request_id,
+                prompt=prompt,
+                bad_token_sequences=bad,
+                cache_salt=caller.cache_salt(request.options.cache_salt),
+            )
             for prompt in prompts
         ]
         news = asyncio.Event()
@@ -164,8 +178,8 @@ class GenerationApi:
     def _unread_bytes(self, caller: Caller) -> UnreadBytes:
         return UnreadBytes(self._held_bytes, caller.name, self._settings.max_unread_bytes)
 
-    async def _model(self, name: str) -> ServedModel:
-        return await self._workers.model(name, self._settings.worker_wait)
+    async def _model(self, name: str, caller: Caller) -> ServedModel:
+        return await self._workers.model(name, self._settings.worker_wait, caller)
 
     async def _validate(self, request: Message, model: ServedModel) -> None:
         """A large request in a thread: the others are served meanwhile."""
@@ -180,28 +194,32 @@ class GenerationApi:
         )
 
     async def tokenize(self, request: TokenizeRequest, caller: Caller) -> TokenizeResponse:
-        model = await self._model(request.model)
-        await self._validate(request, model)
-        special = request.add_special_tokens if request.HasField("add_special_tokens") else True
-        ids = await model.tokenizer.encode(request.text, add_special_tokens=special)
-        return TokenizeResponse(token_ids=ids, tokens=model.tokenizer.token_bytes(ids))
+        with self._quotas.opened(caller):
+            model = await self._model(request.model, caller)
+            await self._validate(request, model)
+            special = request.add_special_tokens if request.HasField("add_special_tokens") else True
+            ids = await model.tokenizer.encode(request.text, add_special_tokens=special)
+            return TokenizeResponse(token_ids=ids, tokens=model.tokenizer.token_bytes(ids))
 
     async def detokenize(self, request: DetokenizeRequest, caller: Caller) -> DetokenizeResponse:
-        model = await self._model(request.model)
-        await self._validate(request, model)
-        skip = request.skip_special_tokens if request.HasField("skip_special_tokens") else True
-        decode = partial(model.tokenizer.decode, request.token_ids, skip_special_tokens=skip)
-        is_large = len(request.token_ids) >= LARGE_BYTES
-        return DetokenizeResponse(text=await model.tokenizer.in_thread(decode) if is_large else decode())
+        with self._quotas.opened(caller):
+            model = await self._model(request.model, caller)
+            await self._validate(request, model)
+            skip = request.skip_special_tokens if request.HasField("skip_special_tokens") else True
+            decode = partial(model.tokenizer.decode, request.token_ids, skip_special_tokens=skip)
+            is_large = len(request.token_ids) >= LARGE_BYTES
+            return DetokenizeResponse(text=await model.tokenizer.in_thread(decode) if is_large else decode())
 
     async def get_model(self, request: GetModelRequest, caller: Caller) -> GetModelResponse:
-        return GetModelResponse(model=reports.model(await self._model(request.model)))
+        return GetModelResponse(model=reports.model(await self._model(request.model, caller)))
 
     async def list_models(self, request: ListModelsRequest, caller: Caller) -> ListModelsResponse:
-        models = self._workers.models()
+        models = self._workers.models_of(caller)
         return ListModelsResponse(models=[reports.model(models[name]) for name in sorted(models)])
 
-    async def get_stats(self, request: GetStatsRequest) -> GetStatsResponse:
+    async def get_stats(self, request: GetStatsRequest, caller: Caller) -> GetStatsResponse:
+        if caller.quota.models is not None:
+            raise PermissionDeniedError("GetStats tells of all models and workers; this key is for some models")
         window = min(request.window_seconds or WINDOW_SECONDS, WINDOW_SECONDS)
         return await reports.stats(self._metrics, self._workers.links.values(), len(self._open), window)
 
@@ -210,6 +228,14 @@ def _num_prompts(request: GenerateRequest | ChatRequest) -> int:
     """More than are allowed are refused later, by their field."""
     num_listed = len(request.prompts) if isinstance(request, GenerateRequest) else 0
     return min(max(1, num_listed), MAX_PROMPTS)
+
+
+def _num_prompt_tokens(requests: Sequence[OpenRequest]) -> int:
+    return sum(len(request.spec.prompt.token_ids) for request in requests)
+
+
+def _num_generated(requests: Sequence[OpenRequest]) -> int:
+    return sum(request.num_completion_tokens for request in requests)
 
 
 def _end_of(request: OpenRequest) -> str:

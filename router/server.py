@@ -18,6 +18,7 @@ from router.admission.readers import Readers
 from router.answering.pacing import Pacer
 from router.api import GenerationApi
 from router.callers.callers import Callers
+from router.callers.quotas import Quotas
 from router.config import RouterSettings
 from router.fleet.dispatch import Dispatcher
 from router.fleet.policies.catalogue import make_policy
@@ -55,7 +56,9 @@ class RouterServer:
         policy = make_policy(settings.policy)
         dispatcher = Dispatcher(self.workers, policy, settings, self.metrics, Quarantine())
         self.pacer = Pacer(settings.max_message_rate)
-        self.api = GenerationApi(settings, self.workers, dispatcher, self.open_requests, held, self.metrics, self.pacer)
+        self.api = GenerationApi(
+            settings, self.workers, dispatcher, self.open_requests, held, self.metrics, self.pacer, Quotas()
+        )
         self.callers = Callers(settings.api_key.get_secret_value(), settings.api_key_file)
         self._server = ServiceServer(
             SERVICE_NAME,

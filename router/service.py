@@ -60,7 +60,7 @@ class GenerationService(GenerationServiceServicer):
         return await self._api.list_models(request, self._caller(context))
 
     async def GetStats(self, request: GetStatsRequest, context: Context) -> GetStatsResponse:
-        return await self._api.get_stats(request)
+        return await self._api.get_stats(request, self._caller(context))
 
     def _caller(self, context: Context) -> Caller:
         return self._callers.identify(header_of(context.invocation_metadata()), host_of_peer(context.peer()))

@@ -21,8 +21,10 @@ def resolve(
     request_id: str,
     prompt: Prompt,
     bad_token_sequences: Sequence[TokenSequence],
+    cache_salt: bytes,
 ) -> RequestSpec:
-    """`bad_token_sequences`: those of `bad_words`; they join those that the request has itself."""
+    """`bad_token_sequences`: those of `bad_words`; they join those that the request has itself. `cache_salt` stands in
+    place of the request's own."""
     output = options.output
     n = options.n if options.HasField("n") else 1
     if n * len(prompt.token_ids) > bounds.MAX_FANOUT_TOKENS:
@@ -53,7 +55,7 @@ def resolve(
         ignore_eos=options.ignore_eos,
         skip_special_tokens=skip_special_tokens,
         priority=options.priority,
-        cache_salt=options.cache_salt,
+        cache_salt=cache_salt,
         routing_key=options.routing_key,
         dp_rank=options.dp_rank if options.HasField("dp_rank") else None,
         send_prompt=output.prompt_token_ids,

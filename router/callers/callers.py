@@ -40,12 +40,12 @@ class Callers:
             return Caller(host)
         return self._table.find(header) or Caller(host)
 
-    async def follow_file(self, interval: float = RELOAD_SECONDS) -> None:
-        """For ever: what changes in the file counts within the interval, in seconds. While it cannot be used, the keys
-        are those from before."""
+    async def follow_file(self) -> None:
+        """For ever: what changes in the file counts soon after. While it cannot be used, the keys are those from
+        before."""
         complaint = ""
         while self._file is not None:
-            await asyncio.sleep(interval)
+            await asyncio.sleep(RELOAD_SECONDS)
             try:
                 keys = await asyncio.to_thread(read_keys, self._file)
             except InvalidArgumentError as error:

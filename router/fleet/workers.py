@@ -10,6 +10,7 @@ from itertools import chain
 from fissile.channel import ClientTls
 from fissile.errors import InvalidArgumentError, NotFoundError, UnavailableError
 from fissile.v1 import GetWorkerResponse
+from router.callers.caller import Caller
 from router.config import DNS_PREFIX, RouterSettings
 from router.fleet.link import WorkerLink
 from router.model.served import ServedModel
@@ -102,28 +103,37 @@ class WorkerSet:
             and dp_rank in (None, link.info.dp_rank)
         ]
 
-    async def model(self, name: str, wait: float) -> ServedModel:
-        """The model called `name`, by id or alias; empty: the only one. Of several with one alias the first by id.
-        Waits for a first worker. Raises NotFoundError, InvalidArgumentError (empty, but there are several),
-        UnavailableError (no worker has come)."""
+    def models_of(self, caller: Caller) -> Mapping[str, ServedModel]:
+        """Those that it may use: the others are not there for it."""
         models = self.models()
-        if not models:
-            try:
-                async with asyncio.timeout(wait):
-                    while not models:
-                        await self.wait_for_change()
-                        models = self.models()
-            except TimeoutError:
-                raise UnavailableError(f"no worker has come within {wait:g} s", retry_after=wait) from None
+        if caller.quota.models is None:
+            return models
+        return {id: model for id, model in models.items() if caller.may_use((id, *model.aliases))}
+
+    async def model(self, name: str, wait: float, caller: Caller) -> ServedModel:
+        """The caller's model called `name`, by id or alias; empty: the only one. Of several with one alias the first by
+        id. Waits for a first worker. Raises NotFoundError, InvalidArgumentError (empty, but there are several),
+        UnavailableError (no worker has come)."""
+        await self._wait_for_models(wait)
+        models = self.models_of(caller)
         if not name and len(models) > 1:
             raise InvalidArgumentError.of("model", f"must be one of {', '.join(sorted(models))}")
-        model = models.get(name) if name else next(iter(models.values()))
+        model = models.get(name) if name else next(iter(models.values()), None)
         if model is None:
             aliased = (id for id in sorted(models) if name in models[id].aliases)
             model = models.get(next(aliased, ""))
         if model is None:
-            raise NotFoundError(f"model {name!r} is not served here; there is {', '.join(sorted(models))}")
+            raise NotFoundError(f"model {name!r} is not served here; there is {', '.join(sorted(models)) or 'none'}")
         return model
+
+    async def _wait_for_models(self, wait: float) -> None:
+        """Until there is one. Raises UnavailableError."""
+        try:
+            async with asyncio.timeout(wait):
+                while not self.models():
+                    await self.wait_for_change()
+        except TimeoutError:
+            raise UnavailableError(f"no worker has come within {wait:g} s", retry_after=wait) from None
 
     async def wait_for_change(self) -> None:
         """Until a worker comes, goes or changes."""

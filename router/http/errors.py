@@ -14,6 +14,8 @@ _STATUS: dict[grpc.StatusCode, tuple[int, str]] = {
     grpc.StatusCode.FAILED_PRECONDITION: (400, _INVALID),
     # Not 501: clients would try again.
     grpc.StatusCode.UNIMPLEMENTED: (400, _INVALID),
+    grpc.StatusCode.UNAUTHENTICATED: (401, _INVALID),
+    grpc.StatusCode.PERMISSION_DENIED: (403, _INVALID),
     grpc.StatusCode.NOT_FOUND: (404, _INVALID),
     grpc.StatusCode.ALREADY_EXISTS: (409, _INVALID),
     grpc.StatusCode.RESOURCE_EXHAUSTED: (429, "rate_limit_error"),

@@ -61,13 +61,11 @@ def test_every_default_is_filled_in_for_the_worker():
 
 def test_what_the_request_sets_wins():
     worker = FakeWorker(says("x"), files=toys.files(toys.byte_level(), temperature=0.6, top_k=20))
-    generate(
-        worker, sampling=SamplingParams(temperature=0, top_k=-1, seed=9), max_tokens=5, priority=-3, cache_salt=b"s"
-    )
+    generate(worker, sampling=SamplingParams(temperature=0, top_k=-1, seed=9), max_tokens=5, priority=-3)
     (sequence,) = worker.received
     assert (sequence.sampling.temperature, sequence.sampling.top_k, sequence.sampling.seed) == (0, 0, 9)
     group = sequence.group
-    assert (group.max_tokens, group.priority, group.cache_salt) == (5, -3, b"s")
+    assert (group.max_tokens, group.priority) == (5, -3)
 
 
 def test_unset_seeds_differ():

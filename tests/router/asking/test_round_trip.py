@@ -65,7 +65,9 @@ def model():
 def sent(options: GenerationOptions, model: ServedModel, index=0, generated=()) -> tuple[SequenceGroup, list]:
     """The group of one that a worker gets, and the token sequences of the bad words."""
     bad = asyncio.run(bad_token_sequences(options.bad_words, model.tokenizer))
-    spec = resolve(options, model=model, request_id="r", prompt=PROMPT, bad_token_sequences=bad)
+    spec = resolve(
+        options, model=model, request_id="r", prompt=PROMPT, bad_token_sequences=bad, cache_salt=options.cache_salt
+    )
     group = spec.group({index: generated}, asks_prompt_logprobs=spec.wants_prompt_logprobs, deadline=1.5)
     group.sequences[0].id = 1
     return group, bad

@@ -4,7 +4,7 @@ import httpx2
 import pytest
 
 from fissile.v1 import ListModelsRequest
-from router.callers.caller import Caller, host_of_peer
+from router.callers.caller import Caller, Quota, host_of_peer
 from tests.fakes.system import run_system
 from tests.fakes.worker import FakeWorker, says
 
@@ -39,3 +39,19 @@ def test_both_fronts_say_who_calls(monkeypatch):
         return callers
 
     assert run_system(scenario, FakeWorker(says("a")), http_port=0) == [Caller("127.0.0.1")] * 2
+
+
+def test_salts_of_tenants_never_meet():
+    """Whatever a request asks for, it stays among the prefixes of its own tenant."""
+    nobody, acme, other = (Caller("x", tenant) for tenant in ("", "acme", "acme2"))
+    asked = [b"", b"2", b"a", acme.cache_salt(b""), acme.cache_salt(b"a"), b"\0\0\0\4acme"]
+    salts = [caller.cache_salt(salt) for caller in (nobody, acme, other) for salt in asked]
+    assert len(set(salts)) == len(salts)
+    assert nobody.cache_salt(b"") == b"", "who has no tenant and asks for nothing shares what all share"
+    assert acme.cache_salt(b"a") == Caller("another key", "acme").cache_salt(b"a"), "keys of one tenant share"
+
+
+def test_models_that_a_quota_names_by_id_or_alias():
+    caller = Caller("x", quota=Quota(models=frozenset({"toy", "nick"})))
+    assert [caller.may_use(names) for names in (["toy"], ["big", "nick"], ["big"])] == [True, True, False]
+    assert Caller("y").may_use(["big"])

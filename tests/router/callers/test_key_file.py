@@ -96,7 +96,8 @@ def test_a_file_that_is_not_there_stops_the_start(tmp_path):
         Callers("", tmp_path / "keys.toml")
 
 
-def test_the_file_is_read_again_and_a_bad_one_changes_nothing(tmp_path, caplog):
+def test_the_file_is_read_again_and_a_bad_one_changes_nothing(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr("router.callers.callers.RELOAD_SECONDS", 0.005)
     path = tmp_path / "keys.toml"
     path.write_text(key())
     callers = Callers("", path)
@@ -109,7 +110,7 @@ def test_the_file_is_read_again_and_a_bad_one_changes_nothing(tmp_path, caplog):
         return True
 
     async def run():
-        following = asyncio.create_task(callers.follow_file(0.005))
+        following = asyncio.create_task(callers.follow_file())
         path.write_text(key(secret='"short"'))
         await until(lambda: "API keys are not read again" in caplog.text)
         seen = [(knows(ALICE), knows(BOB))]

@@ -12,7 +12,9 @@ from fissile.errors import (
     InternalError,
     InvalidArgumentError,
     NotFoundError,
+    PermissionDeniedError,
     ResourceExhaustedError,
+    UnauthenticatedError,
     UnavailableError,
     UnimplementedError,
 )
@@ -28,6 +30,8 @@ from tests.router.http.front import chat, complete, run_front
     [
         (InvalidArgumentError.of("top_p", "is 2"), 400, "invalid_request_error", "top_p", "invalid_argument"),
         (UnimplementedError("x"), 400, "invalid_request_error", None, "unimplemented"),
+        (UnauthenticatedError("x"), 401, "invalid_request_error", None, "unauthenticated"),
+        (PermissionDeniedError("x"), 403, "invalid_request_error", None, "permission_denied"),
         (NotFoundError("x"), 404, "invalid_request_error", "model", "model_not_found"),
         (AlreadyExistsError("x"), 409, "invalid_request_error", None, "already_exists"),
         (ResourceExhaustedError("x"), 429, "rate_limit_error", None, "rate_limit_exceeded"),
