@@ -358,7 +358,7 @@ class ListModelsResponse(_message.Message):
     def __init__(self, models: _Optional[_Iterable[_Union[Model, _Mapping]]] = ...) -> None: ...
 
 class Model(_message.Message):
-    __slots__ = ("id", "architectures", "max_model_len", "vocab_size", "tokenizer_fingerprint", "has_chat_template", "eos_token_ids", "default_sampling", "num_workers", "aliases")
+    __slots__ = ("id", "architectures", "max_model_len", "vocab_size", "tokenizer_fingerprint", "has_chat_template", "eos_token_ids", "default_sampling", "num_workers", "aliases", "versions")
     ID_FIELD_NUMBER: _ClassVar[int]
     ARCHITECTURES_FIELD_NUMBER: _ClassVar[int]
     MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
@@ -369,6 +369,7 @@ class Model(_message.Message):
     DEFAULT_SAMPLING_FIELD_NUMBER: _ClassVar[int]
     NUM_WORKERS_FIELD_NUMBER: _ClassVar[int]
     ALIASES_FIELD_NUMBER: _ClassVar[int]
+    VERSIONS_FIELD_NUMBER: _ClassVar[int]
     id: str
     architectures: _containers.RepeatedScalarFieldContainer[str]
     max_model_len: int
@@ -379,7 +380,28 @@ class Model(_message.Message):
     default_sampling: _sampling_pb2.SamplingParams
     num_workers: int
     aliases: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, id: _Optional[str] = ..., architectures: _Optional[_Iterable[str]] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., tokenizer_fingerprint: _Optional[str] = ..., has_chat_template: bool = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., default_sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., num_workers: _Optional[int] = ..., aliases: _Optional[_Iterable[str]] = ...) -> None: ...
+    versions: _containers.RepeatedCompositeFieldContainer[ModelVersion]
+    def __init__(self, id: _Optional[str] = ..., architectures: _Optional[_Iterable[str]] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., tokenizer_fingerprint: _Optional[str] = ..., has_chat_template: bool = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., default_sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., num_workers: _Optional[int] = ..., aliases: _Optional[_Iterable[str]] = ..., versions: _Optional[_Iterable[_Union[ModelVersion, _Mapping]]] = ...) -> None: ...
+
+class ModelVersion(_message.Message):
+    __slots__ = ("name", "tokenizer_fingerprint", "model_fingerprint", "dtype", "max_model_len", "vocab_size", "has_chat_template", "num_workers")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    TOKENIZER_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
+    VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
+    HAS_CHAT_TEMPLATE_FIELD_NUMBER: _ClassVar[int]
+    NUM_WORKERS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    tokenizer_fingerprint: str
+    model_fingerprint: str
+    dtype: str
+    max_model_len: int
+    vocab_size: int
+    has_chat_template: bool
+    num_workers: int
+    def __init__(self, name: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., dtype: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., has_chat_template: bool = ..., num_workers: _Optional[int] = ...) -> None: ...
 
 class GetStatsRequest(_message.Message):
     __slots__ = ("window_seconds",)
