@@ -1,5 +1,6 @@
 """What a worker can be told, by flag or by environment (`FISSILE_WORKER_…`), and nothing else reads either."""
 
+import re
 from pathlib import Path
 from typing import Literal
 
@@ -19,6 +20,8 @@ from worker.runner.config import RunnerConfig
 ENV_PREFIX = "FISSILE_WORKER_"
 MAX_NAME_LENGTH = 256
 """Of a served model: names are written in logs and metrics."""
+MAX_VERSION_LENGTH = 64
+_VERSION = re.compile(rf"[A-Za-z0-9._-]{{0,{MAX_VERSION_LENGTH}}}")
 
 
 class WorkerSettings(Settings):
@@ -35,9 +38,11 @@ class WorkerSettings(Settings):
         description="What requests call the model, several separated by commas: the first is its id, the others are "
         "aliases; unset: the last name of the path without .gguf, or the hub id.",
     )
-    chat_template: Path | None = Field(
-        None, description="Jinja file in place of the model's own chat template; the same for all workers of a model."
+    model_version: str = Field(
+        "",
+        description="What this version of the model is called, such as canary; a router's --version-shares goes by it.",
     )
+    chat_template: Path | None = Field(None, description="Jinja file in place of the model's own chat template.")
     load_format: Literal["auto", "safetensors", "gguf", "dummy"] = Field(
         "auto", description="How weights are stored; 'dummy' makes random ones, for performance work."
     )
@@ -147,6 +152,11 @@ class WorkerSettings(Settings):
         for name in self.served_model_name:
             if not name.isprintable() or len(name) > MAX_NAME_LENGTH:
                 raise ValueError(f"--served-model-name: {name!r} is not printable or longer than {MAX_NAME_LENGTH}")
+        if not _VERSION.fullmatch(self.model_version):
+            raise ValueError(
+                f"--model-version: {self.model_version!r} has more than {MAX_VERSION_LENGTH} characters, or others "
+                "than letters, digits, and . _ -"
+            )
         if (self.tls_certificate is None) != (self.tls_key is None):
             raise ValueError("--tls-certificate and --tls-key go together")
         if self.tls_client_ca and not self.tls_certificate:

@@ -27,10 +27,9 @@ from worker.engine import Engine, EngineExecutor, StepReport
 from worker.executor.executor import Executor
 from worker.garbage import freeze_loaded
 from worker.grammars.in_use import GrammarsInUse
-from worker.loader.tokenizer import TokenizerFiles
 from worker.metrics import WorkerMetrics
 from worker.runner.config import ModelInfo
-from worker.served_tokenizer import tokenizer_loader
+from worker.served_files import ServedFiles, files_reader
 from worker.service import LoadedWorker, RankProfiles, WorkerService
 from worker.threads import in_thread
 
@@ -69,14 +68,14 @@ class WorkerServer:
         self,
         settings: WorkerSettings,
         make_executor: Callable[[Callable[[], None]], ModelExecutor],
-        load_tokenizer: Callable[[], TokenizerFiles],
+        read_files: Callable[[], ServedFiles],
     ) -> None:
         """`make_executor` is given what to call when a process of the executor has ended, from any thread."""
         self._settings = settings
         self._loop = asyncio.get_running_loop()
         self._executor = make_executor(self._on_rank_end)
         self._is_executor_up = False
-        self._load_tokenizer = load_tokenizer
+        self._read_files = read_files
         self._registry = new_registry()
         self._metrics = WorkerMetrics(self._registry, settings.model_names[0])
         self._service = WorkerService(settings, self._take_health_down)
@@ -103,8 +102,8 @@ class WorkerServer:
     async def load(self) -> None:
         """Load the model and serve. Raises ModelError, ExecutorError, ConfigError or UnavailableError."""
         watch = Stopwatch()
-        tokenizer, model = await asyncio.gather(in_thread(self._load_tokenizer), self._start_executor())
-        watch.lap("tokenizer and ranks")
+        files, model = await asyncio.gather(in_thread(self._read_files), self._start_executor())
+        watch.lap("files and ranks")
         self._engine = engine = self._make_engine(model)
         limits = ModelLimits(
             vocab_size=model.config.vocab_size,
@@ -131,7 +130,7 @@ class WorkerServer:
         await self._warm_up(self._broker, limits)
         self._metrics.start(model, lambda: engine.load)
         self._loop_lag.start()
-        self._service.attach(LoadedWorker(self._engine, self._broker, model, tokenizer, self._executor.profiles))
+        self._service.attach(LoadedWorker(self._engine, self._broker, model, files, self._executor.profiles))
         await self._server.set_serving(True)
         watch.lap("first request")
         logger.info(
@@ -249,7 +248,7 @@ async def _load_and_wait(server: WorkerServer, stop: asyncio.Event, on_ready: Ca
 
 async def serve(settings: WorkerSettings) -> None:
     """Until a signal comes."""
-    load_tokenizer = tokenizer_loader(settings)
+    read_files = files_reader(settings)
     stop = stop_event_on_signals()
     server = WorkerServer(
         settings,
@@ -260,6 +259,6 @@ async def serve(settings: WorkerSettings) -> None:
             log_format=settings.log_format,
             on_rank_end=on_rank_end,
         ),
-        load_tokenizer,
+        read_files,
     )
     await run_until_stopped(server, stop, on_ready=freeze_loaded)

@@ -24,8 +24,8 @@ from worker.core.scheduler import Scheduler
 from worker.engine import Engine
 from worker.executor.errors import ExecutorError
 from worker.kv_watch import watch_kv_events
-from worker.loader.tokenizer import TokenizerFiles
 from worker.runner.config import ModelInfo
+from worker.served_files import ServedFiles
 from worker.streams import ExecuteStream
 
 logger = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ class LoadedWorker:
     engine: Engine
     broker: Broker
     model: ModelInfo
-    tokenizer: TokenizerFiles
+    files: ServedFiles
     profiles: RankProfiles
 
 
@@ -117,7 +117,7 @@ class WorkerService(v1.WorkerServiceServicer):
             model=settings.model_names[0],
             model_aliases=settings.model_names[1:],
             architectures=[model.config.architecture],
-            tokenizer_fingerprint=worker.tokenizer.fingerprint,
+            tokenizer_fingerprint=worker.files.tokenizer.fingerprint,
             max_model_len=model.max_model_len,
             vocab_size=model.config.vocab_size,
             block_size=model.block_size,
@@ -133,13 +133,15 @@ class WorkerService(v1.WorkerServiceServicer):
             kernel_backend=", ".join(sorted(set(model.kernels.values()))),
             eos_token_ids=model.config.eos_token_ids,
             version=package_version(),
+            model_fingerprint=worker.files.model_fingerprint,
+            model_version=settings.model_version,
         )
 
     async def GetTokenizer(
         self, request: v1.GetTokenizerRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[v1.GetTokenizerResponse]:
         await context.send_initial_metadata(())
-        tokenizer = self._loaded().tokenizer
+        tokenizer = self._loaded().files.tokenizer
         names = sorted(tokenizer.files)
         for name in names:
             data = tokenizer.files[name]

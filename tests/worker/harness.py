@@ -25,10 +25,12 @@ from tests.core.fake_runner import next_token
 from tests.worker.fake_executor import FakeExecutor
 from worker.config import WorkerSettings
 from worker.loader.tokenizer import TokenizerFiles
+from worker.served_files import ServedFiles
 from worker.server import WorkerServer
 
 WAIT_SECONDS = 60
 TOKENIZER = TokenizerFiles({"tokenizer.json": b"x" * 2_500_000, "empty.json": b""})
+FILES = ServedFiles(TOKENIZER, model_fingerprint="f1")
 
 _prompts = itertools.count(11)
 
@@ -60,7 +62,7 @@ def run_worker(
             executor = FakeExecutor(num_blocks=num_blocks, block_size=config.block_size, max_model_len=max_model_len)
             if prepare is not None:
                 prepare(executor)
-            server = WorkerServer(config, partial(_with_callback, executor), lambda: TOKENIZER)
+            server = WorkerServer(config, partial(_with_callback, executor), lambda: FILES)
             await server.listen()
             loading = asyncio.create_task(server.load())
             address = f"127.0.0.1:{server.port}"

@@ -8,7 +8,7 @@ from common.config import parse_settings
 from fissile.errors import InvalidArgumentError
 from tests.fakes import tokenizer as toys
 from worker.config import WorkerSettings
-from worker.server import tokenizer_loader
+from worker.server import files_reader
 
 
 def parse(*argv):
@@ -20,6 +20,7 @@ def parse(*argv):
     [
         (["--port", "70000"], "worker: --port: "),
         (["--dp-rank", "2", "--dp-size", "2"], "--dp-rank 2 is not below --dp-size 2"),
+        (["--model-version", "v 2"], "--model-version: 'v 2' has more than 64 characters, or others than letters"),
         (["--tls-key", "key.pem"], "--tls-certificate and --tls-key go together"),
         (["--preemption-mode", "swap"], "--preemption-mode swap needs --swap-space-gib above 0"),
         (["--block-size", "24"], "block_size: is 24; 1 or a multiple of 16 is needed, such as 16 or 32"),
@@ -86,11 +87,13 @@ def test_a_template_that_the_worker_was_told_is_the_one_it_serves(tmp_path):
     for name, content in toys.files(toys.byte_level()).items():
         (model / name).write_bytes(content)
     path.write_text("{{ messages }}")
-    own = tokenizer_loader(WorkerSettings(model=str(model)))()
-    files = tokenizer_loader(WorkerSettings(model=str(model), chat_template=path))()
+    own = files_reader(WorkerSettings(model=str(model)))()
+    told = files_reader(WorkerSettings(model=str(model), chat_template=path))()
+    files = told.tokenizer
     assert files.files["chat_template.jinja"] == b"{{ messages }}"
     assert b"chat_template" not in files.files["tokenizer_config.json"]
-    assert files.fingerprint != own.fingerprint
+    assert files.fingerprint != own.tokenizer.fingerprint
+    assert told.model_fingerprint == own.model_fingerprint
     path.write_text("{{ messages")
     with pytest.raises(InvalidArgumentError, match=f"chat-template {path}, line 1: "):
-        tokenizer_loader(WorkerSettings(model=str(model), chat_template=path))
+        files_reader(WorkerSettings(model=str(model), chat_template=path))

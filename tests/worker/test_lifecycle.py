@@ -14,7 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from fissile.channel import aio_channel
 from fissile.v1 import DrainRequest, FinishReason, GetWorkerRequest
 from tests.worker.fake_executor import FakeExecutor
-from tests.worker.harness import TOKENIZER, connect, quiet, run_all, run_worker, sequence, until
+from tests.worker.harness import FILES, connect, quiet, run_all, run_worker, sequence, until
 from worker.config import WorkerSettings
 from worker.executor.errors import ExecutorStartError
 from worker.server import WorkerFailedError, WorkerServer, run_until_stopped
@@ -187,7 +187,7 @@ def test_a_step_that_hangs_does_not_hang_the_shutdown(monkeypatch):
     assert end == ("UNAVAILABLE", "the worker is shutting down")
 
 
-def serve(executor, load_tokenizer=lambda: TOKENIZER, stop_at_once=False, **options):
+def serve(executor, read_files=lambda: FILES, stop_at_once=False, **options):
     """Until it fails, or is ready."""
 
     async def run():
@@ -201,7 +201,7 @@ def serve(executor, load_tokenizer=lambda: TOKENIZER, stop_at_once=False, **opti
             return executor
 
         async with asyncio.timeout(30):
-            await run_until_stopped(WorkerServer(settings, make, load_tokenizer), stop, on_ready=stop.set)
+            await run_until_stopped(WorkerServer(settings, make, read_files), stop, on_ready=stop.set)
 
     asyncio.run(run())
 
@@ -213,17 +213,17 @@ def test_tokenizer_and_ranks_are_loaded_at_the_same_time():
     starting = threading.Event()
     start = executor.start
 
-    def load_tokenizer():
+    def read_files():
         assert starting.wait(20)
         executor.loading.set()
-        return TOKENIZER
+        return FILES
 
     def observed_start():
         starting.set()
         return start()
 
     executor.start = observed_start
-    serve(executor, load_tokenizer)
+    serve(executor, read_files)
 
 
 def test_a_model_that_cannot_be_loaded_ends_the_process():

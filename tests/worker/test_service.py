@@ -27,13 +27,15 @@ def test_it_says_what_it_is():
         return await system.stub.GetWorker(GetWorkerRequest())
 
     first, second = (
-        run_worker(scenario, dp_rank=1, dp_size=2, served_model_name=["smollm2", "chat"]) for _ in range(2)
+        run_worker(scenario, dp_rank=1, dp_size=2, served_model_name=["smollm2", "chat"], model_version="v2")
+        for _ in range(2)
     )
     assert (first.model, list(first.model_aliases)) == ("smollm2", ["chat"])
     assert list(first.architectures) == ["FakeForCausalLM"]
     assert (first.max_model_len, first.vocab_size, first.block_size, first.num_blocks) == (64, 100, 16, 64)
     assert (first.dp_rank, first.dp_size, first.tp_size) == (1, 2, 1)
     assert (first.hash_scheme, first.tokenizer_fingerprint) == (HASH_SCHEME, TOKENIZER.fingerprint)
+    assert (first.model_fingerprint, first.model_version) == ("f1", "v2")
     assert (first.dtype, first.device, list(first.eos_token_ids)) == ("float32", "cpu", [EOS])
     assert first.epoch and first.epoch != second.epoch
 
