@@ -9,7 +9,7 @@ from worker.loader.source import ModelSource, SourceFormat
 HEAD_BYTES = 32 * 1024 * 1024
 """Of a GGUF file, whose configuration and vocabulary come first."""
 NUM_SAMPLES = 4096
-"""Of the weights, spread evenly over all files. To read terabytes at each start would take minutes, and training changes
+"""Of the weights, spread evenly over all files. To read terabytes at each start takes minutes, and training changes
 most weights: that a change of one in a hundred is missed has a chance of e^-40."""
 SAMPLE_BYTES = 4096
 
