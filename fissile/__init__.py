@@ -35,7 +35,7 @@ if TYPE_CHECKING:
         UnreachableError,
     )
     from fissile.requests import Message, Tool, ToolChoice
-    from fissile.results import Completion, Delta, Generation, Model, Stats, ToolCall
+    from fissile.results import Completion, Delta, Generation, Model, ModelVersion, Stats, ToolCall
 
 _HOMES = {
     "AlreadyExistsError": "fissile.errors",
@@ -54,6 +54,7 @@ _HOMES = {
     "InvalidArgumentError": "fissile.errors",
     "Message": "fissile.requests",
     "Model": "fissile.results",
+    "ModelVersion": "fissile.results",
     "NotFoundError": "fissile.errors",
     "PermissionDeniedError": "fissile.errors",
     "QuotaExceededError": "fissile.errors",
@@ -86,6 +87,7 @@ __all__ = [
     "InvalidArgumentError",
     "Message",
     "Model",
+    "ModelVersion",
     "NotFoundError",
     "PermissionDeniedError",
     "QuotaExceededError",

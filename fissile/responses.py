@@ -13,6 +13,7 @@ from fissile.results import (
     Generation,
     Logprob,
     Model,
+    ModelVersion,
     Quantiles,
     Stats,
     Timings,
@@ -203,6 +204,20 @@ def model(message: generation_pb2.Model) -> Model:
         num_workers=message.num_workers,
         default_sampling={field.name: value for field, value in message.default_sampling.ListFields()},
         aliases=tuple(message.aliases),
+        versions=tuple(_version(version) for version in message.versions),
+    )
+
+
+def _version(message: generation_pb2.ModelVersion) -> ModelVersion:
+    return ModelVersion(
+        name=message.name,
+        tokenizer_fingerprint=message.tokenizer_fingerprint,
+        model_fingerprint=message.model_fingerprint,
+        dtype=message.dtype,
+        max_model_len=message.max_model_len,
+        vocab_size=message.vocab_size,
+        has_chat_template=message.has_chat_template,
+        num_workers=message.num_workers,
     )
 
 

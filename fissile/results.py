@@ -149,8 +149,24 @@ class Generation:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelVersion:
+    """Workers of a model that are alike."""
+
+    name: str
+    """What its operator calls it; may be empty."""
+    tokenizer_fingerprint: str
+    model_fingerprint: str
+    dtype: str
+    max_model_len: int
+    vocab_size: int
+    has_chat_template: bool
+    num_workers: int
+
+
+@dataclass(frozen=True, slots=True)
 class Model:
-    """A model that the router serves."""
+    """A model that the router serves. Of several versions, `max_model_len` is that of the one with the longest context,
+    the rest that of the first."""
 
     id: str
     architectures: tuple[str, ...]
@@ -163,6 +179,8 @@ class Model:
     """By option: what holds for requests that do not give it."""
     aliases: tuple[str, ...] = ()
     """Other names that requests may use."""
+    versions: tuple[ModelVersion, ...] = ()
+    """Its workers may differ; the version that most have comes first."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,6 @@ from copy import copy
 from functools import partial
 from typing import TypeVar
 
-from google.protobuf.message import Message
-
 from common.bounds import MAX_PROMPTS
 from fissile.errors import FissileError, PermissionDeniedError
 from fissile.v1 import (
@@ -38,11 +36,6 @@ from router.answering.answer import Answer
 from router.answering.pacing import Pacer
 from router.answering.parts import parts
 from router.answering.request import OpenRequest, Update
-from router.asking.bad_words import bad_token_sequences
-from router.asking.checks import Limits
-from router.asking.prompts import read_chat, read_prompts
-from router.asking.resolve import resolve
-from router.asking.validation import validate
 from router.callers.caller import Caller
 from router.callers.quotas import Quotas
 from router.config import RouterSettings
@@ -51,14 +44,12 @@ from router.fleet.dispatch import Dispatcher, TimeLeft
 from router.fleet.workers import WorkerSet
 from router.latency import WINDOW_SECONDS
 from router.metrics import RouterMetrics
-from router.model.served import ServedModel
+from router.model.served import ServedModel, ServedVersion
 from router.open_requests import OpenRequests
+from router.preparing import LARGE_BYTES, Preparation
 from router.timers import deadline_timer
 
 R = TypeVar("R", GenerateResponse, ChatResponse)
-
-LARGE_BYTES = 64 * 1024
-"""From here on, work on a request may take more than some milliseconds."""
 
 
 def no_deadline() -> float | None:
@@ -76,6 +67,7 @@ class GenerationApi:
         self,
         settings: RouterSettings,
         workers: WorkerSet,
+        preparation: Preparation,
         dispatcher: Dispatcher,
         open_requests: OpenRequests,
         held_bytes: Budget,
@@ -85,6 +77,7 @@ class GenerationApi:
     ) -> None:
         self._settings = settings
         self._workers = workers
+        self._preparation = preparation
         self._dispatcher = dispatcher
         self._open = open_requests
         self._held_bytes = held_bytes
@@ -147,28 +140,18 @@ class GenerationApi:
         caller.check_priority(request.options.priority)
         model = await self._model(request.model, caller)
         account.model = model.id
-        await self._validate(request, model)
-        tokenizer = model.tokenizer
-        if isinstance(request, ChatRequest):
-            prompts = [await read_chat(request, tokenizer, self._limits(model), self._settings)]
-        else:
-            prompts = await read_prompts(request, tokenizer, self._limits(model))
-        bad = await bad_token_sequences(request.options.bad_words, tokenizer)
-        specs = [
-            resolve(
-                request.options,
-                model=model,
-                request_id=account.request_id,
-                prompt=prompt,
-                bad_token_sequences=bad,
-                cache_salt=caller.cache_salt(request.options.cache_salt),
-            )
-            for prompt in prompts
-        ]
+        salt = caller.cache_salt(request.options.cache_salt)
+        served, specs = await self._preparation.specs(request, model, account.request_id, salt)
         news = asyncio.Event()
         opened = [
             OpenRequest(
-                spec, tokenizer, copy(account.watch), self._metrics, self._pacer, news, self._unread_bytes(caller)
+                spec,
+                served.tokenizer,
+                copy(account.watch),
+                self._metrics,
+                self._pacer,
+                news,
+                self._unread_bytes(caller),
             )
             for spec in specs
         ]
@@ -181,34 +164,26 @@ class GenerationApi:
     async def _model(self, name: str, caller: Caller) -> ServedModel:
         return await self._workers.model(name, self._settings.worker_wait, caller)
 
-    async def _validate(self, request: Message, model: ServedModel) -> None:
-        """A large request in a thread: the others are served meanwhile."""
-        if request.ByteSize() < LARGE_BYTES:
-            validate(request, self._limits(model))
-        else:
-            await model.tokenizer.in_thread(validate, request, self._limits(model))
-
-    def _limits(self, model: ServedModel) -> Limits:
-        return Limits(
-            model.info.vocab_size, model.info.max_model_len, self._settings.max_prompt_bytes, model.info.dp_size
-        )
+    async def _main(self, request: TokenizeRequest | DetokenizeRequest, caller: Caller) -> ServedVersion:
+        """Of its model; the request is valid there."""
+        model = await self._model(request.model, caller)
+        await self._preparation.validate(request, model.main, model.max_model_len)
+        return model.main
 
     async def tokenize(self, request: TokenizeRequest, caller: Caller) -> TokenizeResponse:
         with self._quotas.opened(caller):
-            model = await self._model(request.model, caller)
-            await self._validate(request, model)
+            served = await self._main(request, caller)
             special = request.add_special_tokens if request.HasField("add_special_tokens") else True
-            ids = await model.tokenizer.encode(request.text, add_special_tokens=special)
-            return TokenizeResponse(token_ids=ids, tokens=model.tokenizer.token_bytes(ids))
+            ids = await served.tokenizer.encode(request.text, add_special_tokens=special)
+            return TokenizeResponse(token_ids=ids, tokens=served.tokenizer.token_bytes(ids))
 
     async def detokenize(self, request: DetokenizeRequest, caller: Caller) -> DetokenizeResponse:
         with self._quotas.opened(caller):
-            model = await self._model(request.model, caller)
-            await self._validate(request, model)
+            served = await self._main(request, caller)
             skip = request.skip_special_tokens if request.HasField("skip_special_tokens") else True
-            decode = partial(model.tokenizer.decode, request.token_ids, skip_special_tokens=skip)
+            decode = partial(served.tokenizer.decode, request.token_ids, skip_special_tokens=skip)
             is_large = len(request.token_ids) >= LARGE_BYTES
-            return DetokenizeResponse(text=await model.tokenizer.in_thread(decode) if is_large else decode())
+            return DetokenizeResponse(text=await served.tokenizer.in_thread(decode) if is_large else decode())
 
     async def get_model(self, request: GetModelRequest, caller: Caller) -> GetModelResponse:
         return GetModelResponse(model=reports.model(await self._model(request.model, caller)))

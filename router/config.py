@@ -14,6 +14,7 @@ from fissile.channel import ClientTls, ServerTls
 DNS_PREFIX = "dns:///"
 _ORIGIN = re.compile(r"\*|https?://[^/\s]+")
 """As browsers send it: without a path, not even a slash."""
+_SHARE = re.compile(r"(?P<model>.+)@(?P<version>[A-Za-z0-9._-]+)=(?P<share>0?\.[0-9]+|0|1(\.0*)?)")
 
 
 PolicyName = Literal["least_loaded", "round_robin", "random", "power_of_two", "consistent_hash"]
@@ -40,6 +41,15 @@ class RouterSettings(Settings):
     resolve_interval: float = Field(5.0, gt=0, description="Seconds between resolutions of DNS names.")
     connect_timeout: float = Field(10.0, gt=0, description="Seconds for each call that sets up a worker.")
     reconnect_backoff: float = Field(0.2, gt=0, description="Seconds before the first reconnect; doubles up to 1.")
+    model_aliases: CommaList = Field(
+        (),
+        description="Other names for models, as NAME=MODEL; workers may have names of their own (--served-model-name).",
+    )
+    version_shares: CommaList = Field(
+        (),
+        description="Shares of a model's new requests, 0 to 1, as MODEL@VERSION=SHARE; a version is called by its "
+        "workers' --model-version. Other versions share the rest. Unset: all by load.",
+    )
     load_interval: float = Field(1.0, gt=0, description="Seconds between load reports of a quiet worker.")
 
     policy: PolicyName = Field("least_loaded", description="How a worker is chosen.")
@@ -143,6 +153,8 @@ class RouterSettings(Settings):
             host, _, port = target.removeprefix(DNS_PREFIX).rpartition(":")
             if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
                 raise ValueError(f"workers: {target!r} must be host:port or {DNS_PREFIX}host:port")
+        self.aliases()
+        self.shares()
         if not is_sendable(self.api_key.get_secret_value()):
             raise ValueError("api-key: must be printable ASCII without blanks")
         for origin in self.http_allowed_origins:
@@ -157,6 +169,27 @@ class RouterSettings(Settings):
         if not self.worker_tls and (self.worker_tls_ca or self.worker_tls_certificate):
             raise ValueError("worker-tls-ca and worker-tls-certificate need worker-tls")
         return self
+
+    def aliases(self) -> dict[str, str]:
+        """Ids of models by alias. Raises ValueError."""
+        pairs = [word.partition("=")[::2] for word in self.model_aliases]
+        for (name, model), word in zip(pairs, self.model_aliases, strict=True):
+            if not name or not model:
+                raise ValueError(f"model-aliases: {word!r} must be NAME=MODEL")
+        return dict(pairs)
+
+    def shares(self) -> dict[str, dict[str, float]]:
+        """By model and version. Raises ValueError."""
+        shares: dict[str, dict[str, float]] = {}
+        for word in self.version_shares:
+            match = _SHARE.fullmatch(word)
+            if match is None:
+                raise ValueError(f"version-shares: {word!r} must be MODEL@VERSION=SHARE, the share from 0 to 1")
+            shares.setdefault(match["model"], {})[match["version"]] = float(match["share"])
+        for model, by_version in shares.items():
+            if sum(by_version.values()) > 1 + 1e-9:
+                raise ValueError(f"version-shares: those of {model} are more than 1 together")
+        return shares
 
     def server_tls(self) -> ServerTls | None:
         if self.tls_certificate is None or self.tls_key is None:

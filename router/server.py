@@ -23,11 +23,13 @@ from router.config import RouterSettings
 from router.fleet.dispatch import Dispatcher
 from router.fleet.policies.catalogue import make_policy
 from router.fleet.quarantine import Quarantine
+from router.fleet.versions import VersionChoice
 from router.fleet.workers import Resolver, WorkerSet, resolve_name
 from router.metrics import Gauges, RouterMetrics, WorkerGauge
 from router.model.chat_template import template_of_operator
 from router.model.tokenizer import TokenizerStore
 from router.open_requests import OpenRequests
+from router.preparing import Preparation
 from router.service import GenerationService
 
 if TYPE_CHECKING:
@@ -56,8 +58,17 @@ class RouterServer:
         policy = make_policy(settings.policy)
         dispatcher = Dispatcher(self.workers, policy, settings, self.metrics, Quarantine())
         self.pacer = Pacer(settings.max_message_rate)
+        preparation = Preparation(settings, VersionChoice(self.workers, settings.shares()))
         self.api = GenerationApi(
-            settings, self.workers, dispatcher, self.open_requests, held, self.metrics, self.pacer, Quotas()
+            settings,
+            self.workers,
+            preparation,
+            dispatcher,
+            self.open_requests,
+            held,
+            self.metrics,
+            self.pacer,
+            Quotas(),
         )
         self.callers = Callers(settings.api_key.get_secret_value(), settings.api_key_file)
         self._server = ServiceServer(
@@ -138,7 +149,7 @@ class RouterServer:
             if is_ready != was_ready:
                 await self._server.set_serving(is_ready)
                 if is_ready:
-                    logger.info("ready to serve %s", ", ".join(self.workers.models()))
+                    logger.info("ready to serve %s", ", ".join(self.workers.catalogue.models))
                 else:
                     logger.warning("not ready: no healthy worker")
                 was_ready = is_ready

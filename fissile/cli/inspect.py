@@ -7,7 +7,7 @@ import click
 from fissile.cli.options import Target, connection_options
 
 if TYPE_CHECKING:
-    from fissile.results import Model, Quantiles, Worker
+    from fissile.results import Model, ModelVersion, Quantiles, Worker
 
 _TIMEOUT = 10.0
 
@@ -70,9 +70,19 @@ def _print_entry(name: str, lines: list[str]) -> None:
 
 def _about_model(model: "Model") -> list[str]:
     chat = "with" if model.has_chat_template else "without"
+    versions = model.versions if len(model.versions) > 1 else ()
     return [
         f"{', '.join(model.architectures)} · {chat} chat template",
         f"context {model.max_model_len} · vocabulary {model.vocab_size} · workers {model.num_workers}",
+        *(line for version in versions for line in _about_version(version)),
+    ]
+
+
+def _about_version(version: "ModelVersion") -> list[str]:
+    name = version.name or "-"
+    return [
+        f"version {name}: context {version.max_model_len} · {version.dtype} · workers {version.num_workers}",
+        f"  tokenizer {version.tokenizer_fingerprint[:12]} · weights {version.model_fingerprint[:12]}",
     ]
 
 

@@ -112,6 +112,8 @@ class OpenRequest:
         self.num_cached_tokens = 0
         self.num_expected_cached_tokens = 0
         """Of the prompt, when it went to its first worker."""
+        self.has_begun = False
+        """Some worker has begun to answer: another one must go on with the same answer."""
 
     @property
     def is_finished(self) -> bool:
@@ -177,6 +179,7 @@ class OpenRequest:
         if output.finish_reason == _ABORTED:
             self.on_lost(f"aborted by the worker: {output.detail}")
             return
+        self.has_begun = True
         if output.index == 0 and not self.num_cached_tokens:
             # Later completions share the first one's prompt, and a resumed one finds what it had computed itself.
             self.num_cached_tokens = output.num_cached_tokens

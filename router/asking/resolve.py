@@ -8,7 +8,7 @@ from common import bounds
 from fissile.errors import InvalidArgumentError, UnimplementedError
 from fissile.v1 import GenerationOptions, SamplingParams, TokenSequence
 from router.asking.spec import Prompt, RequestSpec, TextRules
-from router.model.served import ServedModel
+from router.model.served import ServedVersion
 
 _PENALTIES: Final = ("presence_penalty", "frequency_penalty", "repetition_penalty")
 """Beam search has none, whatever the model recommends."""
@@ -17,7 +17,7 @@ _PENALTIES: Final = ("presence_penalty", "frequency_penalty", "repetition_penalt
 def resolve(
     options: GenerationOptions,
     *,
-    model: ServedModel,
+    served: ServedVersion,
     request_id: str,
     prompt: Prompt,
     bad_token_sequences: Sequence[TokenSequence],
@@ -30,14 +30,14 @@ def resolve(
     if n * len(prompt.token_ids) > bounds.MAX_FANOUT_TOKENS:
         raise InvalidArgumentError.of("options.n", f"n × prompt tokens must not exceed {bounds.MAX_FANOUT_TOKENS}")
     skip_special_tokens = options.skip_special_tokens if options.HasField("skip_special_tokens") else True
-    special_stops = {i: stop for stop in options.stop if (i := model.tokenizer.special_token_id(stop)) is not None}
+    special_stops = {i: stop for stop in options.stop if (i := served.tokenizer.special_token_id(stop)) is not None}
     return RequestSpec(
         request_id=request_id,
-        model=model.id,
-        tokenizer_fingerprint=model.tokenizer.fingerprint,
+        model=served.model,
+        version=served.version,
         prompt=prompt,
         n=n,
-        sampling=_sampling(options, model, bad_token_sequences, prompt),
+        sampling=_sampling(options, served, bad_token_sequences, prompt),
         max_tokens=options.max_tokens if options.HasField("max_tokens") else None,
         text=TextRules(
             send_text=output.text if output.HasField("text") else True,
@@ -66,21 +66,21 @@ def resolve(
 
 
 def _sampling(
-    options: GenerationOptions, model: ServedModel, bad: Sequence[TokenSequence], prompt: Prompt
+    options: GenerationOptions, served: ServedVersion, bad: Sequence[TokenSequence], prompt: Prompt
 ) -> SamplingParams:
-    if options.sampling.HasField("beam_search") and "beam_search" not in model.info.capabilities:
-        raise UnimplementedError(f"options.sampling.beam_search: the workers of {model.id} do not offer it")
+    if options.sampling.HasField("beam_search") and "beam_search" not in served.version.capabilities:
+        raise UnimplementedError(f"options.sampling.beam_search: the workers of {served.model} do not offer it")
     sampling = SamplingParams()
-    sampling.CopyFrom(model.tokenizer.default_sampling)
+    sampling.CopyFrom(served.tokenizer.default_sampling)
     sampling.MergeFrom(options.sampling)
     if prompt.grammar:
         sampling.structured_output.CopyFrom(prompt.grammar.constraint)
     # What has a token that the model does not have never comes.
-    sampling.bad_token_sequences.extend(s for s in bad if max(s.token_ids) < model.info.vocab_size)
+    sampling.bad_token_sequences.extend(s for s in bad if max(s.token_ids) < served.info.vocab_size)
     sampling.top_k = max(0, sampling.top_k)
     for name in ("num_logprobs", "num_prompt_logprobs"):
         if sampling.HasField(name):
-            setattr(sampling, name, min(getattr(sampling, name), model.info.vocab_size))
+            setattr(sampling, name, min(getattr(sampling, name), served.info.vocab_size))
     if not sampling.HasField("seed"):
         sampling.seed = secrets.randbits(64)
     if sampling.HasField("beam_search"):

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from fissile.v1 import SamplingParams, Sequence, SequenceGroup, TokenSequence
 from router.asking.answer_grammar import AnswerGrammar
 from router.formats.registry import Reading
+from router.model.served import Version
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +51,8 @@ class RequestSpec:
 
     request_id: str
     model: str
-    tokenizer_fingerprint: str
-    """Of the tokenizer that made the prompt: only workers that have the same will do."""
+    version: Version
+    """Of the model: what the prompt was made for."""
     prompt: Prompt
     n: int
     sampling: SamplingParams
@@ -79,6 +80,20 @@ class RequestSpec:
     @property
     def wants_prompt_logprobs(self) -> bool:
         return self.sampling.HasField("num_prompt_logprobs")
+
+    def may_go_to(self, version: Version, *, has_begun: bool) -> bool:
+        """Whether workers of another version than its own may take it. What has begun must go on token for token. It
+        needs as much context as it may take where it is: `max_tokens` ends with the context at the latest."""
+        is_like = version.continues(self.version) if has_begun else version.reads_like(self.version)
+        own = self.version.max_model_len
+        num_needed = own if self.max_tokens is None else min(own, self.num_tokens_asked)
+        is_able = not self.is_beam_search or "beam_search" in version.capabilities
+        return is_like and is_able and version.max_model_len >= num_needed
+
+    @property
+    def num_tokens_asked(self) -> int:
+        """Prompt and completion, if all of it comes; without `max_tokens`, one token."""
+        return len(self.prompt.token_ids) + (1 if self.max_tokens is None else self.max_tokens)
 
     def group(
         self, generated: Mapping[int, List[int]], *, asks_prompt_logprobs: bool, deadline: float | None

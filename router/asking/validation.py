@@ -18,6 +18,10 @@ from router.asking.rules import RULES
 from router.asking.rules_together import broken_together
 
 
+class ContextError(InvalidArgumentError):
+    """A prompt is too long for the context that was looked at; there may be a longer one."""
+
+
 @dataclass(slots=True)
 class _Node:
     """Rules of one field, or with `is_each` of every entry of a list, and of what is below it."""
@@ -63,11 +67,11 @@ def refuse(violations: Iterable[FieldViolation]) -> None:
 
 
 def check_length(field: str, num_tokens: int, limits: Limits) -> None:
-    """Raises InvalidArgumentError when a prompt leaves no room for a token."""
+    """Raises InvalidArgumentError for a prompt without tokens, and ContextError for one that leaves no room for one."""
     if num_tokens == 0:
         raise InvalidArgumentError.of(field, "has no tokens")
     if num_tokens >= limits.max_model_len:
-        raise InvalidArgumentError.of(field, too_long(num_tokens, limits))
+        raise ContextError.of(field, too_long(num_tokens, limits))
 
 
 def _broken(message: Message, tree: dict[str, _Node], limits: Limits, at: str = "") -> Iterator[FieldViolation]:

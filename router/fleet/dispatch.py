@@ -15,6 +15,7 @@ from router.fleet.quarantine import Quarantine
 from router.fleet.retries import Retries, Session
 from router.fleet.workers import WorkerSet
 from router.metrics import RouterMetrics
+from router.model.served import Version
 
 logger = logging.getLogger(__name__)
 
@@ -73,9 +74,15 @@ class _Journey:
         self._request.close()
 
     def _candidates(self) -> list[WorkerLink]:
-        """Available now."""
+        """Available now: of the version that was chosen; where it has none, of those that can stand in for it."""
+        spec, has_begun = self._request.spec, self._request.has_begun
+        return self._candidates_of(lambda version: version == spec.version) or self._candidates_of(
+            lambda version: spec.may_go_to(version, has_begun=has_begun)
+        )
+
+    def _candidates_of(self, is_wanted: Callable[[Version], bool]) -> list[WorkerLink]:
         spec = self._request.spec
-        links = self._dispatcher.workers.candidates(spec.model, spec.tokenizer_fingerprint, spec.dp_rank)
+        links = self._dispatcher.workers.candidates(spec.model, is_wanted, spec.dp_rank)
         return [link for link in links if link.session not in self._retries.failed]
 
     def _put_on(self, links: Sequence[WorkerLink]) -> None:
@@ -116,15 +123,18 @@ class _Journey:
             if not self._request.error:
                 self._put_on(links)
         except TimeoutError:
-            why = f"; the last one: {self._loss.detail}" if self._loss else ""
-            model = self._request.spec.model
-            self._request.fail(
-                UnavailableError(f"no healthy worker for {model} within {worker_wait:g} s{why}", retry_after=1.0)
-            )
+            self._request.fail(UnavailableError(self._why_none(worker_wait), retry_after=1.0))
         except FissileError as error:
             self._request.fail(error)
         except Exception as error:
             self._request.crash(error)
+
+    def _why_none(self, waited: float) -> str:
+        spec = self._request.spec
+        is_other = bool(self._dispatcher.workers.candidates(spec.model, lambda version: version != spec.version))
+        which = " that can stand in for the version that it was made for" if is_other else ""
+        why = f"; the last one: {self._loss.detail}" if self._loss else ""
+        return f"no healthy worker for {spec.model}{which} within {waited:g} s{why}"
 
     async def _wait_for_candidates(self) -> Sequence[WorkerLink]:
         """For a suspect those without another one, if it comes to that soon. Raises the last worker's refusal if there

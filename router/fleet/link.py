@@ -32,6 +32,7 @@ from router.fleet.load import LoadTracker
 from router.fleet.outbox import MAX_COMMAND_BYTES, Outbox
 from router.fleet.sequences import OpenSequences, Sink
 from router.latency import LatencyWindows
+from router.model.served import Version
 from router.model.tokenizer import Tokenizer, TokenizerStore, receive_files
 
 logger = logging.getLogger(__name__)
@@ -60,6 +61,7 @@ class WorkerLink:
         self.info: GetWorkerResponse | None = None
         """Of the last connection, kept while disconnected."""
         self.tokenizer: Tokenizer | None = None
+        self.version: Version | None = None
         self.detail = "not connected yet"
         """Why it is not available; empty when it is."""
         self.is_retired = False
@@ -183,7 +185,7 @@ class WorkerLink:
         if tokenizer is None:
             files = await receive_files(stub.GetTokenizer(GetTokenizerRequest(), timeout=timeout))
             tokenizer = await self._tokenizers.load(files)
-        self.info, self.tokenizer = info, tokenizer
+        self.info, self.tokenizer, self.version = info, tokenizer, Version.of(info)
         self.load.block_size = info.block_size
         self._connected = True
         self._num_sessions += 1

@@ -3,24 +3,40 @@
 import asyncio
 from collections.abc import Iterable
 
-from fissile.v1 import FinishCount, GetStatsResponse, Model, WorkerStats
+from fissile.v1 import FinishCount, GetStatsResponse, Model, ModelVersion, WorkerStats
 from router.fleet.link import WorkerLink
 from router.metrics import RouterMetrics
-from router.model.served import ServedModel
+from router.model.served import ServedModel, ServedVersion
 
 
 def model(served: ServedModel) -> Model:
+    main = served.main
     return Model(
         id=served.id,
-        architectures=served.info.architectures,
-        max_model_len=served.info.max_model_len,
-        vocab_size=served.info.vocab_size,
-        tokenizer_fingerprint=served.info.tokenizer_fingerprint,
-        has_chat_template=served.tokenizer.template is not None,
-        eos_token_ids=served.info.eos_token_ids,
-        default_sampling=served.tokenizer.default_sampling,
+        architectures=main.info.architectures,
+        max_model_len=served.max_model_len,
+        vocab_size=main.info.vocab_size,
+        tokenizer_fingerprint=main.info.tokenizer_fingerprint,
+        has_chat_template=main.tokenizer.template is not None,
+        eos_token_ids=main.info.eos_token_ids,
+        default_sampling=main.tokenizer.default_sampling,
         num_workers=served.num_workers,
         aliases=served.aliases,
+        versions=[_version(one) for one in served.versions],
+    )
+
+
+def _version(served: ServedVersion) -> ModelVersion:
+    version = served.version
+    return ModelVersion(
+        name=version.name,
+        tokenizer_fingerprint=version.tokenizer_fingerprint,
+        model_fingerprint=version.model_fingerprint,
+        dtype=version.dtype,
+        max_model_len=version.max_model_len,
+        vocab_size=version.vocab_size,
+        has_chat_template=served.tokenizer.template is not None,
+        num_workers=served.num_workers,
     )
 
 

@@ -3,17 +3,17 @@
 import asyncio
 import logging
 import socket
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from itertools import chain
 
 from fissile.channel import ClientTls
 from fissile.errors import InvalidArgumentError, NotFoundError, UnavailableError
-from fissile.v1 import GetWorkerResponse
 from router.callers.caller import Caller
 from router.config import DNS_PREFIX, RouterSettings
+from router.fleet.catalogue import Catalogue, catalogue, differences
 from router.fleet.link import WorkerLink
-from router.model.served import ServedModel
+from router.model.served import ServedModel, Version
 from router.model.tokenizer import TokenizerStore
 
 logger = logging.getLogger(__name__)
@@ -47,13 +47,16 @@ class WorkerSet:
         """Addresses by name, from the last time that it could be resolved."""
         self._tokenizers = tokenizers
         self._settings = settings
+        self._aliases = settings.aliases()
         self._tls = settings.client_tls()
         self._resolver = resolver
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._resolving: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
-        self._models: Mapping[str, ServedModel] | None = None
-        """None: there was a change since they were last asked for."""
+        self._catalogue: Catalogue | None = None
+        """None: there was a change since it was last asked for."""
+        self._told: set[tuple[str, frozenset[Version]]] = set()
+        """What the log has of models with several versions."""
 
     def start(self) -> None:
         for address in self._static:
@@ -74,54 +77,49 @@ class WorkerSet:
         """A request would find a worker."""
         return any(link.is_available for link in self.links.values())
 
-    def models(self) -> Mapping[str, ServedModel]:
-        """By id: of workers that are available, else of those that were."""
-        if self._models is None:
-            self._models = self._current_models()
-        return self._models
+    @property
+    def catalogue(self) -> Catalogue:
+        """As of now."""
+        if self._catalogue is None:
+            self._catalogue = catalogue(self.links.values(), self._aliases)
+            self._tell_differences(self._catalogue)
+        return self._catalogue
 
-    def _current_models(self) -> dict[str, ServedModel]:
-        result: dict[str, ServedModel] = {}
-        infos = [link.info for link in self.links.values() if link.info is not None]
-        for link in sorted(self.links.values(), key=lambda link: (not link.is_available, link.address)):
-            if link.info is None or link.tokenizer is None or link.info.model in result:
-                continue
-            name = link.info.model
-            num_workers = len(self.candidates(name, link.info.tokenizer_fingerprint))
-            result[name] = ServedModel(name, link.info, link.tokenizer, num_workers, _aliases(name, infos))
-        return result
+    def _tell_differences(self, now: Catalogue) -> None:
+        for model in now.models.values():
+            told = model.id, frozenset(one.version for one in model.versions)
+            if len(model.versions) > 1 and told not in self._told:
+                self._told.add(told)
+                logger.warning("workers of %s differ: %s", model.id, differences(model, now.available[model.id]))
 
-    def candidates(self, model: str, fingerprint: str, dp_rank: int | None = None) -> list[WorkerLink]:
-        """Available workers of a model, with this tokenizer and, when given, this rank."""
+    def candidates(
+        self, model: str, is_wanted: Callable[[Version], bool], dp_rank: int | None = None
+    ) -> list[WorkerLink]:
+        """Available workers of a model, of versions that are wanted and, when given, with this rank."""
         return [
             link
-            for link in self.links.values()
-            if link.is_available
-            and link.info is not None
-            and link.info.model == model
-            and link.info.tokenizer_fingerprint == fingerprint
-            and dp_rank in (None, link.info.dp_rank)
+            for version, links in self.catalogue.available.get(model, {}).items()
+            if is_wanted(version)
+            for link in links
+            if dp_rank is None or (link.info is not None and link.info.dp_rank == dp_rank)
         ]
 
     def models_of(self, caller: Caller) -> Mapping[str, ServedModel]:
         """Those that it may use: the others are not there for it."""
-        models = self.models()
+        models = self.catalogue.models
         if caller.quota.models is None:
             return models
         return {id: model for id, model in models.items() if caller.may_use((id, *model.aliases))}
 
     async def model(self, name: str, wait: float, caller: Caller) -> ServedModel:
-        """The caller's model called `name`, by id or alias; empty: the only one. Of several with one alias the first by
-        id. Waits for a first worker. Raises NotFoundError, InvalidArgumentError (empty, but there are several),
-        UnavailableError (no worker has come)."""
+        """The caller's model called `name`, by id or alias; empty: the only one. Waits for a first worker. Raises
+        NotFoundError, InvalidArgumentError (empty, but there are several), UnavailableError (no worker has come)."""
         await self._wait_for_models(wait)
         models = self.models_of(caller)
         if not name and len(models) > 1:
             raise InvalidArgumentError.of("model", f"must be one of {', '.join(sorted(models))}")
-        model = models.get(name) if name else next(iter(models.values()), None)
-        if model is None:
-            aliased = (id for id in sorted(models) if name in models[id].aliases)
-            model = models.get(next(aliased, ""))
+        id = name if name in models else self.catalogue.ids.get(name, "")
+        model = models.get(id) if name else next(iter(models.values()), None)
         if model is None:
             raise NotFoundError(f"model {name!r} is not served here; there is {', '.join(sorted(models)) or 'none'}")
         return model
@@ -130,7 +128,7 @@ class WorkerSet:
         """Until there is one. Raises UnavailableError."""
         try:
             async with asyncio.timeout(wait):
-                while not self.models():
+                while not self.catalogue.models:
                     await self.wait_for_change()
         except TimeoutError:
             raise UnavailableError(f"no worker has come within {wait:g} s", retry_after=wait) from None
@@ -140,7 +138,7 @@ class WorkerSet:
         await self._changed.wait()
 
     def _on_change(self) -> None:
-        self._models = None
+        self._catalogue = None
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -186,10 +184,3 @@ class WorkerSet:
                 task = self._tasks.pop(address)
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
-
-
-def _aliases(model: str, infos: Iterable[GetWorkerResponse]) -> tuple[str, ...]:
-    """Of all its workers: while they are restarted with another alias, some have it and some do not."""
-    infos = tuple(infos)
-    names = {alias for info in infos if info.model == model for alias in info.model_aliases}
-    return tuple(sorted(names - {info.model for info in infos}))

@@ -113,6 +113,8 @@ class FakeWorker(WorkerServiceServicer):
     script: Script
     model: str = "toy"
     aliases: list[str] = field(default_factory=list)
+    model_version: str = ""
+    model_fingerprint: str = "weights"
     max_model_len: int = 1024
     vocab_size: int = 400
     step_seconds: float = 0.002
@@ -183,6 +185,9 @@ class FakeWorker(WorkerServiceServicer):
             capabilities=self.capabilities,
             dp_rank=self.dp_rank,
             dp_size=self.dp_size,
+            model_fingerprint=self.model_fingerprint,
+            model_version=self.model_version,
+            dtype="float32",
         )
 
     async def GetTokenizer(self, request, context):

@@ -111,6 +111,9 @@ class FakeService(v1.GenerationServiceServicer):
             num_workers=1,
             default_sampling=v1.SamplingParams(temperature=0.5, top_k=20),
         )
+        for name, weights in (("", "a" * 16), ("canary", "b" * 16)):
+            version = model.versions.add(name=name, tokenizer_fingerprint="c" * 16, model_fingerprint=weights)
+            version.dtype, version.max_model_len, version.num_workers = "float32", 128, 1
         return v1.ListModelsResponse(models=[model])
 
     def GetStats(self, request, context) -> v1.GetStatsResponse:

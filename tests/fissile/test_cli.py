@@ -239,7 +239,10 @@ def read_until(terminal: int, end: str, ask: Callable[[], None] = lambda: None) 
 
 def test_models(run):
     assert json.loads(run("models", "--json").output)[0]["id"] == "fake"
-    assert "FakeForCausalLM" in run("models").output
+    shown = run("models").output
+    assert "FakeForCausalLM" in shown
+    about = "version canary: context 128 · float32 · workers 1\n    tokenizer cccccccccccc · weights bbbbbbbbbbbb\n"
+    assert about in shown
 
 
 def test_stats(run):

@@ -54,6 +54,22 @@ def test_an_id_goes_before_an_alias_and_of_several_with_one_alias_the_first_has_
     assert run_system(scenario, *workers) == ["b", "a"]
 
 
+def test_a_routers_own_aliases_go_before_those_of_workers_and_never_before_an_id():
+    workers = [FakeWorker(says("x"), model="a", aliases=["prod", "beta"]), FakeWorker(says("x"), model="b")]
+
+    async def scenario(system):
+        names = ("prod", "a", "beta")
+        ids = [(await system.stub.GetModel(GetModelRequest(model=name))).model.id for name in names]
+        error = await error_of(system.stub.GetModel(GetModelRequest(model="lost")))
+        listed = (await system.stub.ListModels(ListModelsRequest())).models
+        return ids, [(model.id, list(model.aliases)) for model in listed], error
+
+    ids, listed, error = run_system(scenario, *workers, model_aliases=["prod=b", "a=b", "lost=c"])
+    assert ids == ["b", "a", "a"]
+    assert listed == [("a", ["beta"]), ("b", ["prod"])]
+    assert isinstance(error, NotFoundError) and error.message == "model 'lost' is not served here; there is a, b"
+
+
 def test_http_lists_every_name():
     async def scenario(client, system):
         listed = (await client.get("/v1/models")).json()["data"]

@@ -194,7 +194,7 @@ def test_health_follows_whether_a_request_would_succeed():
         assert await health(system) == NOT_SERVING
         worker.port = int(next(iter(system.router.workers.links)).rpartition(":")[2])
         await worker.start(serving=False)
-        await until(lambda: system.router.workers.models())
+        await until(lambda: system.router.workers.catalogue.models)
         assert await health(system) == NOT_SERVING
         await worker.service.set_serving(True)
         await wait_for_health(system, SERVING)

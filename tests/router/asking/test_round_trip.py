@@ -32,7 +32,7 @@ from router.asking.resolve import resolve
 from router.asking.spec import Prompt
 from router.asking.validation import validate
 from router.fleet.outbox import ABORT_BYTES, MAX_BATCH_BYTES, MAX_COMMAND_BYTES, batches
-from router.model.served import ServedModel
+from router.model.served import ServedVersion, Version
 from router.model.tokenizer import Tokenizer, TokenizerFiles
 from tests.fakes import tokenizer as toys
 from tests.router import messages
@@ -59,14 +59,14 @@ def model():
         info = GetWorkerResponse(
             vocab_size=messages.VOCAB_SIZE, max_model_len=MAX_MODEL_LEN, capabilities=["beam_search"]
         )
-        yield ServedModel("toy", info, tokenizer, 1)
+        yield ServedVersion("toy", Version.of(info), info, tokenizer, 1)
 
 
-def sent(options: GenerationOptions, model: ServedModel, index=0, generated=()) -> tuple[SequenceGroup, list]:
+def sent(options: GenerationOptions, model: ServedVersion, index=0, generated=()) -> tuple[SequenceGroup, list]:
     """The group of one that a worker gets, and the token sequences of the bad words."""
     bad = asyncio.run(bad_token_sequences(options.bad_words, model.tokenizer))
     spec = resolve(
-        options, model=model, request_id="r", prompt=PROMPT, bad_token_sequences=bad, cache_salt=options.cache_salt
+        options, served=model, request_id="r", prompt=PROMPT, bad_token_sequences=bad, cache_salt=options.cache_salt
     )
     group = spec.group({index: generated}, asks_prompt_logprobs=spec.wants_prompt_logprobs, deadline=1.5)
     group.sequences[0].id = 1

@@ -1,0 +1,63 @@
+"""Which version of a model a new request goes to.
+
+First the versions that can take it at all. Of these by share where the operator has given some (a canary), otherwise
+the one whose workers have the least to do: a version with few workers gets few requests. Equals are drawn by their
+number of workers. Shares are drawn, too, and give way where only another version can take a request.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from random import Random
+
+from router.fleet.workers import WorkerSet
+from router.model.served import ServedModel, ServedVersion
+
+Shares = Mapping[str, Mapping[str, float]]
+"""By model and name of the version: of the model's new requests, 0 to 1, together at most 1. Versions that are not
+named share the rest."""
+
+
+@dataclass(frozen=True, slots=True)
+class VersionChoice:
+    workers: WorkerSet
+    shares: Shares
+    random: Random = field(default_factory=Random)
+
+    def in_order(self, model: ServedModel, dp_rank: int | None, capabilities: frozenset[str]) -> list[ServedVersion]:
+        """The version that a request should go to, and behind it those with a longer context, the longest last. What
+        none can take goes to one that says so."""
+        able = [one for one in model.versions if capabilities <= one.version.capabilities] or list(model.versions)
+        able = [one for one in able if self._has_rank(one, dp_rank)] or able
+        if len(able) == 1:
+            return able
+        chosen = self._least_loaded(self._drawn_by_share(model.id, able))
+        longer = [one for one in able if one.info.max_model_len > chosen.info.max_model_len]
+        return [chosen, *sorted(longer, key=lambda one: one.info.max_model_len)]
+
+    def _has_rank(self, one: ServedVersion, dp_rank: int | None) -> bool:
+        return dp_rank is None or bool(
+            self.workers.candidates(one.model, lambda version: version == one.version, dp_rank)
+        )
+
+    def _drawn_by_share(self, model: str, versions: Sequence[ServedVersion]) -> Sequence[ServedVersion]:
+        """Those of one name, or all that no share is given for."""
+        shares = self.shares.get(model)
+        if not shares:
+            return versions
+        by_name: dict[str | None, list[ServedVersion]] = {}
+        for one in versions:
+            by_name.setdefault(one.version.name if one.version.name in shares else None, []).append(one)
+        rest = max(0.0, 1 - sum(shares.values()))
+        weights = [rest if name is None else shares[name] for name in by_name]
+        # Where only versions with no share at all are left, they get what there is.
+        return self.random.choices(list(by_name.values()), weights if any(weights) else None)[0]
+
+    def _least_loaded(self, versions: Sequence[ServedVersion]) -> ServedVersion:
+        loads = [self._load(one) for one in versions]
+        least = [one for one, load in zip(versions, loads, strict=True) if load == min(loads)]
+        return self.random.choices(least, [max(1, one.num_workers) for one in least])[0]
+
+    def _load(self, one: ServedVersion) -> float:
+        """Sequences a worker."""
+        links = self.workers.catalogue.available.get(one.model, {}).get(one.version, ())
+        return sum(link.load.num_sequences for link in links) / max(1, len(links))

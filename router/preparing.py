@@ -1,0 +1,85 @@
+"""From a request to what is asked of workers, on the version of the model that is to take it."""
+
+from fissile.v1 import ChatRequest, DetokenizeRequest, GenerateRequest, TokenizeRequest
+from router.asking.bad_words import bad_token_sequences
+from router.asking.checks import Limits
+from router.asking.prompts import read_chat, read_prompts
+from router.asking.resolve import resolve
+from router.asking.spec import RequestSpec
+from router.asking.validation import ContextError, validate
+from router.config import RouterSettings
+from router.fleet.versions import VersionChoice
+from router.model.served import ServedModel, ServedVersion
+
+LARGE_BYTES = 64 * 1024
+"""From here on, work on a request may take more than some milliseconds."""
+
+
+class Preparation:
+    """Stateless. Methods raise InvalidArgumentError and FailedPreconditionError for what is wrong with a request, and
+    UnimplementedError for what the model's workers do not offer."""
+
+    def __init__(self, settings: RouterSettings, versions: VersionChoice) -> None:
+        self._settings = settings
+        self._versions = versions
+
+    async def specs(
+        self, request: GenerateRequest | ChatRequest, model: ServedModel, request_id: str, cache_salt: bytes
+    ) -> tuple[ServedVersion, list[RequestSpec]]:
+        """Validated, tokenised, with every default filled in; one for each prompt, all on one version."""
+        options = request.options
+        dp_rank = options.dp_rank if options.HasField("dp_rank") else None
+        wanted = frozenset({"beam_search"} if options.sampling.HasField("beam_search") else ())
+        *shorter, longest = self._versions.in_order(model, dp_rank, wanted)
+        for served in shorter:
+            try:
+                specs = await self._specs(request, served, longest, request_id, cache_salt)
+            except ContextError:
+                continue
+            if all(spec.num_tokens_asked <= served.info.max_model_len for spec in specs):
+                return served, specs
+        return longest, await self._specs(request, longest, longest, request_id, cache_salt)
+
+    async def _specs(
+        self,
+        request: GenerateRequest | ChatRequest,
+        served: ServedVersion,
+        longest: ServedVersion,
+        request_id: str,
+        cache_salt: bytes,
+    ) -> list[RequestSpec]:
+        """Raises ContextError for what another version, of which `longest` has the longest context, may take."""
+        await self.validate(request, served, longest.info.max_model_len)
+        limits, tokenizer = self._limits(served, served.info.max_model_len), served.tokenizer
+        if isinstance(request, ChatRequest):
+            prompts = [await read_chat(request, tokenizer, limits, self._settings)]
+        else:
+            prompts = await read_prompts(request, tokenizer, limits)
+        bad = await bad_token_sequences(request.options.bad_words, tokenizer)
+        return [
+            resolve(
+                request.options,
+                served=served,
+                request_id=request_id,
+                prompt=prompt,
+                bad_token_sequences=bad,
+                cache_salt=cache_salt,
+            )
+            for prompt in prompts
+        ]
+
+    async def validate(
+        self,
+        request: GenerateRequest | ChatRequest | TokenizeRequest | DetokenizeRequest,
+        served: ServedVersion,
+        max_model_len: int,
+    ) -> None:
+        """A large request in a thread: the others are served meanwhile."""
+        limits = self._limits(served, max_model_len)
+        if request.ByteSize() < LARGE_BYTES:
+            validate(request, limits)
+        else:
+            await served.tokenizer.in_thread(validate, request, limits)
+
+    def _limits(self, served: ServedVersion, max_model_len: int) -> Limits:
+        return Limits(served.info.vocab_size, max_model_len, self._settings.max_prompt_bytes, served.info.dp_size)
