@@ -78,6 +78,7 @@ class Engine:
         """Posted and not yet run."""
         self._is_stopping = False
         self._step = 0
+        self._num_turns = 0
         self._load = scheduler.load()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
@@ -90,6 +91,11 @@ class Engine:
     def load(self) -> LoadSnapshot:
         """As of the last report."""
         return self._load
+
+    @property
+    def turn(self) -> int | None:
+        """Of its loop; None while it waits for others, however long that takes. One that does not change is stuck."""
+        return None if self._inbox.is_waited_on or self._steps.is_waiting else self._num_turns
 
     def start(self) -> None:
         self._thread.start()
@@ -165,6 +171,7 @@ class Engine:
 
     def _keep_on(self) -> bool:
         """Carry out what was posted; false if the end was among it, before anything could wait for more to come."""
+        self._num_turns += 1
         for command in self._inbox.take(0):
             command()
         return not self._is_stopping

@@ -15,6 +15,8 @@ class Inbox:
         self._commands: deque[Command] = deque()
         self._changed = threading.Condition()
         self._is_closed = False
+        self.is_waited_on = False
+        """Somebody waits for a first command."""
 
     def post(self, command: Command) -> bool:
         """Queue `command`. False, and it will never run, once closed."""
@@ -29,7 +31,9 @@ class Inbox:
         """All that wait, in order. If there are none, waits `timeout` seconds (None: for ever) for the first."""
         with self._changed:
             if not self._commands and timeout != 0:
+                self.is_waited_on = True
                 self._changed.wait_for(lambda: bool(self._commands), timeout)
+                self.is_waited_on = False
             commands = list(self._commands)
             self._commands.clear()
             return commands

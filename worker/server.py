@@ -24,6 +24,7 @@ from worker.convert import ModelLimits
 from worker.core.params import Grammar
 from worker.core.scheduler import Scheduler
 from worker.engine import Engine, EngineExecutor, StepReport
+from worker.engine_watch import until_stuck
 from worker.executor.executor import Executor
 from worker.garbage import freeze_loaded
 from worker.grammars.in_use import GrammarsInUse
@@ -85,6 +86,7 @@ class WorkerServer:
         self._broker: Broker | None = None
         self._stop_metrics: Callable[[], None] | None = None
         self._loop_lag = LoopLag(self._metrics.loop_lag.observe)
+        self._watch: asyncio.Task[None] | None = None
         self.port = 0
         self.failed = asyncio.Event()
         self.failure: Exception | None = None
@@ -127,6 +129,7 @@ class WorkerServer:
             self._settings.max_queued_messages,
         )
         self._engine.start()
+        self._watch = asyncio.create_task(self._watch_engine(self._engine))
         await self._warm_up(self._broker, limits)
         self._metrics.start(model, lambda: engine.load)
         self._loop_lag.start()
@@ -155,6 +158,11 @@ class WorkerServer:
             on_report=lambda report: self._call_soon(lambda: self._on_report(report)),
             on_failure=lambda error: self._call_soon(lambda: self._on_failure(error)),
         )
+
+    async def _watch_engine(self, engine: Engine) -> None:
+        await until_stuck(lambda: engine.turn)
+        logger.error("the engine's thread stands still in step %d", engine.step)
+        self._on_failure(WorkerFailedError("the engine's thread stands still"))
 
     async def _warm_up(self, broker: Broker, limits: ModelLimits) -> None:
         """One request the way routers' requests go: SERVING must mean that the next one succeeds."""
@@ -188,6 +196,8 @@ class WorkerServer:
             await self._broker.drain(self._settings.drain_timeout)
             self._broker.end_streams(UnavailableError("the worker is shutting down"))
         await self._server.stop(CLOSE_SECONDS)
+        if self._watch is not None:
+            self._watch.cancel()
         if self._engine is not None and not await in_thread(partial(self._engine.stop, ENGINE_STOP_SECONDS)):
             logger.warning("a step does not end; killing the device's processes")
         if self._is_executor_up:
@@ -205,6 +215,9 @@ class WorkerServer:
             self._broker.on_report(report)
 
     def _on_failure(self, error: Exception) -> None:
+        """The first one counts: a thread that has ended stands still, too."""
+        if self.failure is not None:
+            return
         summary = str(error).splitlines()[0] if str(error) else type(error).__name__
         self.failure = WorkerFailedError(summary)
         if self._broker is not None:

@@ -52,6 +52,8 @@ class Steps:
         self._async_depth, self._step_timeout = async_depth, step_timeout
         self._in_flight: deque[_InFlight] = deque()
         self._last_collect = 0.0
+        self.is_waiting = False
+        """For the executor, which looks after itself."""
 
     @property
     def num_in_flight(self) -> int:
@@ -73,7 +75,9 @@ class Steps:
     def finish(self) -> FinishedStep:
         """Wait for the oldest step in flight; what came of it is the scheduler's to tell."""
         entry = self._in_flight.popleft()
+        self.is_waiting = True
         output = self._executor.collect(self._step_timeout)
+        self.is_waiting = False
         now = time.monotonic()
         self._scheduler.postprocess(entry.batch, output)
         seconds = now - max(entry.submitted_at, self._last_collect)

@@ -123,6 +123,14 @@ def test_rank_that_does_not_answer_is_a_timeout(executor: Executor) -> None:
     assert executor.collect(WAIT).step == 0
 
 
+def test_a_stopped_rank_is_ended(executor: Executor) -> None:
+    os.kill(rank_pid(executor), signal.SIGSTOP)
+    driver = driver_of(executor)
+    executor.submit(driver.batch([(driver.add([1, 2]), 2)]))
+    with pytest.raises(ExecutorDiedError, match="rank 0 stood still: nothing was heard of it for 2 s"):
+        executor.collect(WAIT)
+
+
 def test_ranks_that_hang_with_a_lost_one_are_killed_at_once(
     tiny: tuple[Path, LlamaForCausalLM], monkeypatch: pytest.MonkeyPatch
 ) -> None:

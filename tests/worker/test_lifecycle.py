@@ -4,6 +4,7 @@ import asyncio
 import gc
 import socket
 import threading
+import time
 
 import grpc
 import pytest
@@ -143,6 +144,41 @@ def crash(system):
     """A fault of ours in the engine's own code."""
     system.executor.raises_in_submit = KeyError("a bug")
     system.executor.open.set()
+
+
+def stick(system):
+    """The same, of the kind that raises nothing."""
+
+    def turn_without_end(_scheduler):
+        while system.server.failure is None:
+            time.sleep(0.001)
+
+    system.server._engine.call(turn_without_end)
+    system.executor.open.set()
+
+
+def test_an_engine_that_stands_still_ends_every_sequence(monkeypatch):
+    monkeypatch.setattr("worker.engine_watch.BEAT_SECONDS", 0.05)
+    routers, ends, failure, _, num_open = failing(stick)
+    assert [router.ended[1].error_code for router in routers] == [code_pb2.UNAVAILABLE] * 2
+    assert (failure, num_open) == ("the engine's thread stands still", 0)
+    assert ends == [("UNAVAILABLE", f"the worker failed: {failure}")] * 2
+
+
+def test_an_engine_that_waits_for_a_long_step_or_for_work_does_not_stand_still(monkeypatch):
+    monkeypatch.setattr("worker.engine_watch.BEAT_SECONDS", 0.01)
+
+    async def scenario(system):
+        await asyncio.sleep(0.2)
+        system.executor.open.clear()
+        router = connect(system)
+        await router.send(sequence(1))
+        await asyncio.sleep(0.2)
+        system.executor.open.set()
+        await router.finish(1)
+        return system.server.failure
+
+    assert run_worker(scenario) is None
 
 
 @pytest.mark.parametrize("async_scheduling", [False, True])

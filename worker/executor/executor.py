@@ -1,7 +1,8 @@
 """The executor: one process per tensor-parallel rank, each with a model runner on its device.
 
 Batches are broadcast to all ranks. Rank 0 answers, and compiles grammars, once a process that may die of them has done
-it. Every wait has a timeout, and the end of any rank is noticed at once, because what it is reached through breaks.
+it. Every wait has a timeout, and the end of any rank is noticed at once, because what it is reached through breaks. One
+that stands still is ended (`watch.py`).
 This process imports no torch. Nothing has a fixed name or port, unless ranks of other hosts are to find it: two
 executors on one host do not see each other.
 """
@@ -25,6 +26,7 @@ from worker.executor.local import LocalRank
 from worker.executor.profiles import Profiles
 from worker.executor.remote import RankListener, RemoteRank, RemoteRanks, listening_socket
 from worker.executor.transport import RankTransport
+from worker.executor.watch import RankWatch
 from worker.grammars.checks import GrammarChecks, Verdict
 from worker.grammars.compile_futures import CompileFutures
 from worker.processes.messages import encode
@@ -60,6 +62,7 @@ class Executor:
         self._compiles = CompileFutures()
         self._grammar_messages: queue.SimpleQueue[Compile | Keep | Release | None] = queue.SimpleQueue()
         self._checks: GrammarChecks | None = None
+        self._watch: RankWatch | None = None
         self.profiles = Profiles()
 
     def start(self, timeout: float = 600.0) -> ModelInfo:
@@ -76,6 +79,8 @@ class Executor:
                 setup = Setup(self._config, rank, port, *self._log)
                 self._ranks.append(RankLink(setup, transport, self._on_message, self._on_end))
             info = self._wait_until_ready(deadline)
+        self._watch = RankWatch(tuple(self._ranks))
+        self._watch.start()
         self.profiles.attach(tuple(self._ranks))
         model = info.config
         self._checks = GrammarChecks(self._config.model, model.vocab_size, model.eos_token_ids)
@@ -130,8 +135,12 @@ class Executor:
     def submit(self, batch: ScheduledBatch) -> None:
         """Queue a step on all ranks; does not wait for earlier ones. Raises ExecutorDiedError."""
         message = encode(batch)
-        for rank in self._ranks:
-            rank.send(message)
+        try:
+            for rank in self._ranks:
+                rank.send(message)
+        except ExecutorError:
+            self._has_failed = True
+            raise
         self._in_flight.append(batch.step)
 
     def collect(self, timeout: float) -> BatchOutput:
@@ -191,6 +200,8 @@ class Executor:
         self._grammar_messages.put(None)
         if self._checks is not None:
             self._checks.shutdown()
+        if self._watch is not None:
+            self._watch.stop()
         for rank in self._ranks if not self._has_failed else ():
             rank.request_stop()
         deadline = time.monotonic() + (0 if self._has_failed else STOP_SECONDS)

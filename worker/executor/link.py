@@ -9,7 +9,7 @@ from typing import Any
 from worker.executor.errors import ExecutorDiedError, ExecutorTimeoutError
 from worker.executor.transport import RankTransport
 from worker.processes.messages import encode
-from worker.runner.messages import Setup, Stop
+from worker.runner.messages import Pulse, Setup, Stop
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +32,10 @@ class RankLink:
         self._setup, self._transport = setup, transport
         self._on_message, self._on_end = on_message, on_end
         self._sending = threading.Lock()
+        self._verdict: str | None = None
+        """Why it was given up."""
+        self.num_heard = 0
+        """Messages of the rank."""
         self._thread = threading.Thread(target=self._serve, name=f"rank-{setup.rank}", daemon=True)
         self._thread.start()
 
@@ -70,10 +74,21 @@ class RankLink:
             self._transport.kill()
         self._thread.join()
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether its process is, as far as can be seen from here."""
+        return self._transport.is_stopped()
+
+    def give_up(self, reason: str) -> None:
+        """Kill the rank: who waits for it learns of its end."""
+        self._verdict = f"rank {self._setup.rank} {reason}"
+        logger.error("%s; killing it", self._verdict)
+        self._transport.kill()
+
     def epitaph(self) -> str:
         """Why the rank is no more. Waits until that is known."""
         self._thread.join(STOP_SECONDS)
-        return self._transport.epitaph()
+        return self._verdict or self._transport.epitaph()
 
     def _serve(self) -> None:
         """Have the rank there, and pass on what it says until it is over."""
@@ -82,7 +97,10 @@ class RankLink:
             self._transport.open()
             self._transport.send(encode(self._setup))
             while True:
-                self._on_message(rank, self._transport.receive())
+                message = self._transport.receive()
+                self.num_heard += 1
+                if not isinstance(message, Pulse):
+                    self._on_message(rank, message)
         except (EOFError, OSError):
             self._transport.wait()
         finally:

@@ -8,7 +8,7 @@ from multiprocessing.connection import Pipe
 from typing import Any
 
 from worker.processes.messages import receive, send
-from worker.processes.spawn import spawn
+from worker.processes.spawn import is_stopped, spawn
 from worker.runner.messages import Place
 
 STDERR_TAIL_LINES = 40
@@ -63,6 +63,9 @@ class LocalRank:
             self._was_killed = True
             if self._process is not None:
                 self._process.kill()
+
+    def is_stopped(self) -> bool:
+        return self._process is not None and is_stopped(self._process.pid)
 
     def epitaph(self) -> str:
         code = None if self._process is None else self._process.returncode

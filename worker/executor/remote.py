@@ -156,6 +156,10 @@ class RemoteRank:
                 self._connection.close()
         self._listener.close()
 
+    def is_stopped(self) -> bool:
+        """Only its own host could say."""
+        return False
+
     def epitaph(self) -> str:
         if self._connection is None:
             return f"rank {self._rank} did not join"

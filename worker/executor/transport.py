@@ -25,5 +25,8 @@ class RankTransport(Protocol):
     def kill(self) -> None:
         """End the rank, without asking it. `open` and `receive` raise then, if they have not returned. Idempotent."""
 
+    def is_stopped(self) -> bool:
+        """Whether the system holds its process, as after SIGSTOP. False where that cannot be seen."""
+
     def epitaph(self) -> str:
         """Once it has ended: why the rank is no more, as far as can be seen from here."""

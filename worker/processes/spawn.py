@@ -1,4 +1,5 @@
-"""Starts processes of ours that speak over inherited pipes. They import the same `worker` as this one."""
+"""Starts processes of ours that speak over inherited pipes, and looks at them. They import the same `worker` as this
+one."""
 
 import os
 import subprocess
@@ -16,6 +17,15 @@ def spawn(
         pass_fds=fds + inherited, stdin=subprocess.DEVNULL, stderr=stderr, text=True, errors="replace",
         env=_environment(),
     )  # fmt: skip
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether the system holds that process (SIGSTOP). False where there is no /proc to ask."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] == "T"
 
 
 def _environment() -> dict[str, str]:

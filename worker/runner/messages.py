@@ -86,6 +86,14 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True)
+class Pulse:
+    """The rank's process goes on, whatever its step does. From `Ready` on, every PULSE_SECONDS."""
+
+
+PULSE_SECONDS = 0.5
+
+
+@dataclass(frozen=True, slots=True)
 class StepDone:
     """From rank 0 only, in the order of the steps; `output.step` names the step."""
 

@@ -1,8 +1,8 @@
 """One tensor-parallel rank: `python -m worker.runner.rank <request fd> <reply fd>`, by the executor on the same host.
 
 Threads: one drains what the executor sends, so that this never waits to send; the main one runs steps; one waits for
-results and sends them; on rank 0, one takes messages about grammars, and two compile. What connects a rank to its
-executor breaks when the executor's process ends in any way; the rank ends with it.
+results and sends them; one says that the process goes on; on rank 0, one takes messages about grammars, and two
+compile. What connects a rank to its executor breaks when the executor's process ends in any way; the rank ends with it.
 """
 
 import faulthandler
@@ -12,8 +12,10 @@ import os
 import signal
 import sys
 import threading
+import time
 import traceback
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from typing import NoReturn
@@ -34,12 +36,14 @@ from worker.runner.build import build_runner, resolve_device
 from worker.runner.meeting import meet
 from worker.runner.memory import CacheMemoryError, physical_cores
 from worker.runner.messages import (
+    PULSE_SECONDS,
     Compile,
     Compiled,
     Failed,
     Keep,
     Place,
     ProfileDone,
+    Pulse,
     Ready,
     Release,
     Setup,
@@ -97,6 +101,7 @@ def serve_rank(requests: Receiver, replies_to: Sender, setup: Setup, place: Plac
     if runner.grammars is not None:
         arguments = (runner.grammars.compiler, grammars, replies)
         threading.Thread(target=_serve_grammars, args=arguments, name="grammars", daemon=True).start()
+    threading.Thread(target=_pulse, args=(replies,), name="pulse", daemon=True).start()
     _run(runner, steps, replies, answers=setup.rank == 0)
 
 
@@ -107,9 +112,17 @@ class Replies:
         self._connection = connection
         self._lock = threading.Lock()
 
-    def send(self, message: Ready | StepDone | Compiled | ProfileDone | Failed) -> None:
+    def send(self, message: Ready | StepDone | Compiled | ProfileDone | Pulse | Failed) -> None:
         with self._lock:
             send(self._connection, message)
+
+
+def _pulse(replies: Replies) -> None:
+    """Until the executor is gone, which ends the process."""
+    with suppress(OSError):
+        while True:
+            replies.send(Pulse())
+            time.sleep(PULSE_SECONDS)
 
 
 def _drain(
