@@ -45,18 +45,39 @@ def test_long_rows_get_extra_programs_until_there_are_no_more(
 
 def test_the_beginning_of_a_prompt_is_computed_without_the_cache(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whole pieces of it; what is left over, and chunks with a prefix, read the cache."""
-    from worker.kernels.triton import gqa
+    from worker.kernels.triton import gqa_parts
+    from worker.kernels.triton.gqa_parts import Dense, Paged
 
-    monkeypatch.setattr(gqa, "DENSE_PIECE", 32)
+    monkeypatch.setattr(gqa_parts, "DENSE_PIECE", 32)
     rows = Rows(rig, (4, 2, 16), [1, 40, 64, 9, 40, 70], [50, 40, 64, 9, 60, 70], 16)
     if rig.dtype != torch.float32:
         assert rows.metadata.parts == (
-            gqa.Dense(1, 32), gqa.Paged(33, 8, 1, 1, 40, 32), gqa.Dense(41, 64), gqa.Paged(105, 49, 3, 2, 60),
-            gqa.Dense(154, 64), gqa.Paged(218, 6, 5, 1, 70, 64),
+            Dense(1, 32), Paged(33, 8, 1, 1, 40, 32), Dense(41, 64), Paged(105, 49, 3, 2, 60),
+            Dense(154, 64), Paged(218, 6, 5, 1, 70, 64),
         )  # fmt: skip
     rig.assert_close(rows.attend(), rows.exact())
     alone = Rows(rig, (4, 2, 16), [64], [64], 16)
     rig.assert_close(alone.attend(), alone.exact())
+
+
+def test_prompts_of_one_length_are_computed_together(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where they are next to each other, by powers of two."""
+    from worker.kernels.triton import gqa_parts
+    from worker.kernels.triton.gqa_parts import Dense, Paged
+
+    monkeypatch.setattr(gqa_parts, "DENSE_PIECE", 32)
+    lens = [3, 32, 32, 32, 64, 40, 32, 32]
+    rows = Rows(rig, (4, 2, 16), lens, lens, 16)
+    if rig.dtype != torch.float32:
+        assert rows.metadata.parts == (
+            Paged(0, 3, 0, 1, 3), Dense(3, 32, 2), Dense(67, 32), Dense(99, 64), Dense(163, 32),
+            Paged(195, 8, 5, 1, 40, 32), Dense(203, 32, 2),
+        )  # fmt: skip
+    rig.assert_close(rows.attend(), rows.exact())
+    monkeypatch.setattr(gqa_parts, "MOST_TOGETHER", 2)
+    alone = Rows(rig, (4, 2, 16), [32] * 4, [32] * 4, 16)
+    rig.assert_close(alone.attend(), alone.exact())
+    assert len(alone.metadata.parts) in (1, 2)
 
 
 def test_keys_are_split_where_chunks_are_few(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,5 @@
 """Attention over a paged cache of K and V per head, in Triton; long prompts through torch's cuDNN attention."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -10,8 +9,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from worker.kernels.interface import GqaCache, GqaPool, GqaSpec, QkNorm, RopeTable
-from worker.kernels.step import Chunk, Step, StepBuffers
+from worker.kernels.step import Step, StepBuffers
 from worker.kernels.triton.gqa_attend import attend_kernel, reduce_kernel
+from worker.kernels.triton.gqa_parts import Dense, Paged, parts_of
 from worker.kernels.triton.gqa_splits import LONG, Splits, chunk_splits, deal_splits, usual_splits
 from worker.kernels.triton.gqa_write import HEADS, write_qkv_kernel
 from worker.kernels.triton.machine import Machine
@@ -22,34 +22,7 @@ Parts = tuple[Tensor, Tensor, Tensor]
 
 FEW_ROWS = 16
 LOG2_E = 1.4426950408889634
-DENSE_PIECE = 1024
-"""Tokens, or a multiple of them, of a prompt's beginning that go to cuDNN, which prepares itself for each length anew.
-What is left over follows as a chunk with a prefix."""
 DENSE_BACKENDS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION]
-
-
-@dataclass(frozen=True, slots=True)
-class Dense:
-    """The first tokens of a prompt, which see nothing but themselves."""
-
-    start: int
-    """In the step."""
-    num_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class Paged:
-    """Rows whose context is read from the cache."""
-
-    start: int
-    """Their first token in the step; of a single row's, where some are computed elsewhere, the first of the others."""
-    num_tokens: int
-    first_row: int
-    num_rows: int
-    longest: int
-    """The longest context."""
-    skipped: int = 0
-    """Tokens at the beginning of a row that are computed elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +70,8 @@ class TritonGqa:
         return (max_context_len,) if usual * LONG >= max_context_len else (usual * LONG, max_context_len)
 
     def prepare(self, step: Step, buffers: StepBuffers, block_size: int) -> Metadata:
-        num_rows, tokens, parts = step.num_uniform_rows, step.uniform_len, tuple(self._parts(step))
+        num_rows, tokens = step.num_uniform_rows, step.uniform_len
+        parts = tuple(parts_of(step, has_dense=self._has_dense))
         splits = None
         if num_rows and tokens * self._group > self._chunk_tile.queries:
             # Too wide for one tile a row: they are attended to as chunks.
@@ -130,7 +104,7 @@ class TritonGqa:
         self, q: Tensor, k: Tensor, v: Tensor, cache: GqaCache, metadata: Metadata, sinks: Tensor | None = None
     ) -> Tensor:
         if metadata.splits is None and len(metadata.parts) == 1 and isinstance(metadata.parts[0], Dense):
-            return self._attend_dense(q, k, v).flatten(1)
+            return self._attend_dense(q, k, v, metadata.parts[0].num_rows)
         out = q.new_empty(len(q), self._spec.num_heads * self._spec.head_dim)
         if metadata.splits is not None:
             self._attend_uniform(q, cache, metadata, metadata.splits, sinks, out)
@@ -138,35 +112,18 @@ class TritonGqa:
             if isinstance(part, Paged):
                 self._attend_paged(q, cache, metadata, sinks, out, part)
             else:
-                at = slice(part.start, part.start + part.num_tokens)
-                out[at].view(-1, *q.shape[1:]).copy_(self._attend_dense(q[at], k[at], v[at]))
+                at = slice(part.start, part.end)
+                out[at].copy_(self._attend_dense(q[at], k[at], v[at], part.num_rows))
         return out
 
-    def _parts(self, step: Step) -> Iterator[Dense | Paged]:
-        """Of a step's chunks, in their order: those that read the cache in as few launches as can be."""
-        together: list[Chunk] = []
-        token = step.num_uniform_tokens
-        for row, chunk in enumerate(step.chunks, step.num_uniform_rows):
-            num_dense = chunk.num_tokens // DENSE_PIECE * DENSE_PIECE
-            if self._has_dense and num_dense and chunk.num_tokens == chunk.context_len:
-                yield from _paged(together, token, row)
-                yield Dense(token, num_dense)
-                if num_left := chunk.num_tokens - num_dense:
-                    yield Paged(token + num_dense, num_left, row, 1, chunk.context_len, num_dense)
-                together = []
-            else:
-                together.append(chunk)
-            token += chunk.num_tokens
-        yield from _paged(together, token, step.num_rows)
-
-    def _attend_dense(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """[T, H, D]"""
+    def _attend_dense(self, q: Tensor, k: Tensor, v: Tensor, num_rows: int) -> Tensor:
+        """[T, H, D] of so many prompts → [T, H × D]"""
+        q_rows, k_rows, v_rows = (x.unflatten(0, (num_rows, -1)).transpose(1, 2) for x in (q, k, v))
         with sdpa_kernel(DENSE_BACKENDS, set_priority=True):
             mixed = scaled_dot_product_attention(
-                q.transpose(0, 1)[None], k.transpose(0, 1)[None], v.transpose(0, 1)[None],
-                is_causal=True, scale=self._spec.scale, enable_gqa=self._group > 1,
-            )  # fmt: skip
-        return mixed[0].transpose(0, 1)
+                q_rows, k_rows, v_rows, is_causal=True, scale=self._spec.scale, enable_gqa=self._group > 1
+            )
+        return mixed.transpose(1, 2).reshape(len(q), -1)
 
     def _attend_uniform(
         self, q: Tensor, cache: GqaCache, metadata: Metadata, splits: Splits, sinks: Tensor | None, out: Tensor
@@ -245,14 +202,6 @@ class TritonGqa:
         queries = max(queries, triton.next_power_of_2(self._group))
         num_stages = 3 if self._machine.shared_memory > 160_000 else 2
         return Tile(queries, queries // self._group, self._keys(), num_stages, 8 if queries >= 128 else 4)
-
-
-def _paged(chunks: list[Chunk], end: int, end_row: int) -> Iterator[Paged]:
-    """The part of these chunks, if there are any, that come before token `end` and row `end_row`."""
-    if chunks:
-        num_tokens = sum(chunk.num_tokens for chunk in chunks)
-        longest = max(chunk.context_len for chunk in chunks)
-        yield Paged(end - num_tokens, num_tokens, end_row - len(chunks), len(chunks), longest)
 
 
 def supports_gqa(spec: GqaSpec, device: torch.device, dtype: torch.dtype) -> bool:
