@@ -21,7 +21,7 @@ from worker.kernels.triton.elementwise import TritonRmsNorm, TritonSiluAndMul, e
 from worker.kernels.triton.gqa import TritonGqa
 from worker.kernels.triton.linear import TritonLinear
 from worker.kernels.triton.machine import Machine
-from worker.kernels.triton.prepare import prepare_step
+from worker.kernels.triton.prepare import prepare_step, remember
 from worker.parallel.group import Group
 
 META = torch.device("meta")
@@ -102,6 +102,7 @@ def main() -> None:
     for num_rows in (1, 8, 64):
         linear = TritonLinear(LinearSpec(4096, 6144), machine, torch.bfloat16)
         linear(empty(num_rows, 4096), PackedLinear(empty(6144, 4096), None))
+        linear.gated(empty(num_rows, 4096), PackedLinear(empty(6144, 4096), None))
     TritonRmsNorm(4096, machine).add_norm(empty(8, 4096), empty(8, 4096), empty(4096), 1e-6, Group())
     TritonSiluAndMul(machine)(empty(8, 24576))
     embedding(integers(8), empty(1000, 4096))
@@ -109,6 +110,7 @@ def main() -> None:
     rows = StagedRows(integers(8), integers(8), integers(8))
     buffers = StepBuffers.allocate(8, 8, 128, 99, META)
     prepare_step(rows, slots, Step(num_uniform_rows=8, max_context_len=99), 16, buffers)
+    remember(slots, integers(8), integers(8), integers(8))
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from worker.kernels.interface import (
     LINEAR,
     MOVE_ENTRIES,
     PREPARE_STEP,
+    REMEMBER,
     RMS_NORM,
     SILU_AND_MUL,
     ActivationSpec,
@@ -70,6 +71,19 @@ def test_linear(rig: Rig, rows: int, with_bias: bool) -> None:
     rig.assert_close(out, exact)
 
 
+@pytest.mark.parametrize("rows", [1, 3, 40, 70])
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_gated_linear(rig: Rig, rows: int, with_bias: bool) -> None:
+    x, weight = rig.noise(rows, 96), rig.noise(134, 96, seed=1)
+    bias = rig.noise(134, seed=2) if with_bias else None
+    linear = rig.choose(LINEAR, LinearSpec(96, 134))
+    gated = linear.gated(x, linear.pack(Dense(weight, bias)))
+    if gated is None:
+        return  # the layer does it in two
+    gate, up = (x.double() @ weight.double().T + (bias.double() if bias is not None else 0)).chunk(2, -1)
+    rig.assert_close(gated, torch.nn.functional.silu(gate) * up)
+
+
 # --- the runner's own
 
 
@@ -99,6 +113,18 @@ def test_prepare_reads_positions_and_tokens_of_uniform_rows_from_the_slots(kerne
     prepare(rows, slots, Step(num_uniform_rows=2, max_context_len=8, num_padding_rows=1), 4, buffers)
     assert buffers.token_slots[:2].tolist() == [5 * 4 + 3, -1]
     assert buffers.context_lens[:2].tolist() == [8, 0]
+
+
+def test_tokens_are_remembered_by_their_slots(kernels: Kernels) -> None:
+    device = kernels.device
+    tokens, lengths = torch.full((4, 9), 5, dtype=torch.int32, device=device), torch.tensor([3, 3, 3, 1], device=device)
+    none = torch.empty(0, device=device)
+    remember = kernels.choose(REMEMBER, None, torch.int64)
+    rows, positions, new = (torch.tensor(values, device=device) for values in ([2, 0], [3, 8], [70_000, -2]))
+    remember(SlotTables(tokens, lengths, none, none), rows, positions, new)
+    expected = torch.full((4, 9), 5, dtype=torch.int32)
+    expected[2, 3], expected[0, 8] = 70_000, 0
+    assert torch.equal(tokens.cpu(), expected) and lengths.tolist() == [9, 3, 4, 1]
 
 
 def test_moves_of_entries(rig: Rig) -> None:

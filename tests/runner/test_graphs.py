@@ -52,7 +52,7 @@ def test_out_of_memory_ends_the_requests_of_the_step_alone(
     seqs = [driver.add(random_prompt(n, n)) for n in (3, 20, 9)]
     driver.prefill(*seqs)
 
-    def fail(_step: object) -> None:
+    def fail(*_: object) -> None:
         raise torch.OutOfMemoryError("tried to allocate 20 GiB")
 
     with monkeypatch.context() as patch:

@@ -9,6 +9,7 @@ from transformers import LlamaForCausalLM
 
 from tests.runner.conftest import make_driver, random_prompt, save_llama
 from tests.runner.driver import Driver, Seq
+from worker.core.params import SamplingParams
 
 TOLERANCE = 1e-4
 
@@ -146,3 +147,20 @@ def test_lower_precision_stays_close(tiny: tuple[Path, LlamaForCausalLM], dtype:
     for seq, row in zip(seqs, seen[-1], strict=True):
         expected = reference(model, seq.tokens[:-1])
         assert (row.float() - expected).norm() / expected.norm() < 0.05
+
+
+def test_the_last_layer_computes_only_the_tokens_that_are_wanted(tiny: tuple[Path, LlamaForCausalLM]) -> None:
+    """The last token of each row; all of them where a row asks for its prompt's log probabilities."""
+    path, _ = tiny
+    driver = make_driver(path)
+    seen: list[list[int]] = [[], []]
+    layers = driver.runner._model.model.layers  # type: ignore[union-attr]
+    for layer, numbers in zip((layers[0], layers[-1]), seen, strict=True):
+        layer.mlp.register_forward_pre_hook(lambda _, args, numbers=numbers: numbers.append(len(args[0])))
+    a, b = driver.add(random_prompt(20, 1)), driver.add(random_prompt(30, 2))
+    driver.run([(a, 8), (b, 30)])
+    driver.run([(a, 12), (b, 1)])
+    driver.run([(a, 1), (b, 1)])
+    asking = driver.add(random_prompt(9, 3), SamplingParams(temperature=0.0, num_prompt_logprobs=0))
+    driver.run([(asking, 9), (a, 1)])
+    assert seen == [[38, 13, 2, 10], [2, 2, 2, 10]]

@@ -19,6 +19,8 @@ class ForwardContext:
     """Of the step, from each cache builder in turn."""
     cut: Cut | None = None
     """While a graph is captured piece by piece, which ends and begins anew at each cache layer."""
+    wanted: Tensor | None = None
+    """int64 [W]: the tokens whose last hidden state somebody reads; None: all."""
 
 
 _current: ForwardContext | None = None

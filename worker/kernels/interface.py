@@ -86,6 +86,10 @@ class LinearKernel(Protocol):
     def __call__(self, x: Tensor, packed: PackedWeight, out: Tensor | None = None) -> Tensor:
         """x @ weightᵀ + bias; x [T, in] → [T, out], into `out` where given."""
 
+    def gated(self, x: Tensor, packed: PackedWeight) -> Tensor | None:
+        """silu(gate) × up, [T, out / 2], where the product's first half is the gate and the other one up; None where
+        the kernel cannot do that in one pass, which may depend on the number of tokens."""
+
 
 # --- attention over a paged cache with K and V per head
 
@@ -183,6 +187,12 @@ class PrepareKernel(Protocol):
         """Fill the beginning of `out` from what the device knows of the rows' slots."""
 
 
+class RememberKernel(Protocol):
+    def __call__(self, slots: SlotTables, rows: Tensor, positions: Tensor, token_ids: Tensor) -> None:
+        """Sampled tokens become the last known ones of their sequences: in the slots `rows`, which differ, at these
+        positions. All int64 [R]; a negative token id stands for none, and leaves a 0."""
+
+
 class MoveKernel(Protocol):
     """Entries of a cache: `tensor` has them in its first dimension; indices are int64 on the device."""
 
@@ -204,4 +214,5 @@ EMBEDDING: Operation[EmbeddingSpec, EmbeddingKernel] = Operation("embedding")
 LINEAR: Operation[LinearSpec, LinearKernel] = Operation("linear")
 GQA: Operation[GqaSpec, GqaKernel] = Operation("gqa")
 PREPARE_STEP: Operation[None, PrepareKernel] = Operation("prepare_step")
+REMEMBER: Operation[None, RememberKernel] = Operation("remember")
 MOVE_ENTRIES: Operation[None, MoveKernel] = Operation("move_entries")

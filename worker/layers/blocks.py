@@ -6,10 +6,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from worker.kernels.interface import SILU_AND_MUL, ActivationSpec, GqaSpec, QkNorm, RopeTable
+from worker.attention.context import current_context
+from worker.kernels.interface import GqaSpec, QkNorm, RopeTable
 from worker.layers.attention import GqaAttention
 from worker.layers.embedding import TokenEmbedding
-from worker.layers.linear import MergedColumnLinear, RowLinear, shard_of
+from worker.layers.linear import GatedLinear, MergedColumnLinear, RowLinear, shard_of
 from worker.layers.norm import RMSNorm
 from worker.layers.setup import LayerSetup
 
@@ -51,8 +52,9 @@ class SelfAttention(nn.Module):
         )
         self.attention = GqaAttention(setup, spec, norm, rope)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.o_proj(self.attention(self.qkv_proj(x)))
+    def forward(self, x: Tensor, wanted: Tensor | None = None) -> Tensor:
+        """Of all tokens, or of those `wanted`, int64 [W]; keys and values are kept of all."""
+        return self.o_proj(_rows(self.attention(self.qkv_proj(x)), wanted))
 
 
 class GatedMLP(nn.Module):
@@ -61,13 +63,11 @@ class GatedMLP(nn.Module):
     def __init__(self, setup: LayerSetup, hidden_size: int, intermediate_size: int, bias: bool = False) -> None:
         super().__init__()
         parts = {"gate_proj": (intermediate_size, 1), "up_proj": (intermediate_size, 1)}
-        self.gate_up_proj = MergedColumnLinear(setup, hidden_size, parts, bias)
+        self.gate_up_proj = GatedLinear(setup, hidden_size, parts, bias)
         self.down_proj = RowLinear(setup, intermediate_size, 1, hidden_size, bias)
-        local_size = setup.tp.share(intermediate_size, "features of the MLP")
-        self._silu_and_mul = setup.kernels.choose(SILU_AND_MUL, ActivationSpec(local_size), setup.dtype)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(self._silu_and_mul(self.gate_up_proj(x)))
+        return self.down_proj(self.gate_up_proj(x))
 
 
 class DecoderLayer(nn.Module):
@@ -80,10 +80,12 @@ class DecoderLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(setup, hidden_size, eps)
         self.mlp = mlp
 
-    def forward(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """x is this rank's part of what the layer before adds to the residual stream."""
+    def forward(self, x: Tensor, residual: Tensor, wanted: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """x is this rank's part of what the layer before adds to the residual stream. `wanted`, int64 [W]: the tokens
+        that the result is of; None: all."""
         x, residual = self.input_layernorm.add_norm(x, residual)
-        x, residual = self.post_attention_layernorm.add_norm(self.self_attn(x), residual)
+        x = self.self_attn(x, wanted)
+        x, residual = self.post_attention_layernorm.add_norm(x, _rows(residual, wanted))
         return self.mlp(x), residual
 
 
@@ -99,9 +101,17 @@ class Decoder(nn.Module):
         self.norm = RMSNorm(setup, hidden_size, eps)
 
     def forward(self, input_ids: Tensor) -> Tensor:
-        """int64 [T] → the last hidden state, [T, hidden], complete on every rank."""
+        """int64 [T] → the last hidden state, [T, hidden], or [W, hidden] of the tokens that are wanted; complete on
+        every rank. Of all others the last layer keeps keys and values, and computes nothing more: in a long prompt
+        that is nearly all of its work."""
         x = self.embed_tokens(input_ids)
         residual = torch.zeros_like(x)
-        for layer in self.layers:
+        *first, last = self.layers
+        for layer in first:
             x, residual = layer(x, residual)
+        x, residual = last(x, residual, current_context().wanted)
         return self.norm.add_norm(x, residual)[0]
+
+
+def _rows(x: Tensor, rows: Tensor | None) -> Tensor:
+    return x if rows is None else x.index_select(0, rows)

@@ -6,7 +6,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from worker.kernels.interface import LINEAR, LinearSpec, PackedWeight
+from worker.kernels.interface import LINEAR, SILU_AND_MUL, ActivationSpec, LinearSpec, PackedWeight
 from worker.kernels.weights import Dense
 from worker.layers.setup import LayerSetup
 from worker.layers.weighted import WeightedLayer, expect_shape, sibling
@@ -66,6 +66,21 @@ class MergedColumnLinear(LinearBase):
         at, start, length, total = self._shards[name]
         expect_shape(tensor, (total, *into.shape[1:]))
         into[at : at + length].copy_(tensor.read(0, start, length))
+
+
+class GatedLinear(MergedColumnLinear):
+    """silu(gate) × up of the two projections gate and up: [T, in] → [T, out / 2]."""
+
+    def __init__(
+        self, setup: LayerSetup, in_features: int, parts: dict[str, tuple[int, int]], bias: bool = False
+    ) -> None:
+        super().__init__(setup, in_features, parts, bias)
+        spec = ActivationSpec(self.weight.shape[0] // 2)
+        self._silu_and_mul = setup.kernels.choose(SILU_AND_MUL, spec, setup.dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gated = self._kernel.gated(x, self._packed)
+        return self._silu_and_mul(super().forward(x)) if gated is None else gated
 
 
 class RowLinear(LinearBase):

@@ -26,7 +26,8 @@ class CausalLM(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, input_ids: Tensor) -> Tensor:
-        """int64 [T] → last hidden state [T, hidden]. Runs inside a forward context."""
+        """int64 [T] → last hidden state [T, hidden], or [W, hidden] of the tokens that the forward context, inside of
+        which it runs, says are wanted."""
 
     @abstractmethod
     def logits(self, hidden: Tensor) -> Tensor | None:

@@ -4,6 +4,8 @@ import logging
 from bisect import bisect_left
 from collections.abc import Sequence
 
+from torch import Tensor
+
 from worker.attention.context import ForwardContext, forward_context
 from worker.attention.interface import CacheBuilder
 from worker.kernels.step import Step, StepBuffers
@@ -30,24 +32,31 @@ class ForwardPass:
         rows = sizes.rows if self.can_capture else ()
         self._graphs, self._token_sizes = captured.capture(GraphSizes(rows, sizes.tokens)), sizes.tokens
 
+    def release(self) -> None:
+        """Eager from now on."""
+        self._graphs, self._token_sizes = Graphs(), ()
+
     @property
     def can_capture(self) -> bool:
         """Whether steps of uniform rows can be captured whole."""
         return bool(graph_contexts(self._builders, 1, self._max_context_len))
 
-    def run(self, step: Step) -> Outputs:
-        """Decides how, and says why at debug level."""
+    def run(self, step: Step, wanted: Tensor | None = None) -> Outputs:
+        """Decides how, and says why at debug level. `wanted`, int64 [W]: the tokens whose hidden states are read, which
+        saves work outside of graphs; None: all."""
         full = self._full_graph(step)
         if full is not None:
             logger.debug("full graph of %d rows, context to %d", step.num_rows, full.max_context_len)
             return full.replay()
         metadata = tuple(builder.prepare(step, self._buffers) for builder in self._builders)
         at = bisect_left(self._token_sizes, step.num_tokens)
+        if at == len(self._token_sizes):
+            logger.debug("eager: no graph of %d tokens", step.num_tokens)
+            with forward_context(ForwardContext(metadata, wanted=wanted)):
+                hidden = self._model(self._buffers.input_ids[: step.num_tokens])
+            return Outputs(hidden, is_wanted_only=wanted is not None)
+        size = self._token_sizes[at]
         with forward_context(ForwardContext(metadata)):
-            if at == len(self._token_sizes):
-                logger.debug("eager: no graph of %d tokens", step.num_tokens)
-                return Outputs(self._model(self._buffers.input_ids[: step.num_tokens]))
-            size = self._token_sizes[at]
             logger.debug("piecewise graph of %d tokens for %d in %d rows", size, step.num_tokens, step.num_rows)
             return self._graphs.piecewise[size].replay(step.num_tokens)
 

@@ -51,7 +51,8 @@ class Outputs:
     """What a forward pass leaves. Of a graph: valid until the next pass."""
 
     hidden: Tensor
-    """[T, hidden], padding included."""
+    """[T, hidden], padding included; or [W, hidden] of the wanted tokens."""
+    is_wanted_only: bool = False
     has_logits: bool = False
     logits: Tensor | None = None
     """[R, V] of uniform rows, if the pass has logits; None on ranks that get none."""
@@ -172,7 +173,9 @@ class GraphCapture:
         graph.capture_end()
         alias = self._device.alias
         return FullGraph(
-            max_context_len, graph, Outputs(alias(hidden), True, None if logits is None else alias(logits))
+            max_context_len,
+            graph,
+            Outputs(alias(hidden), has_logits=True, logits=None if logits is None else alias(logits)),
         )
 
     def _capture_piecewise(self, num_tokens: int) -> PiecewiseGraph:

@@ -10,6 +10,7 @@ from torch import Tensor
 from worker.attention.interface import CacheBuilder
 from worker.core.batch import BatchOutput, ScheduledBatch
 from worker.grammars.masks import PendingMasks, SlotGrammars
+from worker.kernels.interface import REMEMBER
 from worker.kernels.select import Kernels
 from worker.kernels.transfer import to_device
 from worker.models.base import CausalLM
@@ -57,6 +58,7 @@ class ModelRunner:
         self._model, self._slots, self._tp = parts.model, parts.slots, parts.tp
         self._device = parts.kernels.device
         self._sampler = Sampler(parts.kernels)
+        self._remember = parts.kernels.choose(REMEMBER, None, torch.int64)
         self.grammars = parts.grammars
         self._timer = StepTimer(self._device)
         self.profiler = StepProfiler(self._device)
@@ -78,13 +80,17 @@ class ModelRunner:
             masks = self.grammars.start(batch, inputs.sampled_rows) if self.grammars is not None else None
         try:
             with span("run"):
-                outputs = self._parts.forward.run(inputs.step)
+                outputs = self._parts.forward.run(inputs.step, inputs.wanted)
             with span("postprocess"):
                 return self._postprocess(batch, inputs, outputs, timing, masks)
         except torch.OutOfMemoryError as error:
             if self._tp.size > 1:
                 raise  # the other ranks are in the midst of it
             return self._out_of_memory(batch, timing, error)
+
+    def close(self) -> None:
+        """No step will follow. Graphs hold on to the communicators that they captured, which could not end."""
+        self._parts.forward.release()
 
     def execute(self, batch: ScheduledBatch) -> BatchOutput:
         """`submit` and wait."""
@@ -100,33 +106,37 @@ class ModelRunner:
     def _postprocess(
         self, batch: ScheduledBatch, inputs: StepInputs, outputs: Outputs, timing: Timing, masks: PendingMasks | None
     ) -> PendingStep:
-        rows, hidden = inputs.sampled_rows, outputs.hidden
+        rows = inputs.sampled_rows
         pending = PendingStep(batch, rows, timing)
-        if inputs.other_tokens is not None:
+        last = None if outputs.has_logits else _last_hidden(outputs, inputs)
+        if inputs.other_rows:
             # Its last token has looked at all keys and values of the row. Logits tell the same of the sampled rows.
-            last = hidden.index_select(0, inputs.other_tokens)
-            pending.other_rows, pending.others_finite = inputs.other_rows, self._to_host(last.isfinite().all(-1))
+            assert last is not None
+            is_finite = last[len(rows) :].isfinite().all(-1)
+            pending.other_rows, pending.others_finite = inputs.other_rows, self._to_host(is_finite)
         if inputs.prompt is not None:
-            found = self._prompt_logprobs(inputs.prompt, hidden)
+            found = self._prompt_logprobs(inputs.prompt, outputs.hidden)
             if found is not None:
                 pending.prompt_rows, pending.prompt_logprobs = inputs.prompt.rows, self._logprobs_to_host(found)
         if rows:
-            token_ids = self._sample(batch, inputs, outputs, pending, masks)
+            logits = outputs.logits if last is None else self._model.logits(last[: len(rows)])
+            token_ids = self._sample(batch, inputs, logits, pending, masks)
             if not batch.is_dummy:
-                self._slots.remember(inputs.sampled_slots, inputs.sampled_positions, token_ids.clamp(min=0))
+                self._remember(self._slots.tables, inputs.sampled_slots, inputs.sampled_positions, token_ids)
             pending.token_ids = self._to_host(token_ids)
         timing.stop()
         return pending
 
     def _sample(
-        self, batch: ScheduledBatch, inputs: StepInputs, outputs: Outputs, pending: PendingStep,
+        self, batch: ScheduledBatch, inputs: StepInputs, logits: Tensor | None, pending: PendingStep,
         masks: PendingMasks | None,
     ) -> Tensor:  # fmt: skip
-        """The tokens of the sampled rows, int64 [R]: rank 0 has the logits and chooses for all ranks."""
+        """The tokens of the sampled rows, int64 [R]: rank 0 has the logits, [R, V] and padding, and chooses for all
+        ranks."""
         rows = inputs.sampled_rows
-        logits = self._logits(outputs, inputs)
         if logits is None:
             return self._tp.broadcast(torch.empty(len(rows), dtype=torch.int64, device=self._device))
+        logits = logits[: len(rows)]
         if batch.beam_rows:
             pending.candidates = self._candidates(batch, rows, logits)
         grammar_mask = masks.take(pending) if masks is not None else None
@@ -136,12 +146,6 @@ class ModelRunner:
             pending.logprob_rows = sampling.rules.logprobs
             pending.logprobs = self._logprobs_to_host(sampled.logprobs)
         return self._tp.broadcast(sampled.token_ids)
-
-    def _logits(self, outputs: Outputs, inputs: StepInputs) -> Tensor | None:
-        """[R, V] of the sampled rows, which are all rows but padding where the pass has logits."""
-        if not outputs.has_logits:
-            return self._model.logits(outputs.hidden.index_select(0, inputs.logit_tokens))
-        return None if outputs.logits is None else outputs.logits[: len(inputs.sampled_rows)]
 
     def _sampling_rows(self, batch: ScheduledBatch, inputs: StepInputs, grammar_mask: Tensor | None) -> SamplingRows:
         slots = inputs.sampled_slots
@@ -196,3 +200,8 @@ class ModelRunner:
             return tensor
         host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
         return host.copy_(tensor, non_blocking=True)
+
+
+def _last_hidden(outputs: Outputs, inputs: StepInputs) -> Tensor:
+    """[R + U, hidden] of `StepInputs.last_tokens`."""
+    return outputs.hidden if outputs.is_wanted_only else outputs.hidden.index_select(0, inputs.last_tokens)

@@ -23,12 +23,10 @@ class StepInputs:
     step: Step
     sampled_rows: list[int]
     """Batch rows that get a token, in the order of the tensors below."""
-    logit_tokens: Tensor
-    """int64 [R]: which token of the step each sampled row's logits come from."""
     other_rows: list[int]
     """Batch rows that get none: all but the last chunk of a prompt."""
-    other_tokens: Tensor | None
-    """int64 [U]: the last token of each of these; None when there is none."""
+    last_tokens: Tensor
+    """int64 [R + U]: which token of the step is the last one of each sampled row, and of each of the others."""
     sampled_slots: Tensor
     """int64 [R]"""
     sampled_positions: Tensor
@@ -37,6 +35,11 @@ class StepInputs:
     """Upper bound of these; 0 if there is none."""
     prompt: "PromptInputs | None"
     """None: nobody asks for log probabilities of prompt tokens of this step."""
+
+    @property
+    def wanted(self) -> Tensor | None:
+        """The tokens whose last hidden state is needed; None: all, or as good as all."""
+        return None if self.prompt is not None or len(self.last_tokens) == self.step.num_tokens else self.last_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,23 +94,20 @@ class StepPreparer:
         sampled = [place for place, row in enumerate(order) if batch.samples[row]]
         others = [place for place, row in enumerate(order) if not batch.samples[row]]
         prompt_rows = self._prompt_rows(batch, order)
-        last_tokens = first_tokens + lens - 1
         arrays = {
             "slots": slots,
             "starts": computed,
             "lens": lens,
             "sampled": np.array(sampled, np.int64),
-            "logit_tokens": last_tokens[sampled],
-            "other_tokens": last_tokens[others],
+            "last_tokens": (first_tokens + lens - 1)[sampled + others],
         }
         staged = self._to_device(arrays | news | _prompt_arrays(batch, prompt_rows, first_tokens))
         self._fill(StagedRows(staged["slots"], staged["starts"], staged["lens"]), step)
         return StepInputs(
             step=step,
             sampled_rows=[order[place] for place in sampled],
-            logit_tokens=staged["logit_tokens"],
             other_rows=[order[place] for place in others],
-            other_tokens=staged["other_tokens"] if others else None,
+            last_tokens=staged["last_tokens"],
             sampled_slots=staged["slots"].index_select(0, staged["sampled"]),
             sampled_positions=self.buffers.context_lens.index_select(0, staged["sampled"]).long(),
             longest_sampled=int(ends[sampled].max(initial=0)),
@@ -130,9 +130,8 @@ class StepPreparer:
         return StepInputs(
             step=step,
             sampled_rows=list(range(num_rows)),
-            logit_tokens=places[:num_rows],
             other_rows=[],
-            other_tokens=None,
+            last_tokens=places[:num_rows],
             sampled_slots=staged["slots"][:num_rows],
             sampled_positions=self.buffers.context_lens[:num_rows].long(),
             longest_sampled=longest,

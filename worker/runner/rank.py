@@ -206,6 +206,7 @@ def _run(runner: ModelRunner, steps: "SimpleQueue[StepMessage]", replies: Replie
             _profile(runner.profiler, message, replies)
     pending.put(None)
     sender.join()
+    runner.close()
     if dist.is_initialized():
         dist.destroy_process_group()
 

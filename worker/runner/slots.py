@@ -100,11 +100,6 @@ class SlotState:
             words = staged["allowed_words"].view(torch.int32)[: len(slots) * num_words]
             self.allowed.index_copy_(0, slots, words.view(-1, num_words))
 
-    def remember(self, slots: Tensor, positions: Tensor, token_ids: Tensor) -> None:
-        """What was sampled: `token_ids` int64 [R], none negative, for these positions of these slots."""
-        self.tables.tokens.view(-1).index_copy_(0, slots * self._max_tokens + positions, token_ids.int())
-        self.tables.lengths.index_copy_(0, slots, positions + 1)
-
     def _bind(self, new: NewSequence) -> None:
         self.rules.bind(new)
         self.prompt_logprobs.pop(new.slot, None)

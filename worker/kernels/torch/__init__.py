@@ -8,6 +8,7 @@ from worker.kernels.interface import (
     LINEAR,
     MOVE_ENTRIES,
     PREPARE_STEP,
+    REMEMBER,
     RMS_NORM,
     SILU_AND_MUL,
 )
@@ -17,7 +18,7 @@ from worker.kernels.torch.elementwise import RmsNorm, embedding, silu_and_mul
 from worker.kernels.torch.gqa import TorchGqa
 from worker.kernels.torch.linear import OneDnnLinear, PlainLinear, supports_dense, supports_onednn
 from worker.kernels.torch.move import Move
-from worker.kernels.torch.prepare import prepare_step
+from worker.kernels.torch.prepare import prepare_step, remember
 from worker.kernels.torch.sample import choose, masked_copy, token_logprobs
 
 
@@ -33,6 +34,7 @@ IMPLEMENTATIONS: list[Implementation[Any, Any]] = [
     Implementation(LINEAR, "F.linear", supports_dense, lambda *_: PlainLinear()),
     Implementation(GQA, "torch", _always, lambda spec, device, _: TorchGqa(spec, device)),
     Implementation(PREPARE_STEP, "torch", _always, lambda *_: prepare_step),
+    Implementation(REMEMBER, "torch", _always, lambda *_: remember),
     Implementation(MOVE_ENTRIES, "torch", _always, lambda *_: Move()),
     Implementation(CHOOSE, "torch", _always, lambda *_: choose),
     Implementation(MASKED_COPY, "torch", _always, lambda *_: masked_copy),

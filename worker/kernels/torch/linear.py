@@ -42,6 +42,9 @@ class PlainLinear:
             return torch.mm(x, packed.weight.T, out=out)
         return torch.addmm(packed.bias, x, packed.weight.T, out=out)
 
+    def gated(self, x: Tensor, packed: PackedLinear) -> Tensor | None:
+        return None
+
 
 class OneDnnLinear:
     """Packed oneDNN product, on a CPU."""
@@ -57,6 +60,9 @@ class OneDnnLinear:
     def __call__(self, x: Tensor, packed: PackedLinear, out: Tensor | None = None) -> Tensor:
         product: Tensor = self._product(x, packed.weight, packed.bias, "none", [], "")
         return product if out is None else out.copy_(product)
+
+    def gated(self, x: Tensor, packed: PackedLinear) -> Tensor | None:
+        return None
 
 
 def supports_dense(spec: LinearSpec, device: torch.device, dtype: torch.dtype) -> bool:

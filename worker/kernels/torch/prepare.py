@@ -41,3 +41,10 @@ def _starts(rows: StagedRows, slots: SlotTables, step: Step) -> Tensor:
         return rows.starts
     uniform = slots.lengths.index_select(0, rows.slots[:num_uniform]) - 1
     return torch.cat((uniform, rows.starts[num_uniform:])) if step.chunks else uniform
+
+
+def remember(slots: SlotTables, rows: Tensor, positions: Tensor, token_ids: Tensor) -> None:
+    """See `RememberKernel`."""
+    places = rows * slots.tokens.shape[1] + positions
+    slots.tokens.view(-1).index_copy_(0, places, token_ids.clamp(min=0).int())
+    slots.lengths.index_copy_(0, rows, positions + 1)

@@ -4,14 +4,23 @@ from typing import Any
 
 import torch
 
-from worker.kernels.interface import EMBEDDING, GQA, LINEAR, PREPARE_STEP, RMS_NORM, SILU_AND_MUL, NormSpec
+from worker.kernels.interface import (
+    EMBEDDING,
+    GQA,
+    LINEAR,
+    PREPARE_STEP,
+    REMEMBER,
+    RMS_NORM,
+    SILU_AND_MUL,
+    NormSpec,
+)
 from worker.kernels.sampling import CHOOSE, LOGPROBS, MASKED_COPY
 from worker.kernels.select import Implementation
 from worker.kernels.triton.elementwise import WIDEST_NORM, TritonRmsNorm, TritonSiluAndMul, embedding
 from worker.kernels.triton.gqa import TritonGqa, supports_gqa
 from worker.kernels.triton.linear import TritonLinear, supports_linear
 from worker.kernels.triton.machine import machine_of
-from worker.kernels.triton.prepare import prepare_step
+from worker.kernels.triton.prepare import prepare_step, remember
 from worker.kernels.triton.sample import choose
 from worker.kernels.triton.sample_logprobs import masked_copy, token_logprobs
 
@@ -35,6 +44,7 @@ IMPLEMENTATIONS: list[Implementation[Any, Any]] = [
     ),
     Implementation(GQA, "triton", supports_gqa, lambda spec, device, _: TritonGqa(spec, machine_of(device))),
     Implementation(PREPARE_STEP, "triton", _always, lambda *_: prepare_step),
+    Implementation(REMEMBER, "triton", _always, lambda *_: remember),
     Implementation(CHOOSE, "triton", _always, lambda *_: choose),
     Implementation(MASKED_COPY, "triton", _always, lambda *_: masked_copy),
     Implementation(LOGPROBS, "triton", _always, lambda *_: token_logprobs),

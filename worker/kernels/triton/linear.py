@@ -1,7 +1,8 @@
 """Linear layers of few rows, which are bound by reading the weights; cuBLAS has the others.
 
 One row is a matrix-vector product, a program an output feature. Up to `MOST_ROWS` a program computes some output
-features of all rows, so that each weight is read once, and streams them in long pieces of the input features.
+features of all rows, so that each weight is read once, and streams them in long pieces of the input features. A gated
+product computes a feature's gate and up side by side.
 """
 
 from dataclasses import dataclass
@@ -33,7 +34,8 @@ VECTOR_PIECE = 1024
 class Tile:
     rows: int
     """At least 16: a tensor core's."""
-    outputs: int
+    features: int
+    """Rows of the weight."""
     piece: int
     """Input features taken at a time."""
     num_stages: int
@@ -41,7 +43,7 @@ class Tile:
 
     def shared_memory(self, itemsize: int) -> int:
         """Bytes of the stages that are under way."""
-        return (self.rows + self.outputs) * self.piece * itemsize * self.num_stages
+        return (self.rows + self.features) * self.piece * itemsize * self.num_stages
 
 
 def tile_of(num_rows: int, out_features: int, in_features: int, machine: Machine, itemsize: int) -> Tile:
@@ -49,60 +51,88 @@ def tile_of(num_rows: int, out_features: int, in_features: int, machine: Machine
     longest pieces, and as many as fit; many take short ones, several programs on a processor."""
     rows = max(16, triton.next_power_of_2(num_rows))
     if triton.cdiv(out_features, 32) <= machine.num_sms:
-        outputs, piece, most_stages = 32, 256, 5
+        features, piece, most_stages = 32, 256, 5
     elif triton.cdiv(out_features, 64) <= machine.num_sms:
-        outputs, piece, most_stages = 64, 256 if rows <= 32 else 128, 5
+        features, piece, most_stages = 64, 256 if rows <= 32 else 128, 5
     else:
-        outputs, piece, most_stages = 64 if rows <= 32 else 32, 128, 4 if rows == 16 else 3
+        features, piece, most_stages = 64 if rows <= 32 else 32, 128, 4 if rows == 16 else 3
     piece = min(piece, max(16, triton.next_power_of_2(in_features)))
-    tiles = [Tile(rows, outputs, piece, num_stages) for num_stages in range(most_stages, 1, -1)]
+    tiles = [Tile(rows, features, piece, num_stages) for num_stages in range(most_stages, 1, -1)]
     most_memory = min(machine.shared_memory, MOST_MEMORY)
     return next((tile for tile in tiles if tile.shared_memory(itemsize) <= most_memory), tiles[-1])
 
 
 @triton.jit
+def _silu_times(gate, up):
+    return gate / (1 + tl.exp(-gate)) * up
+
+
+@triton.jit
 def _vector_kernel(
-    x, weight, bias, out, K: tl.constexpr, PIECE: tl.constexpr, HAS_BIAS: tl.constexpr, OVERLAPS: tl.constexpr
+    x, weight, bias, out, N, K: tl.constexpr, PIECE: tl.constexpr, HAS_BIAS: tl.constexpr, IS_GATED: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):  # fmt: skip
-    """out[n] = weight[n] · x"""
+    """out[n] = weight[n] · x, of N outputs; gated with weight[N + n] · x."""
     n = tl.program_id(0).to(tl.int64)
     k = tl.arange(0, PIECE)
-    w = tl.load(weight + n * K + k, mask=k < K, other=0.0)
+    gate_row, up_row = weight + n * K, weight + (N + n) * K
+    w = tl.load(gate_row + k, mask=k < K, other=0.0)
+    if IS_GATED:
+        v = tl.load(up_row + k, mask=k < K, other=0.0)
     let_next_begin(OVERLAPS)
     wait_for_kernel_before(OVERLAPS)
-    total = w.to(tl.float32) * tl.load(x + k, mask=k < K, other=0.0).to(tl.float32)
+    input_piece = tl.load(x + k, mask=k < K, other=0.0).to(tl.float32)
+    total = w.to(tl.float32) * input_piece
+    if IS_GATED:
+        total_up = v.to(tl.float32) * input_piece
     for start in range(PIECE, K, PIECE):
         k = start + tl.arange(0, PIECE)
         if K % PIECE == 0:
-            total += tl.load(weight + n * K + k).to(tl.float32) * tl.load(x + k).to(tl.float32)
+            input_piece = tl.load(x + k).to(tl.float32)
+            total += tl.load(gate_row + k).to(tl.float32) * input_piece
+            if IS_GATED:
+                total_up += tl.load(up_row + k).to(tl.float32) * input_piece
         else:
-            w = tl.load(weight + n * K + k, mask=k < K, other=0.0)
-            total += w.to(tl.float32) * tl.load(x + k, mask=k < K, other=0.0).to(tl.float32)
+            input_piece = tl.load(x + k, mask=k < K, other=0.0).to(tl.float32)
+            total += tl.load(gate_row + k, mask=k < K, other=0.0).to(tl.float32) * input_piece
+            if IS_GATED:
+                total_up += tl.load(up_row + k, mask=k < K, other=0.0).to(tl.float32) * input_piece
     value = tl.sum(total)
     if HAS_BIAS:
         value += tl.load(bias + n).to(tl.float32)
+    if IS_GATED:
+        up = tl.sum(total_up)
+        if HAS_BIAS:
+            up += tl.load(bias + N + n).to(tl.float32)
+        value = _silu_times(value, up)
     tl.store(out + n, value.to(out.dtype.element_ty))
 
 
 @triton.jit(do_not_specialize=["num_rows"])
 def _rows_kernel(
     x, weight, bias, out, num_rows, x_stride, N, K,
-    ROWS: tl.constexpr, OUTPUTS: tl.constexpr, PIECE: tl.constexpr, STAGES: tl.constexpr,
-    IS_EVEN: tl.constexpr, HAS_BIAS: tl.constexpr, OVERLAPS: tl.constexpr, IS_EARLY: tl.constexpr,
+    ROWS: tl.constexpr, FEATURES: tl.constexpr, PIECE: tl.constexpr, STAGES: tl.constexpr,
+    IS_EVEN: tl.constexpr, HAS_BIAS: tl.constexpr, IS_GATED: tl.constexpr, OVERLAPS: tl.constexpr,
+    IS_EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Some output features of all rows. IS_EVEN: pieces fill K."""
+    """Some of N outputs of all rows. IS_EVEN: pieces fill K. IS_GATED: of an output's two features, which are weight[n]
+    and weight[N + n], the gate is in an even column and the up behind it."""
     m = tl.arange(0, ROWS)
-    n = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
-    is_row, is_output = m < num_rows, n < N
-    # Features past the last are those of the last one: read without a mask, and not stored.
-    w_rows = weight + tl.minimum(n, N - 1).to(tl.int64)[:, None] * K
+    column = tl.arange(0, FEATURES)
+    is_row = m < num_rows
+    # Outputs past the last are those of the last one: read without a mask, and not stored.
+    if IS_GATED:
+        feature = tl.minimum(tl.program_id(0) * (FEATURES // 2) + column // 2, N - 1) + column % 2 * N
+    else:
+        feature = tl.minimum(tl.program_id(0) * FEATURES + column, N - 1)
+    w_rows = weight + feature.to(tl.int64)[:, None] * K
     x_rows = x + m[:, None] * x_stride
     line = tl.arange(0, (PIECE + LINE - 1) // LINE)[None, :] * LINE
     for stage in tl.static_range(STAGES - 1):
         prefetch(w_rows + tl.minimum(stage * PIECE + line, K - 1), OVERLAPS)
     let_next_begin(OVERLAPS and IS_EARLY)
     wait_for_kernel_before(OVERLAPS)
-    total = tl.zeros([ROWS, OUTPUTS], tl.float32)
+    total = tl.zeros([ROWS, FEATURES], tl.float32)
     for start in tl.range(0, K, PIECE, num_stages=STAGES):
         k = start + tl.arange(0, PIECE)[None, :]
         if IS_EVEN:
@@ -114,9 +144,16 @@ def _rows_kernel(
         total = tl.dot(a, tl.trans(b), total, input_precision="ieee")
     let_next_begin(OVERLAPS and not IS_EARLY)
     if HAS_BIAS:
-        total += tl.load(bias + n, mask=is_output, other=0.0).to(tl.float32)[None, :]
-    places = out + m[:, None].to(tl.int64) * N + n[None, :]
-    tl.store(places, total.to(out.dtype.element_ty), mask=is_row[:, None] & is_output[None, :])
+        total += tl.load(bias + feature).to(tl.float32)[None, :]
+    if IS_GATED:
+        gate, up = tl.split(tl.reshape(total, [ROWS, FEATURES // 2, 2]))
+        n = tl.program_id(0) * (FEATURES // 2) + tl.arange(0, FEATURES // 2)
+        places = out + m[:, None].to(tl.int64) * N + n[None, :]
+        tl.store(places, _silu_times(gate, up).to(out.dtype.element_ty), mask=is_row[:, None] & (n < N))
+    else:
+        n = tl.program_id(0) * FEATURES + column
+        places = out + m[:, None].to(tl.int64) * N + n[None, :]
+        tl.store(places, total.to(out.dtype.element_ty), mask=is_row[:, None] & (n < N))
 
 
 class TritonLinear(PlainLinear):
@@ -129,30 +166,37 @@ class TritonLinear(PlainLinear):
         }
 
     def __call__(self, x: Tensor, packed: PackedLinear, out: Tensor | None = None) -> Tensor:
-        num_rows = len(x)
-        if num_rows > MOST_ROWS or num_rows == 0:
+        if not self._is_skinny(x):
             return super().__call__(x, packed, out)
-        if out is None:
-            out = x.new_empty(num_rows, self._out)
-        if num_rows == 1:
-            overlaps = self._machine.overlaps(1)
-            bias = packed.weight if packed.bias is None else packed.bias
-            _vector_kernel[(self._out,)](
-                x, packed.weight, bias, out, self._in, VECTOR_PIECE, packed.bias is not None, overlaps,
-                num_warps=8, **launch_options(overlaps),
-            )  # fmt: skip
+        return self._product(x, packed, x.new_empty(len(x), self._out) if out is None else out)
+
+    def gated(self, x: Tensor, packed: PackedLinear) -> Tensor | None:
+        if not self._is_skinny(x):
+            return None
+        return self._product(x, packed, x.new_empty(len(x), self._out // 2), is_gated=True)
+
+    def _is_skinny(self, x: Tensor) -> bool:
+        return 0 < len(x) <= MOST_ROWS
+
+    def _product(self, x: Tensor, packed: PackedLinear, out: Tensor, *, is_gated: bool = False) -> Tensor:
+        if len(x) > 1:
+            self.launch(x, packed, out, self._tiles[len(x)], is_gated=is_gated)
             return out
-        self.launch(x, packed, out, self._tiles[num_rows])
+        overlaps, num_outputs = self._machine.overlaps(1), out.shape[1]
+        _vector_kernel[(num_outputs,)](
+            x, packed.weight, packed.weight if packed.bias is None else packed.bias, out, num_outputs, self._in,
+            VECTOR_PIECE, packed.bias is not None, is_gated, overlaps, num_warps=8, **launch_options(overlaps),
+        )  # fmt: skip
         return out
 
-    def launch(self, x: Tensor, packed: PackedLinear, out: Tensor, tile: Tile) -> None:
+    def launch(self, x: Tensor, packed: PackedLinear, out: Tensor, tile: Tile, *, is_gated: bool = False) -> None:
         """The product of several rows, with this tile."""
-        overlaps = self._machine.overlaps(len(x))
-        _rows_kernel[(triton.cdiv(self._out, tile.outputs),)](
+        overlaps, num_outputs = self._machine.overlaps(len(x)), out.shape[1]
+        _rows_kernel[(triton.cdiv(self._out, tile.features),)](
             x, packed.weight, packed.weight if packed.bias is None else packed.bias, out,
-            len(x), x.stride(0), self._out, self._in,
-            tile.rows, tile.outputs, tile.piece, tile.num_stages, self._in % tile.piece == 0, packed.bias is not None,
-            overlaps, len(x) > LATE_ROWS, num_warps=tile.num_warps, **launch_options(overlaps),
+            len(x), x.stride(0), num_outputs, self._in,
+            tile.rows, tile.features, tile.piece, tile.num_stages, self._in % tile.piece == 0, packed.bias is not None,
+            is_gated, overlaps, len(x) > LATE_ROWS, num_warps=tile.num_warps, **launch_options(overlaps),
         )  # fmt: skip
 
 

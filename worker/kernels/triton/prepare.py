@@ -1,12 +1,13 @@
-"""From the slots' state to a step's buffers, in one kernel."""
+"""From the slots' state to a step's buffers, and from a step's tokens to the slots' state: a kernel each."""
 
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from worker.kernels.step import SlotTables, StagedRows, Step, StepBuffers
 
 TILE = 256
-"""Tokens, or entries of a block table, of a row that a program fills."""
+"""Tokens, or entries of a block table, of a row that a program fills; rows that one remembers."""
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_uniform_rows", "uniform_len", "table_width", "spare_slot"])
@@ -64,3 +65,22 @@ def prepare_step(rows: StagedRows, slots: SlotTables, step: Step, block_size: in
         slots.tokens.stride(0), slots.block_tables.stride(0), out.block_tables.stride(0),
         block_size, TILE, num_warps=4,
     )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _remember_kernel(
+    tokens, lengths, rows, positions, token_ids, num_rows, tokens_stride, ROWS: tl.constexpr
+):  # fmt: skip
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    is_row = row < num_rows
+    slot, position = tl.load(rows + row, mask=is_row), tl.load(positions + row, mask=is_row)
+    token = tl.maximum(tl.load(token_ids + row, mask=is_row), 0)
+    tl.store(tokens + slot * tokens_stride + position, token.to(tl.int32), mask=is_row)
+    tl.store(lengths + slot, position + 1, mask=is_row)
+
+
+def remember(slots: SlotTables, rows: Tensor, positions: Tensor, token_ids: Tensor) -> None:
+    """See `RememberKernel`."""
+    _remember_kernel[(triton.cdiv(len(rows), TILE),)](
+        slots.tokens, slots.lengths, rows, positions, token_ids, len(rows), slots.tokens.stride(0), TILE, num_warps=4
+    )
