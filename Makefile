@@ -91,7 +91,7 @@ $(VENV)/.worker: $(VENV)/.torch pyproject.toml
 
 $(VENV)/.dev: $(VENV)/.worker
 	@echo "installing what tests and lint need ..."
-	$(PIP) --editable '.[worker,http,dev]'
+	$(PIP) --editable '.[worker,http,tracing,dev]'
 	@touch $@
 
 # Not among ours: what runs kernels without a GPU needs an older numpy.

@@ -29,6 +29,8 @@ def _split(value: object) -> object:
 CommaList = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
 """A list of words, as a repeated flag or separated by commas (flag or environment)."""
 
+TRACES_ENDPOINT = r"^(https?://[^/\s]+/?)?$"
+
 EXIT_USAGE = 2
 
 _METAVARS: dict[object, str] = {int: "INTEGER", float: "NUMBER", Path: "FILE"}

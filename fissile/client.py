@@ -14,6 +14,7 @@ from fissile.errors import from_rpc_error
 from fissile.options import Options
 from fissile.requests import Message, Prompt, Tool, ToolChoice
 from fissile.results import Delta, Generation, Model, Stats, Token
+from fissile.trace_context import trace_metadata
 from fissile.v1 import generation_pb2, generation_pb2_grpc
 
 R = TypeVar("R")
@@ -97,7 +98,8 @@ class Client:
             prompt, model=model, request_id=request_id, add_special_tokens=add_special_tokens, options=options
         )
         return Stream(
-            self._stub.Generate(request, timeout=timeout, metadata=self._metadata), request.options.output.cumulative
+            self._stub.Generate(request, timeout=timeout, metadata=[*self._metadata, *trace_metadata()]),
+            request.options.output.cumulative,
         )
 
     def chat(
@@ -129,7 +131,8 @@ class Client:
             options=options,
         )
         return Stream(
-            self._stub.Chat(request, timeout=timeout, metadata=self._metadata), request.options.output.cumulative
+            self._stub.Chat(request, timeout=timeout, metadata=[*self._metadata, *trace_metadata()]),
+            request.options.output.cumulative,
         )
 
     def tokenize(

@@ -4,11 +4,15 @@ import logging
 import uuid
 from collections.abc import Sequence
 
+from common.tracing import Span, Tracer, trace_id
 from router.answering.request import OpenRequest
 from router.latency import Stopwatch
 from router.metrics import RequestTotals, RouterMetrics
 
 logger = logging.getLogger(__name__)
+
+_FAULTS = frozenset({"unknown", "deadline_exceeded", "unimplemented", "internal", "unavailable", "data_loss"})
+"""Ends that OpenTelemetry counts as errors of a server; the others are the client's."""
 
 MAX_SHOWN = 128
 """Characters of a client's own words in a line."""
@@ -17,8 +21,9 @@ MAX_SHOWN = 128
 class Account:
     """Of one request, from its arrival to its end. Exactly one `close`, whatever becomes of it."""
 
-    def __init__(self, request_id: str, model: str) -> None:
-        """As the client gave them, or empty."""
+    def __init__(self, request_id: str, model: str, operation: str, tracer: Tracer, traceparent: str) -> None:
+        """`request_id`, `model` and `traceparent` are the client's, or empty; `operation` is OpenTelemetry's name of
+        what is asked for."""
         self.watch = Stopwatch()
         self.request_id = request_id or uuid.uuid4().hex
         self.model = ""
@@ -26,7 +31,20 @@ class Account:
         self.end = "cancelled"
         """Finish reason or gRPC status, in lower case; nobody says so when a client goes."""
         self._asked_model = model
+        self._operation = operation
+        self._tracer = tracer
+        asked = {"gen_ai.operation.name": operation, "gen_ai.request.model": shown(model)} if tracer.is_on else None
+        self.span = tracer.span(operation, traceparent, "server", asked)
         self._opened: Sequence[OpenRequest] = ()
+
+    def served_by(self, model: str) -> None:
+        """The id of the model that was asked for, by whatever name."""
+        self.model = model
+        self.span.rename(f"{self._operation} {model}")
+
+    def part(self, name: str) -> Span:
+        """Something that is done for the request now; for a `with` block."""
+        return self._tracer.span(name, self.span.traceparent)
 
     def opened(self, requests: Sequence[OpenRequest]) -> None:
         """One for each prompt."""
@@ -43,16 +61,38 @@ class Account:
             num_completion_tokens=sum(request.num_completion_tokens for request in self._opened),
         )
         metrics.ended(totals)
+        if self._tracer.is_on:
+            self._end_span(totals)
         if logger.isEnabledFor(logging.INFO):
             self._log(totals, workers)
 
+    @property
+    def _ttft(self) -> float | None:
+        first_tokens = (request.timing.watch.ttft for request in self._opened)
+        return min((ttft for ttft in first_tokens if ttft is not None), default=None)
+
+    def _end_span(self, totals: RequestTotals) -> None:
+        seen: dict[str, str | int | float | list[str]] = {
+            "gen_ai.response.id": shown(self.request_id),
+            "gen_ai.response.model": self.model,
+            "gen_ai.usage.input_tokens": totals.num_prompt_tokens,
+            "gen_ai.usage.output_tokens": totals.num_completion_tokens,
+            "gen_ai.usage.cache_read.input_tokens": totals.num_cached_tokens,
+        }
+        if (ttft := self._ttft) is not None:
+            seen["gen_ai.response.time_to_first_chunk"] = ttft
+        is_answered = any(request.is_finished for request in self._opened)
+        seen |= {"gen_ai.response.finish_reasons": [self.end]} if is_answered else {"error.type": self.end}
+        self.span.end(seen, error=self.end if self.end in _FAULTS else "")
+
     def _log(self, totals: RequestTotals, workers: Sequence[str]) -> None:
-        first_tokens = [request.timing.watch.ttft for request in self._opened if request.timing.watch.ttft is not None]
-        ttft, e2e = min(first_tokens, default=None), self.watch.elapsed
+        ttft, e2e = self._ttft, self.watch.elapsed
         request_id, model = shown(self.request_id), shown(self.model or self._asked_model)
+        trace = trace_id(self.span.traceparent)
         logger.info(
-            "request %s: model %s, worker %s, %d tokens in, %d cached, %d out, TTFT %s, total %.1f ms, %s",
+            "request %s%s: model %s, worker %s, %d tokens in, %d cached, %d out, TTFT %s, total %.1f ms, %s",
             request_id,
+            f" of trace {trace}" if trace else "",
             model or "-",
             " ".join(workers) or "-",
             totals.num_prompt_tokens,
@@ -71,6 +111,7 @@ class Account:
                 "ttft_seconds": None if ttft is None else round(ttft, 6),
                 "e2e_seconds": round(e2e, 6),
                 "end": totals.end,
+                **({"trace_id": trace} if trace else {}),
             },
         )
 

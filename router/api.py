@@ -10,6 +10,7 @@ from functools import partial
 from typing import TypeVar
 
 from common.bounds import MAX_PROMPTS
+from common.tracing import Tracer
 from fissile.errors import FissileError, PermissionDeniedError
 from fissile.v1 import (
     ChatRequest,
@@ -36,6 +37,7 @@ from router.answering.answer import Answer
 from router.answering.pacing import Pacer
 from router.answering.parts import parts
 from router.answering.request import OpenRequest, Update
+from router.answering.trace import RequestTrace
 from router.callers.caller import Caller
 from router.callers.quotas import Quotas
 from router.config import RouterSettings
@@ -59,8 +61,8 @@ def no_deadline() -> float | None:
 class GenerationApi:
     """All state is in the parts; see `router.server`. Methods raise FissileError.
 
-    `caller` is who asks, as the front found out; `time_left` says how many seconds a request has; an iterator that is
-    closed early ends its request.
+    `caller` is who asks, as the front found out; `time_left` says how many seconds a request has; `traceparent` which
+    span it belongs to, if any; an iterator that is closed early ends its request.
     """
 
     def __init__(
@@ -74,6 +76,7 @@ class GenerationApi:
         metrics: RouterMetrics,
         pacer: Pacer,
         quotas: Quotas,
+        tracer: Tracer,
     ) -> None:
         self._settings = settings
         self._workers = workers
@@ -84,26 +87,29 @@ class GenerationApi:
         self._metrics = metrics
         self._pacer = pacer
         self._quotas = quotas
+        self._tracer = tracer
 
     def generate(
-        self, request: GenerateRequest, caller: Caller, time_left: TimeLeft = no_deadline
+        self, request: GenerateRequest, caller: Caller, time_left: TimeLeft = no_deadline, traceparent: str = ""
     ) -> AsyncGenerator[GenerateResponse]:
-        return self._run(request, caller, time_left, responses.generate_response)
+        account = Account(request.request_id, request.model, "text_completion", self._tracer, traceparent)
+        return self._run(request, caller, time_left, account, responses.generate_response)
 
     def chat(
-        self, request: ChatRequest, caller: Caller, time_left: TimeLeft = no_deadline
+        self, request: ChatRequest, caller: Caller, time_left: TimeLeft = no_deadline, traceparent: str = ""
     ) -> AsyncGenerator[ChatResponse]:
-        return self._run(request, caller, time_left, responses.chat_response)
+        account = Account(request.request_id, request.model, "chat", self._tracer, traceparent)
+        return self._run(request, caller, time_left, account, responses.chat_response)
 
     async def _run(
         self,
         request: GenerateRequest | ChatRequest,
         caller: Caller,
         time_left: TimeLeft,
+        account: Account,
         response: Callable[[str, Update], R],
     ) -> AsyncGenerator[R]:
         """The one way of a request, from arrival to its end. Whatever ends it is counted and leaves nothing behind."""
-        account = Account(request.request_id, request.model)
         request_id = account.request_id
         try:
             num_prompts = _num_prompts(request)
@@ -139,9 +145,10 @@ class GenerationApi:
         """Validated, tokenised, with every default filled in; one for each prompt."""
         caller.check_priority(request.options.priority)
         model = await self._model(request.model, caller)
-        account.model = model.id
+        account.served_by(model.id)
         salt = caller.cache_salt(request.options.cache_salt)
-        served, specs = await self._preparation.specs(request, model, account.request_id, salt)
+        with account.part("tokenise"):
+            served, specs = await self._preparation.specs(request, model, account.request_id, salt)
         news = asyncio.Event()
         opened = [
             OpenRequest(
@@ -152,6 +159,7 @@ class GenerationApi:
                 self._pacer,
                 news,
                 self._unread_bytes(caller),
+                RequestTrace(self._tracer, account.span),
             )
             for spec in specs
         ]

@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import SettingsConfigDict
 
-from common.config import CommaList, Settings
+from common.config import TRACES_ENDPOINT, CommaList, Settings
 from common.logging import LogFormat
 from fissile.channel import ClientTls, ServerTls
 
@@ -118,6 +118,12 @@ class RouterSettings(Settings):
 
     metrics_host: str = Field("127.0.0.1", description="Address of the Prometheus endpoint.")
     metrics_port: int | None = Field(None, ge=0, le=65535, description="Its port; unset: no endpoint.")
+    otlp_traces_endpoint: str = Field(
+        "",
+        pattern=TRACES_ENDPOINT,
+        description="Collector of OpenTelemetry traces (OTLP over gRPC), as http://host:4317; empty: none. "
+        "Needs fissile[tracing].",
+    )
 
     api_key: SecretStr = Field(
         SecretStr(""),

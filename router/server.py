@@ -11,6 +11,7 @@ from common.authentication import KeyInterceptor
 from common.loop_lag import LoopLag
 from common.metrics import new_registry, serve_metrics
 from common.server import ServiceServer, stop_event_on_signals, write_port_file
+from common.tracing import tracer_of
 from fissile.errors import UnavailableError
 from fissile.v1 import add_GenerationServiceServicer_to_server
 from router.admission.budget import Budget
@@ -58,6 +59,7 @@ class RouterServer:
         policy = make_policy(settings.policy)
         dispatcher = Dispatcher(self.workers, policy, settings, self.metrics, Quarantine())
         self.pacer = Pacer(settings.max_message_rate)
+        self._tracer = tracer_of("router", settings.otlp_traces_endpoint)
         preparation = Preparation(settings, VersionChoice(self.workers, settings.shares()))
         self.api = GenerationApi(
             settings,
@@ -69,6 +71,7 @@ class RouterServer:
             self.metrics,
             self.pacer,
             Quotas(),
+            self._tracer,
         )
         self.callers = Callers(settings.api_key.get_secret_value(), settings.api_key_file)
         self._server = ServiceServer(
@@ -136,6 +139,7 @@ class RouterServer:
             await self._http.stop()
         await self._server.stop(CLOSE_SECONDS)
         await self.workers.close()
+        await self._tracer.close()
         self._loop_lag.stop()
         if self._stop_metrics:
             self._stop_metrics()

@@ -8,6 +8,7 @@ from google.protobuf.message import Message
 
 from common.authentication import header_of
 from common.server import abort
+from common.tracing import TRACEPARENT, valid_traceparent
 from fissile.v1 import (
     ChatRequest,
     DetokenizeRequest,
@@ -41,11 +42,13 @@ class GenerationService(GenerationServiceServicer):
 
     async def Generate(self, request: GenerateRequest, context: Context) -> None:  # type: ignore[override]
         caller = self._caller(context)
-        await self._send(self._api.generate(request, caller, context.time_remaining), caller, context)
+        answers = self._api.generate(request, caller, context.time_remaining, _traceparent(context))
+        await self._send(answers, caller, context)
 
     async def Chat(self, request: ChatRequest, context: Context) -> None:  # type: ignore[override]
         caller = self._caller(context)
-        await self._send(self._api.chat(request, caller, context.time_remaining), caller, context)
+        answers = self._api.chat(request, caller, context.time_remaining, _traceparent(context))
+        await self._send(answers, caller, context)
 
     async def Tokenize(self, request: TokenizeRequest, context: Context) -> TokenizeResponse:
         return await self._api.tokenize(request, self._caller(context))
@@ -82,3 +85,9 @@ class GenerationService(GenerationServiceServicer):
         except StalledReaderError as error:
             with self._readers.lingering(caller.name, answer.ByteSize() if answer else 0):
                 await abort(context, error, "a stream")
+
+
+def _traceparent(context: Context) -> str:
+    """The last one: whoever is nearer to the wire has added its own."""
+    headers = [value for key, value in context.invocation_metadata() if key == TRACEPARENT]
+    return valid_traceparent(headers[-1]) if headers else ""

@@ -36,6 +36,7 @@ from worker.kv_watch import Progress
 from worker.metrics import WorkerMetrics
 from worker.open_sequences import OpenSequences
 from worker.streams import ExecuteStream
+from worker.traces import SequenceTraces
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +60,7 @@ class Broker:
         grammars: GrammarsInUse,
         limits: ModelLimits,
         metrics: WorkerMetrics,
+        traces: SequenceTraces,
         max_queued: int,
     ) -> None:
         self._engine = engine
@@ -66,6 +68,7 @@ class Broker:
         self._uncompiled = UncompiledRequests(grammars.compiled, self._on_compiled, self._on_deadline)
         self._limits = limits
         self._metrics = metrics
+        self._traces = traces
         self._max_queued = max_queued
         self._streams: set[ExecuteStream] = set()
         self._open = OpenSequences(grammars)
@@ -92,7 +95,9 @@ class Broker:
         self._streams.discard(stream)
         engine_ids = list(stream.engine_ids.values())
         for engine_id in engine_ids:
-            self._open.forget(engine_id)
+            entry = self._open.forget(engine_id)
+            if entry is not None:
+                self._traces.dropped(entry.traceparent, entry.index, entry.arrived, "the router's stream ended")
         self._stop(engine_ids, "the router's stream ended")
 
     def handle(self, stream: ExecuteStream, request: v1.ExecuteRequest) -> None:
@@ -110,10 +115,13 @@ class Broker:
     def on_report(self, report: StepReport) -> None:
         """Distribute what a step brought: one message to each stream, or several where one would be too large."""
         responses: dict[ExecuteStream, list[v1.RequestOutput]] = {}
+        if report.finished is not None:
+            self._metrics.observe_step(report.finished)
+            self._traces.step(report.step, report.finished)
         for output in report.outputs:
             entry = self._open.get(output.sequence_id)
             if output.finish_reason is not None:
-                self._metrics.observe_end(output)
+                self._observe_end(output)
                 self._open.forget(output.sequence_id)
             if entry is not None:
                 responses.setdefault(entry.stream, []).extend(outputs_to_pb(output, entry.sequence_id))
@@ -123,13 +131,18 @@ class Broker:
                 error = refusal_to_error(refusal)
                 responses.setdefault(entry.stream, []).append(error_to_pb(error, entry.sequence_id, entry.index))
         self.progress.signal()
-        if report.finished is not None:
-            self._metrics.observe_step(report.finished)
         if responses:
             load = load_to_pb(report.load)
             for stream, outputs in responses.items():
                 for response in responses_of(report.step, outputs, load):
                     stream.push(response)
+
+    def _observe_end(self, output: SequenceOutput) -> None:
+        """A terminal output, of a sequence that is not forgotten yet."""
+        self._metrics.observe_end(output)
+        entry = self._open.get(output.sequence_id)
+        if entry is not None:
+            self._traces.ended(entry.traceparent, output)
 
     def fail(self, detail: str) -> None:
         """The engine is lost: every open sequence ends with ERROR, then every stream."""
@@ -180,7 +193,7 @@ class Broker:
             self._refuse(stream, group, error)
             return
         for member, seq in zip(group.sequences, sequences, strict=True):
-            self._open.add(stream, member.id, seq)
+            self._open.add(stream, member.id, seq, group.traceparent)
         if sequences[0].sampling.grammar is not None:
             self._uncompiled.add(sequences)
         else:
@@ -196,6 +209,7 @@ class Broker:
         self._refuse(stream, group, AlreadyExistsError("id: one that is in use came again; all uses are ended"))
 
     def _refuse(self, stream: ExecuteStream, group: v1.SequenceGroup, error: FissileError) -> None:
+        self._traces.refused(group.traceparent, error)
         for sequence_id, index in {member.id: member.index for member in group.sequences}.items():
             self._push_error(stream, sequence_id, index, error)
 
@@ -204,6 +218,7 @@ class Broker:
         for engine_id in engine_ids:
             entry = self._open.forget(engine_id)
             if entry is not None:
+                self._traces.dropped(entry.traceparent, entry.index, entry.arrived, error.message)
                 self._push_error(entry.stream, entry.sequence_id, entry.index, error)
 
     def _push_error(self, stream: ExecuteStream, sequence_id: int, index: int, error: FissileError) -> None:
@@ -236,7 +251,7 @@ class Broker:
             return
         timings = SequenceTimings(seq.arrival_time, None, None, 0)
         output = SequenceOutput(seq.id, seq.index, seq.num_generated_tokens, [], reason, detail, timings=timings)
-        self._metrics.observe_end(output)
+        self._observe_end(output)
         entry = self._open.forget(seq.id)
         if entry is not None:
             for message in outputs_to_pb(output, entry.sequence_id):

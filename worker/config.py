@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import SettingsConfigDict
 
-from common.config import CommaList, Settings
+from common.config import TRACES_ENDPOINT, CommaList, Settings
 from common.logging import LogFormat
 from fissile.channel import ServerTls
 from worker.core.config import CacheConfig, SchedulerConfig
@@ -80,6 +80,12 @@ class WorkerSettings(Settings):
     metrics_host: str = Field("127.0.0.1", description="Address of the Prometheus endpoint.")
     metrics_port: int | None = Field(
         None, ge=0, le=65535, description="Port of the Prometheus endpoint; 0 takes a free one; unset: no endpoint."
+    )
+    otlp_traces_endpoint: str = Field(
+        "",
+        pattern=TRACES_ENDPOINT,
+        description="Collector of OpenTelemetry traces (OTLP over gRPC), as http://host:4317; empty: none. "
+        "Needs fissile[tracing].",
     )
     tls_certificate: Path | None = Field(None, description="PEM certificate; turns TLS on, together with --tls-key.")
     tls_key: Path | None = Field(None, description="PEM private key of --tls-certificate.")

@@ -17,6 +17,9 @@ class OpenSequence:
     sequence_id: int
     index: int
     grammar: Grammar | None
+    traceparent: str
+    arrived: float
+    """On the monotonic clock."""
 
 
 class OpenSequences:
@@ -34,9 +37,11 @@ class OpenSequences:
     def ids(self) -> list[int]:
         return list(self._open)
 
-    def add(self, stream: ExecuteStream, sequence_id: int, seq: Sequence) -> None:
-        """`sequence_id` is the router's; `seq` holds its grammar already."""
-        self._open[seq.id] = OpenSequence(stream, sequence_id, seq.index, seq.sampling.grammar)
+    def add(self, stream: ExecuteStream, sequence_id: int, seq: Sequence, traceparent: str) -> None:
+        """`sequence_id` and `traceparent` are the router's; `seq` holds its grammar already."""
+        self._open[seq.id] = OpenSequence(
+            stream, sequence_id, seq.index, seq.sampling.grammar, traceparent, seq.arrival_time
+        )
         stream.engine_ids[sequence_id] = seq.id
         self._emptied.clear()
 

@@ -16,6 +16,7 @@ from common.loop_lag import LoopLag
 from common.metrics import new_registry, serve_metrics
 from common.server import ServiceServer, stop_event_on_signals, write_port_file
 from common.stopwatch import Stopwatch
+from common.tracing import tracer_of
 from fissile import v1
 from fissile.errors import UnavailableError
 from worker.broker import Broker
@@ -33,6 +34,7 @@ from worker.runner.config import ModelInfo
 from worker.served_files import ServedFiles, files_reader
 from worker.service import LoadedWorker, RankProfiles, WorkerService
 from worker.threads import in_thread
+from worker.traces import SequenceTraces
 
 logger = logging.getLogger(__name__)
 
@@ -79,6 +81,7 @@ class WorkerServer:
         self._read_files = read_files
         self._registry = new_registry()
         self._metrics = WorkerMetrics(self._registry, settings.model_names[0])
+        self._tracer = tracer_of("worker", settings.otlp_traces_endpoint)
         self._service = WorkerService(settings, self._take_health_down)
         self._server = ServiceServer(SERVICE_NAME, settings.tls())
         v1.add_WorkerServiceServicer_to_server(self._service, self._server.server)
@@ -126,6 +129,7 @@ class WorkerServer:
             GrammarsInUse(self._executor.compile, self._executor.release),
             limits,
             self._metrics,
+            SequenceTraces(self._tracer, self._settings.model_names[0]),
             self._settings.max_queued_messages,
         )
         self._engine.start()
@@ -202,6 +206,7 @@ class WorkerServer:
             logger.warning("a step does not end; killing the device's processes")
         if self._is_executor_up:
             await in_thread(self._executor.shutdown)
+        await self._tracer.close()
         self._loop_lag.stop()
         if self._stop_metrics is not None:
             self._stop_metrics()

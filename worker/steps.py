@@ -30,6 +30,8 @@ class FinishedStep:
     """From when it was submitted, or the step before it was done, to its result."""
     run_seconds: float
     """The device's own time."""
+    ended_at: float
+    """When its result was there, on the monotonic clock."""
 
     @property
     def gap_seconds(self) -> float:
@@ -82,7 +84,7 @@ class Steps:
         self._scheduler.postprocess(entry.batch, output)
         seconds = now - max(entry.submitted_at, self._last_collect)
         self._last_collect = now
-        return FinishedStep(entry.batch, seconds, output.run_seconds)
+        return FinishedStep(entry.batch, seconds, output.run_seconds, now)
 
 
 def run_to_end(scheduler: Scheduler, steps: Steps) -> Iterator[tuple[FinishedStep, list[SequenceOutput]]]:

@@ -20,6 +20,7 @@ from router.answering.pacing import Pacer
 from router.answering.prompt_logprobs import PromptLogprobs, prompt_logprob_bytes
 from router.answering.refusals import error_of
 from router.answering.timing import Timing
+from router.answering.trace import RequestTrace
 from router.asking.spec import RequestSpec
 from router.latency import LatencyWindows, Stopwatch
 from router.metrics import RouterMetrics
@@ -87,11 +88,13 @@ class OpenRequest:
         pacer: Pacer,
         news: asyncio.Event,
         unread: UnreadBytes,
+        trace: RequestTrace,
     ) -> None:
         """`news` is set when there is something to take, or an error; requests of one call share it."""
         self.spec = spec
         self.timing = Timing(watch)
         self.news = news
+        self.trace = trace
         self.error: FissileError | None = None
         detokenizer = tokenizer.detokenizers(
             spec.prompt.token_ids, skip_special_tokens=spec.skip_special_tokens, shown=spec.text.shown_tokens
@@ -148,6 +151,7 @@ class OpenRequest:
             asks_prompt_logprobs=not self._prompt_logprobs.is_complete,
             deadline=deadline,
         )
+        group.traceparent = self.trace.put_on(hop.address)
         ids = hop.start(group, self, num_cached_tokens)
         if not self.worker:
             self.num_expected_cached_tokens = num_cached_tokens
@@ -201,6 +205,7 @@ class OpenRequest:
             if not output.finish_reason and self._hop:
                 self._hop.abort(output.sequence_id)  # a stop string, which the worker does not know
             if self.is_finished:
+                self.trace.left()
                 self._pacer.wake_now(self.news)
                 return
         self._announce()
@@ -239,6 +244,7 @@ class OpenRequest:
 
     def _lose(self, loss: Loss) -> None:
         if self._hop and self._on_loss and not self.is_finished:
+            self.trace.lost(loss.detail)
             self._leave()
             self._on_loss(loss)
 
@@ -262,6 +268,7 @@ class OpenRequest:
 
     def _leave(self) -> None:
         """Abort what is on a worker. Idempotent."""
+        self.trace.left()
         self._stop_hop_timer()
         on_worker, self._on_worker = self._on_worker, {}
         if self._hop:

@@ -119,7 +119,8 @@ class _Journey:
         worker_wait = self._dispatcher.settings.worker_wait
         try:
             async with asyncio.timeout(worker_wait):
-                links = await self._wait_for_candidates()
+                with self._request.trace.finding_worker():
+                    links = await self._wait_for_candidates()
             if not self._request.error:
                 self._put_on(links)
         except TimeoutError:

@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
+from common.tracing import TRACEPARENT, valid_traceparent
 from fissile.errors import MAX_VIOLATIONS, FissileError
 from fissile.v1 import ChatResponse, DetokenizeRequest, GenerateResponse, GetModelRequest, TokenizeRequest
 from router.account import shown
@@ -54,7 +55,7 @@ class Completions:
             writer = CompletionWriter(envelope, 1 if body.n is None else body.n, body.logprobs, echo)
             with _refusals_logged(scope["path"]):
                 request = completion_request(body, envelope.id, self._keep_alive)
-            answers = self._api.generate(request, caller)
+            answers = self._api.generate(request, caller, traceparent=_traceparent(http))
             await _Exchange(answers, writer, names, envelope.id, bool(body.stream)).respond(scope, receive, send)
         except FissileError as error:
             raise names.translate(error) from error
@@ -104,10 +105,14 @@ class Chat:
             writer = ChatWriter(envelope, (body.top_logprobs or 0) if body.logprobs else None)
             with _refusals_logged(scope["path"]):
                 request = chat_request(body, envelope.id, self._keep_alive)
-            answers = self._api.chat(request, caller)
+            answers = self._api.chat(request, caller, traceparent=_traceparent(http))
             await _Exchange(answers, writer, names, envelope.id, bool(body.stream)).respond(scope, receive, send)
         except FissileError as error:
             raise names.translate(error) from error
+
+
+def _traceparent(http: Request) -> str:
+    return valid_traceparent(http.headers.get(TRACEPARENT, ""))
 
 
 @contextmanager

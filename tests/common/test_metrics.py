@@ -25,7 +25,7 @@ from worker.steps import FinishedStep
 DOCS = Path(__file__).parents[2] / "docs/operations.md"
 WORKERS = [WorkerGauge("llama", "w:1", True, 2), WorkerGauge("llama", "w:2", False, 0)]
 
-STEP = FinishedStep(ScheduledBatch(0, [0], [1], [4], token_array([7]), [True]), 0.001, 0.0009)
+STEP = FinishedStep(ScheduledBatch(0, [0], [1], [4], token_array([7]), [True]), 0.001, 0.0009, 7.0)
 
 
 def router_metrics():

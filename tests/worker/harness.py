@@ -48,6 +48,7 @@ def run_worker(
     prepare: Callable[[FakeExecutor], None] | None = None,
     num_blocks: int = 64,
     max_model_len: int = 64,
+    files: ServedFiles = FILES,
     **settings: object,
 ) -> Any:
     """Run `scenario` against a worker that is serving; with `prepare`, against one that may still be loading.
@@ -62,7 +63,7 @@ def run_worker(
             executor = FakeExecutor(num_blocks=num_blocks, block_size=config.block_size, max_model_len=max_model_len)
             if prepare is not None:
                 prepare(executor)
-            server = WorkerServer(config, partial(_with_callback, executor), lambda: FILES)
+            server = WorkerServer(config, partial(_with_callback, executor), lambda: files)
             await server.listen()
             loading = asyncio.create_task(server.load())
             address = f"127.0.0.1:{server.port}"

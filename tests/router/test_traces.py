@@ -1,0 +1,244 @@
+"""One trace from a client through router and worker, into memory."""
+
+import asyncio
+import logging
+import sys
+from concurrent import futures
+
+import grpc
+import pytest
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import SpanKind, StatusCode
+
+import common.otel
+from common.tracing import NoTracer, tracer_of, valid_traceparent
+from fissile import AsyncClient
+from fissile.errors import UnavailableError
+from fissile.v1 import FinishReason, GenerateRequest, RequestOutput
+from router.config import RouterSettings
+from router.server import RouterServer
+from tests.fakes import tokenizer as toys
+from tests.fakes.system import QUICK, collect, error_of, run_system, until
+from tests.fakes.worker import FakeWorker, counts, says
+from tests.router.http.front import run_front
+from tests.worker.harness import run_worker
+from worker.loader.tokenizer import TokenizerFiles
+from worker.served_files import ServedFiles
+
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
+HEADER = f"00-{TRACE}-00f067aa0ba902b7-01"
+ENDPOINT = "http://collector:4317"
+
+
+class Spans:
+    """Of all services of the test, and of its own application."""
+
+    def __init__(self):
+        self._exporter = InMemorySpanExporter()
+
+    def provider(self, service):
+        provider = TracerProvider(resource=common.otel.resource_of(service), shutdown_on_exit=False)
+        provider.add_span_processor(SimpleSpanProcessor(self._exporter))
+        return provider
+
+    @property
+    def all(self):
+        return self._exporter.get_finished_spans()
+
+    def __getitem__(self, name):
+        (span,) = [span for span in self.all if span.name == name]
+        return span
+
+    def parents(self):
+        """The name of the parent by that of the span."""
+        names = {span.context.span_id: span.name for span in self.all}
+        return {span.name: names.get(span.parent.span_id, "remote") if span.parent else None for span in self.all}
+
+
+@pytest.fixture
+def spans(monkeypatch):
+    """What services that are told of an endpoint send there."""
+    seen = Spans()
+
+    def in_memory(service, endpoint):
+        assert endpoint == ENDPOINT
+        return common.otel.OtelTracer(seen.provider(service))
+
+    monkeypatch.setattr(common.otel, "otlp_tracer", in_memory)
+    return seen
+
+
+def run_both(scenario, **router_settings):
+    """`scenario(client)` with a router over a real worker without a model."""
+
+    async def with_router(worker):
+        router = RouterServer(
+            RouterSettings(**QUICK, workers=[worker.address], otlp_traces_endpoint=ENDPOINT, **router_settings)
+        )
+        port = await router.start()
+        try:
+            await until(lambda: router.is_ready)
+            async with AsyncClient(f"127.0.0.1:{port}") as client:
+                return await scenario(client)
+        finally:
+            await router.stop()
+
+    files = ServedFiles(TokenizerFiles(toys.files(toys.byte_level())), model_fingerprint="f1")
+    return run_worker(with_router, files=files, otlp_traces_endpoint=ENDPOINT, served_model_name=["toy"])
+
+
+def test_one_trace_from_the_client_to_the_steps(spans):
+    async def scenario(client):
+        with spans.provider("app").get_tracer("app").start_as_current_span("ask"):
+            return await client.generate("a", max_tokens=5, ignore_eos=True, request_id="mine").result()
+
+    run_both(scenario)
+    assert spans.parents() == {
+        "ask": None,
+        "text_completion toy": "ask",
+        "tokenise": "text_completion toy",
+        "dispatch": "text_completion toy",
+        "sequence": "dispatch",
+        "queue": "sequence",
+        "prefill": "sequence",
+        "decode": "sequence",
+    }
+    assert len({span.context.trace_id for span in spans.all}) == 1
+    services = {span.name: span.resource.attributes["service.name"] for span in spans.all}
+    assert (services["dispatch"], services["sequence"]) == ("fissile-router", "fissile-worker")
+    kinds = [spans[name].kind for name in ("text_completion toy", "dispatch", "sequence", "decode")]
+    assert kinds == [SpanKind.SERVER, SpanKind.CLIENT, SpanKind.SERVER, SpanKind.INTERNAL]
+    request = dict(spans["text_completion toy"].attributes)
+    assert 0 < request.pop("gen_ai.response.time_to_first_chunk") < 60
+    assert request == {
+        "gen_ai.operation.name": "text_completion",
+        "gen_ai.request.model": "",
+        "gen_ai.response.model": "toy",
+        "gen_ai.response.id": "mine",
+        "gen_ai.response.finish_reasons": ("length",),
+        "gen_ai.usage.input_tokens": 2,
+        "gen_ai.usage.output_tokens": 5,
+        "gen_ai.usage.cache_read.input_tokens": 0,
+    }
+    sequence = spans["sequence"].attributes
+    assert (sequence["gen_ai.response.model"], sequence["gen_ai.usage.output_tokens"]) == ("toy", 5)
+    prefill, decode = spans["prefill"], spans["decode"]
+    assert (prefill.attributes["fissile.num_steps"], decode.attributes["fissile.num_steps"]) == (1, 4)
+    assert [event.attributes["tokens"] for event in (*prefill.events, *decode.events)] == [2, 1, 1, 1, 1]
+    for child, parent in spans.parents().items():
+        if parent is not None:
+            assert spans[parent].start_time <= spans[child].start_time <= spans[child].end_time, child
+            assert spans[child].end_time <= spans[parent].end_time, child
+
+
+def test_a_request_that_no_worker_takes(spans):
+    refusal = RequestOutput(finish_reason=FinishReason.FINISH_REASON_ERROR, error_code=14, detail="draining")
+
+    async def scenario(system):
+        await error_of(collect(system.stub.Generate(GenerateRequest(text="a"))))
+
+    run_system(scenario, FakeWorker(says("b"), refuse=refusal), otlp_traces_endpoint=ENDPOINT)
+    request = spans["text_completion toy"]
+    assert spans.parents() == {
+        "text_completion toy": None,
+        "tokenise": "text_completion toy",
+        "dispatch": "text_completion toy",
+        "find worker": "text_completion toy",
+    }
+    assert [event.name for event in request.events] == ["lost by its worker"]
+    assert request.attributes["error.type"] == "unavailable"
+    assert [spans[name].status.status_code for name in (request.name, "dispatch", "tokenise")] == [
+        StatusCode.ERROR, StatusCode.ERROR, StatusCode.UNSET,
+    ]  # fmt: skip
+    assert spans["dispatch"].status.description == "refused: draining"
+
+
+def test_what_is_the_clients_fault_is_no_error_of_the_router(spans):
+    async def scenario(system):
+        await error_of(collect(system.stub.Generate(GenerateRequest(text=""))))
+
+    run_system(scenario, FakeWorker(says("b")), otlp_traces_endpoint=ENDPOINT)
+    request = spans["text_completion toy"]
+    assert (request.attributes["error.type"], request.status.status_code) == ("invalid_argument", StatusCode.UNSET)
+
+
+def test_a_router_that_does_not_trace_passes_the_trace_on(caplog):
+    """From both fronts, and into its log; what is no traceparent costs nobody a request."""
+    worker = FakeWorker(counts(2))
+
+    async def scenario(client, system):
+        body = {"prompt": "a"}
+        await client.post("/v1/completions", json=body, headers={"traceparent": HEADER})
+        await client.post("/v1/completions", json=body, headers={"traceparent": HEADER.upper()})
+        await collect(system.stub.Generate(GenerateRequest(text="a"), metadata=(("traceparent", HEADER),)))
+        await collect(system.stub.Generate(GenerateRequest(text="a")))
+
+    with caplog.at_level(logging.INFO):
+        run_front(scenario, worker)
+    assert [group.traceparent for group in worker.groups] == [HEADER, "", HEADER, ""]
+    lines = [record for record in caplog.records if record.name == "router.account"]
+    assert [f" of trace {TRACE}: " in line.getMessage() for line in lines] == [True, False, True, False]
+    assert lines[0].trace_id == TRACE
+
+
+@pytest.mark.parametrize(
+    ("header", "valid"),
+    [
+        (HEADER, HEADER),
+        (f"cc-{HEADER[3:]}-of-the-future", HEADER),
+        (f"{HEADER}-more", ""),
+        (f"ff-{HEADER[3:]}", ""),
+        (f"00-{'0' * 32}-00f067aa0ba902b7-01", ""),
+        (f"00-{TRACE}-{'0' * 16}-01", ""),
+        (HEADER[:-1], ""),
+        ("\n", ""),
+    ],
+)
+def test_a_header_is_taken_as_the_standard_says(header, valid):
+    assert valid_traceparent(header) == valid
+
+
+def test_it_is_off_without_an_endpoint():
+    assert isinstance(tracer_of("router", ""), NoTracer)
+
+
+def test_a_missing_package_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "common.otel", None)
+    with pytest.raises(UnavailableError, match=r"pip install 'fissile\[tracing\]'"):
+        tracer_of("router", ENDPOINT)
+
+
+class Collector(trace_service_pb2_grpc.TraceServiceServicer):
+    """As a collector takes spans."""
+
+    def __init__(self):
+        self.names = []
+
+    def Export(self, request, context):
+        self.names += [
+            span.name for resource in request.resource_spans for scope in resource.scope_spans for span in scope.spans
+        ]
+        return trace_service_pb2.ExportTraceServiceResponse()
+
+
+def test_spans_reach_a_collector_before_the_end():
+    collector = Collector()
+    server = grpc.server(futures.ThreadPoolExecutor(1))
+    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(collector, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+
+    async def scenario():
+        tracer = tracer_of("router", f"http://127.0.0.1:{port}")
+        with tracer.span("first", "") as first, tracer.span("second", first.traceparent):
+            pass
+        await tracer.close()
+
+    try:
+        asyncio.run(scenario())
+    finally:
+        server.stop(0)
+    assert sorted(collector.names) == ["first", "second"]
