@@ -24,6 +24,7 @@ from router.config import RouterSettings
 from router.fleet.dispatch import Dispatcher
 from router.fleet.policies.catalogue import make_policy
 from router.fleet.quarantine import Quarantine
+from router.fleet.retry_budget import RetryBudget
 from router.fleet.versions import VersionChoice
 from router.fleet.workers import Resolver, WorkerSet, resolve_name
 from router.metrics import Gauges, RouterMetrics, WorkerGauge
@@ -57,7 +58,7 @@ class RouterServer:
         self.open_requests = OpenRequests(places)
         held = Budget(settings.max_held_bytes, "bytes of requests and answers", "max-held-bytes")
         policy = make_policy(settings.policy)
-        dispatcher = Dispatcher(self.workers, policy, settings, self.metrics, Quarantine())
+        dispatcher = Dispatcher(self.workers, policy, settings, self.metrics, Quarantine(), RetryBudget())
         self.pacer = Pacer(settings.max_message_rate)
         self._tracer = tracer_of("router", settings.otlp_traces_endpoint)
         preparation = Preparation(settings, VersionChoice(self.workers, settings.shares()))

@@ -26,11 +26,13 @@ from fissile.v1 import (
     SequenceGroup,
     WorkerServiceStub,
 )
+from router.answering.hop import Sink
 from router.config import RouterSettings
-from router.fleet.liveness import Liveness, WorkerStuckError
+from router.fleet.health.breaker import Attempt, Breaker
+from router.fleet.health.liveness import Liveness, WorkerStuckError
 from router.fleet.load import LoadTracker
 from router.fleet.outbox import MAX_COMMAND_BYTES, Outbox
-from router.fleet.sequences import OpenSequences, Sink
+from router.fleet.sequences import OpenSequences
 from router.latency import LatencyWindows
 from router.model.served import Version
 from router.model.tokenizer import Tokenizer, TokenizerStore, receive_files
@@ -58,6 +60,7 @@ class WorkerLink:
         self.address = address
         self.load = LoadTracker()
         self.latency = LatencyWindows()
+        self.breaker = Breaker(address)
         self.info: GetWorkerResponse | None = None
         """Of the last connection, kept while disconnected."""
         self.tokenizer: Tokenizer | None = None
@@ -97,6 +100,10 @@ class WorkerLink:
         if is_retired != self.is_retired:
             self.is_retired = is_retired
             self._on_change()
+
+    def attempt(self) -> Attempt:
+        """A request is sent here; its outcome counts for the worker or against it."""
+        return self.breaker.attempt()
 
     def start(self, group: SequenceGroup, sink: Sink, num_cached_tokens: int) -> list[int]:
         """Send a group and count its sequences into the load at once; returns the ids they got, which are set in
@@ -185,6 +192,8 @@ class WorkerLink:
         if tokenizer is None:
             files = await receive_files(stub.GetTokenizer(GetTokenizerRequest(), timeout=timeout))
             tokenizer = await self._tokenizers.load(files)
+        if self.info is None or info.epoch != self.info.epoch:
+            self.breaker.reset()
         self.info, self.tokenizer, self.version = info, tokenizer, Version.of(info)
         self.load.block_size = info.block_size
         self._connected = True

@@ -66,7 +66,7 @@ def _worker_stats(link: WorkerLink, window_seconds: float) -> WorkerStats:
     return WorkerStats(
         address=link.address,
         healthy=link.is_available,
-        detail=link.detail,
+        detail=link.detail or link.breaker.detail,
         epoch=link.info.epoch if link.info else "",
         num_open_requests=link.num_open_requests,
         load=link.load.last_report,
