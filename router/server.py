@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from common.authentication import KeyInterceptor
+from common.exposure import warn_if_exposed
 from common.loop_lag import LoopLag
 from common.metrics import new_registry, serve_metrics
 from common.server import ServiceServer, stop_event_on_signals, write_port_file
@@ -80,6 +81,8 @@ class RouterServer:
             settings.server_tls(),
             [KeyInterceptor(self.callers.check)] if self.callers.wants_key else [],
             request_limit(settings.max_prompt_bytes),
+            reflection=settings.reflection,
+            channelz=settings.channelz,
         )
         add_GenerationServiceServicer_to_server(
             GenerationService(self.api, self.callers, Readers(settings.write_timeout, places, held)),
@@ -109,6 +112,7 @@ class RouterServer:
         if settings.metrics_port is not None:
             self._stop_metrics = serve_metrics(self._registry, settings.metrics_host, settings.metrics_port)
         logger.info("listening on %s:%d; waiting for workers at %s", settings.host, port, ", ".join(settings.workers))
+        self._warn_if_exposed()
         self._loop_lag.start()
         self.workers.start()
         self._health = asyncio.create_task(self._follow_health())
@@ -118,6 +122,14 @@ class RouterServer:
         if settings.http_port_file is not None and self.http_port is not None:
             write_port_file(settings.http_port_file, self.http_port)
         return port
+
+    def _warn_if_exposed(self) -> None:
+        settings = self._settings
+        has_tls = settings.tls_certificate is not None
+        open_to_all = "" if self.callers.wants_key or settings.tls_client_ca else "use the models"
+        warn_if_exposed("gRPC", settings.host, has_tls=has_tls, open_to_all=open_to_all)
+        if self._http:
+            warn_if_exposed("HTTP", settings.http_host, has_tls=has_tls, open_to_all=open_to_all)
 
     @property
     def is_ready(self) -> bool:

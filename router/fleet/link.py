@@ -14,8 +14,16 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from fissile.channel import ClientTls, aio_channel
-from fissile.errors import STATUS_DETAILS_KEY, FissileError, InvalidArgumentError, from_rpc_error, is_of_tls
+from fissile.channel import ClientTls, KeyedChannel, aio_channel
+from fissile.errors import (
+    STATUS_DETAILS_KEY,
+    FissileError,
+    InvalidArgumentError,
+    PermissionDeniedError,
+    UnauthenticatedError,
+    from_rpc_error,
+    is_of_tls,
+)
 from fissile.v1 import (
     ExecuteRequest,
     ExecuteResponse,
@@ -139,12 +147,14 @@ class WorkerLink:
         """Until cancelled."""
         backoff = self._settings.reconnect_backoff
         while True:
-            worker_died = False
+            worker_died = is_refused = False
             try:
                 async with aio_channel(self.address, self._tls) as channel:
                     await self._session(channel)
             except grpc.aio.AioRpcError as error:
-                detail = from_rpc_error(error).message
+                lost = from_rpc_error(error)
+                detail = lost.message
+                is_refused = isinstance(lost, (UnauthenticatedError, PermissionDeniedError))
                 worker_died = not _is_alive_after(error)
             except WorkerStuckError as error:
                 detail, worker_died = str(error), True
@@ -154,16 +164,16 @@ class WorkerLink:
                 logger.exception("worker %s: the link failed", self.address)
                 detail = f"{type(error).__name__}: {error}"
             backoff = self._settings.reconnect_backoff if self._connected else min(MAX_BACKOFF_SECONDS, backoff * 2)
-            self._lose(detail, worker_died=worker_died)
+            self._lose(detail, worker_died=worker_died, is_refused=is_refused)
             # Many routers that lost the same worker do not come back in step.
             await asyncio.sleep(backoff * random.uniform(0.5, 1.0))
 
-    def _lose(self, detail: str, *, worker_died: bool) -> None:
+    def _lose(self, detail: str, *, worker_died: bool, is_refused: bool) -> None:
         if self._connected:
             logger.warning("worker %s lost with %d open sequences: %s", self.address, len(self._sequences), detail)
         elif detail != self.detail:
             # A worker that was never there may be starting.
-            is_expected = self._num_sessions == 0 and not is_of_tls(detail)
+            is_expected = self._num_sessions == 0 and not is_of_tls(detail) and not is_refused
             logger.log(
                 logging.INFO if is_expected else logging.WARNING, "waiting for worker %s: %s", self.address, detail
             )
@@ -182,7 +192,7 @@ class WorkerLink:
         The stream comes first: it breaks with the worker's process, so while it lives, all that is asked later is
         answered by the same process.
         """
-        stub = WorkerServiceStub(channel)
+        stub = WorkerServiceStub(KeyedChannel(channel, self._settings.worker_key.get_secret_value()))
         timeout = self._settings.connect_timeout
         call = stub.Execute()
         async with asyncio.timeout(timeout):
