@@ -73,4 +73,5 @@ def _worker_stats(link: WorkerLink, window_seconds: float) -> WorkerStats:
         ttft=link.latency.ttft.quantiles(window_seconds),
         tpot=link.latency.tpot.quantiles(window_seconds),
         dp_rank=link.info.dp_rank if link.info else 0,
+        model=link.info.model if link.info else "",
     )
