@@ -7,17 +7,22 @@ from typing import Literal
 from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import SettingsConfigDict
 
-from common.config import TRACES_ENDPOINT, CommaList, Settings, is_sendable
+from common.config import TRACES_ENDPOINT, CommaList, Settings
 from common.logging import LogFormat
 from fissile.channel import ClientTls, ServerTls
+from router.targets import Target, parse_target
 
-DNS_PREFIX = "dns:///"
 _ORIGIN = re.compile(r"\*|https?://[^/\s]+")
 """As browsers send it: without a path, not even a slash."""
 _SHARE = re.compile(r"(?P<model>.+)@(?P<version>[A-Za-z0-9._-]+)=(?P<share>0?\.[0-9]+|0|1(\.0*)?)")
 
 
 PolicyName = Literal["least_loaded", "round_robin", "random", "power_of_two", "consistent_hash"]
+
+
+def is_sendable(key: str) -> bool:
+    """A header can hold it."""
+    return key.isascii() and key.isprintable() and " " not in key
 
 
 class RouterSettings(Settings):
@@ -31,9 +36,10 @@ class RouterSettings(Settings):
 
     workers: CommaList = Field(
         ("127.0.0.1:50061",),
-        description="Workers: host:port, or dns:///name:port for every address the name resolves to.",
+        description="Workers: host:port, dns:///name:port for every address of the name, file:///path for a file of "
+        "addresses, or kubernetes:///service.namespace:port for the pods of a service.",
     )
-    resolve_interval: float = Field(5.0, gt=0, description="Seconds between resolutions of DNS names.")
+    resolve_interval: float = Field(5.0, gt=0, description="Seconds between looks at DNS names and files.")
     connect_timeout: float = Field(10.0, gt=0, description="Seconds for each call that sets up a worker.")
     reconnect_backoff: float = Field(0.2, gt=0, description="Seconds before the first reconnect; doubles up to 1.")
     model_aliases: CommaList = Field(
@@ -143,14 +149,6 @@ class RouterSettings(Settings):
     worker_tls_certificate: Path | None = Field(None, description="PEM file: certificate to show to workers.")
     worker_tls_key: Path | None = Field(None, description="PEM file: its key.")
 
-    worker_key: SecretStr = Field(
-        SecretStr(""),
-        description="What workers with a --router-key want to see. Better in the environment: flags can be seen by "
-        "others.",
-    )
-    reflection: bool = Field(True, description="Tell everyone who asks what the service's methods are (gRPC).")
-    channelz: bool = Field(False, description="Tell callers with a key of connections and calls (gRPC).")
-
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least level to log.")
     log_format: LogFormat = Field("text", description="Lines of text, or JSON.")
 
@@ -158,15 +156,11 @@ class RouterSettings(Settings):
     def _consistent(self) -> "RouterSettings":
         if not self.workers:
             raise ValueError("at least one worker is needed")
-        for target in self.workers:
-            host, _, port = target.removeprefix(DNS_PREFIX).rpartition(":")
-            if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
-                raise ValueError(f"workers: {target!r} must be host:port or {DNS_PREFIX}host:port")
+        self.targets()
         self.aliases()
         self.shares()
-        for name, key in (("api-key", self.api_key), ("worker-key", self.worker_key)):
-            if not is_sendable(key.get_secret_value()):
-                raise ValueError(f"{name}: must be printable ASCII without blanks")
+        if not is_sendable(self.api_key.get_secret_value()):
+            raise ValueError("api-key: must be printable ASCII without blanks")
         for origin in self.http_allowed_origins:
             if not _ORIGIN.fullmatch(origin):
                 raise ValueError(f"http-allowed-origins: {origin!r} must be http(s)://host[:port] or *")
@@ -179,6 +173,13 @@ class RouterSettings(Settings):
         if not self.worker_tls and (self.worker_tls_ca or self.worker_tls_certificate):
             raise ValueError("worker-tls-ca and worker-tls-certificate need worker-tls")
         return self
+
+    def targets(self) -> list[Target]:
+        """Where workers are. Raises ValueError."""
+        try:
+            return [parse_target(text) for text in self.workers]
+        except ValueError as error:
+            raise ValueError(f"workers: {error}") from None
 
     def aliases(self) -> dict[str, str]:
         """Ids of models by alias. Raises ValueError."""

@@ -8,7 +8,6 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from common.authentication import KeyInterceptor
-from common.exposure import warn_if_exposed
 from common.loop_lag import LoopLag
 from common.metrics import new_registry, serve_metrics
 from common.server import ServiceServer, stop_event_on_signals, write_port_file
@@ -22,12 +21,13 @@ from router.api import GenerationApi
 from router.callers.callers import Callers
 from router.callers.quotas import Quotas
 from router.config import RouterSettings
+from router.fleet.discovery.dns import Resolver, resolve_name
+from router.fleet.discovery.sources import make_source
 from router.fleet.dispatch import Dispatcher
 from router.fleet.policies.catalogue import make_policy
 from router.fleet.quarantine import Quarantine
-from router.fleet.retry_budget import RetryBudget
 from router.fleet.versions import VersionChoice
-from router.fleet.workers import Resolver, WorkerSet, resolve_name
+from router.fleet.workers import WorkerSet
 from router.metrics import Gauges, RouterMetrics, WorkerGauge
 from router.model.chat_template import template_of_operator
 from router.model.tokenizer import TokenizerStore
@@ -54,12 +54,13 @@ class RouterServer:
         self._threads = ThreadPoolExecutor(settings.tokenizer_threads, thread_name_prefix="tokenizer")
         self.metrics = RouterMetrics(self._registry)
         tokenizers = TokenizerStore(self._threads, template_of_operator(settings.chat_template))
-        self.workers = WorkerSet(settings, tokenizers, resolver)
+        sources = [make_source(target, resolver, settings.resolve_interval) for target in settings.targets()]
+        self.workers = WorkerSet(settings, tokenizers, sources)
         places = Budget(settings.max_open_requests, "open requests", "max-open-requests")
         self.open_requests = OpenRequests(places)
         held = Budget(settings.max_held_bytes, "bytes of requests and answers", "max-held-bytes")
         policy = make_policy(settings.policy)
-        dispatcher = Dispatcher(self.workers, policy, settings, self.metrics, Quarantine(), RetryBudget())
+        dispatcher = Dispatcher(self.workers, policy, settings, self.metrics, Quarantine())
         self.pacer = Pacer(settings.max_message_rate)
         self._tracer = tracer_of("router", settings.otlp_traces_endpoint)
         preparation = Preparation(settings, VersionChoice(self.workers, settings.shares()))
@@ -81,8 +82,6 @@ class RouterServer:
             settings.server_tls(),
             [KeyInterceptor(self.callers.check)] if self.callers.wants_key else [],
             request_limit(settings.max_prompt_bytes),
-            reflection=settings.reflection,
-            channelz=settings.channelz,
         )
         add_GenerationServiceServicer_to_server(
             GenerationService(self.api, self.callers, Readers(settings.write_timeout, places, held)),
@@ -112,7 +111,6 @@ class RouterServer:
         if settings.metrics_port is not None:
             self._stop_metrics = serve_metrics(self._registry, settings.metrics_host, settings.metrics_port)
         logger.info("listening on %s:%d; waiting for workers at %s", settings.host, port, ", ".join(settings.workers))
-        self._warn_if_exposed()
         self._loop_lag.start()
         self.workers.start()
         self._health = asyncio.create_task(self._follow_health())
@@ -122,14 +120,6 @@ class RouterServer:
         if settings.http_port_file is not None and self.http_port is not None:
             write_port_file(settings.http_port_file, self.http_port)
         return port
-
-    def _warn_if_exposed(self) -> None:
-        settings = self._settings
-        has_tls = settings.tls_certificate is not None
-        open_to_all = "" if self.callers.wants_key or settings.tls_client_ca else "use the models"
-        warn_if_exposed("gRPC", settings.host, has_tls=has_tls, open_to_all=open_to_all)
-        if self._http:
-            warn_if_exposed("HTTP", settings.http_host, has_tls=has_tls, open_to_all=open_to_all)
 
     @property
     def is_ready(self) -> bool:

@@ -8,7 +8,6 @@ from fissile.cli.demo import demo
 from fissile.cli.generate import generate
 from fissile.cli.inspect import models, stats
 from fissile.cli.services import router, worker
-from fissile.cli.top import top
 from fissile.cli.up import up
 
 
@@ -36,5 +35,5 @@ def main() -> None:
     """
 
 
-for command in (up, router, worker, generate, chat, bench, models, stats, top, demo):
+for command in (up, router, worker, generate, chat, bench, models, stats, demo):
     main.add_command(command)

@@ -1,57 +1,41 @@
-"""The set of workers: from a static list or from DNS, and what can be asked of it as a whole."""
+"""The set of workers that sources have found, and what can be asked of it as a whole."""
 
 import asyncio
 import logging
-import socket
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
 
-from fissile.channel import ClientTls
 from fissile.errors import InvalidArgumentError, NotFoundError, UnavailableError
 from router.callers.caller import Caller
-from router.config import DNS_PREFIX, RouterSettings
+from router.config import RouterSettings
 from router.fleet.catalogue import Catalogue, catalogue, differences
+from router.fleet.discovery.source import Endpoint, Source
 from router.fleet.link import WorkerLink
 from router.model.served import ServedModel, Version
 from router.model.tokenizer import TokenizerStore
 
 logger = logging.getLogger(__name__)
 
-Resolver = Callable[[str], Awaitable[list[str]]]
-"""All addresses of `host:port`, each as `host:port`. Raises OSError, and UnicodeError for what cannot be a name."""
-
-
-async def resolve_name(name: str) -> list[str]:
-    """The `Resolver` of this machine."""
-    host, _, port = name.rpartition(":")
-    found = await asyncio.get_running_loop().getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
-    hosts = sorted({str(address[0]) for *_, address in found})
-    return [f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host in hosts]
+RESTART_SECONDS = 1.0
+"""Before a source whose watch failed by a fault of ours is watched again."""
+IDLE_LOOK_SECONDS = 0.1
 
 
 class WorkerSet:
-    """Links by address. `start` returns at once: workers may come later."""
+    """Links by address, one for each endpoint that a source has. `start` returns at once: workers may come later."""
 
-    def __init__(
-        self,
-        settings: RouterSettings,
-        tokenizers: TokenizerStore,
-        resolver: Resolver = resolve_name,
-    ) -> None:
+    def __init__(self, settings: RouterSettings, tokenizers: TokenizerStore, sources: Sequence[Source]) -> None:
         self.links: dict[str, WorkerLink] = {}
-        targets = settings.workers
-        self._static = [target for target in targets if not target.startswith(DNS_PREFIX)]
-        self._names = [target.removeprefix(DNS_PREFIX) for target in targets if target.startswith(DNS_PREFIX)]
-        self._found: dict[str, list[str]] = {}
-        """Addresses by name, from the last time that it could be resolved."""
+        self._found = {source: source.known for source in sources}
         self._tokenizers = tokenizers
         self._settings = settings
         self._aliases = settings.aliases()
         self._tls = settings.client_tls()
-        self._resolver = resolver
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._resolving: asyncio.Task[None] | None = None
+        """Of the links."""
+        self._leaving: dict[str, asyncio.Task[None]] = {}
+        """By address: each drops a link that no source has any more, once nothing runs there."""
+        self._watches: list[asyncio.Task[None]] = []
         self._changed = asyncio.Event()
         self._catalogue: Catalogue | None = None
         """None: there was a change since it was last asked for."""
@@ -59,17 +43,16 @@ class WorkerSet:
         """What the log has of models with several versions."""
 
     def start(self) -> None:
-        for address in self._static:
-            self._add(address, self._tls)
-        if self._names:
-            self._resolving = asyncio.create_task(self._resolve_forever())
+        self._follow_endpoints()
+        self._watches = [asyncio.create_task(self._watch(source)) for source in self._found]
 
     async def close(self) -> None:
-        tasks = [*self._tasks.values(), *([self._resolving] if self._resolving else [])]
+        tasks = [*self._watches, *self._leaving.values(), *self._tasks.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self._tasks.clear()
+        self._leaving.clear()
         self.links.clear()
 
     @property
@@ -142,45 +125,45 @@ class WorkerSet:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    def _add(self, address: str, tls: ClientTls | None) -> None:
-        if address in self.links:
-            return
+    async def _watch(self, source: Source) -> None:
+        while True:
+            try:
+                async for endpoints in source.watch():
+                    self._found[source] = endpoints
+                    self._follow_endpoints()
+                return
+            except Exception:
+                logger.exception("looking for workers failed")
+                await asyncio.sleep(RESTART_SECONDS)
+
+    def _follow_endpoints(self) -> None:
+        """A link for each endpoint. Of the others nothing new is asked; each is dropped once nothing runs there."""
+        wanted = {endpoint.address: endpoint for found in self._found.values() for endpoint in found}
+        for address, endpoint in wanted.items():
+            if address not in self.links:
+                self._add(endpoint)
+            elif address in self._leaving:
+                self._leaving.pop(address).cancel()
+                self.links[address].set_retired(False)
+        for address in self.links.keys() - wanted.keys() - self._leaving.keys():
+            self.links[address].set_retired(True)
+            self._leaving[address] = asyncio.create_task(self._drop_when_idle(address))
+
+    def _add(self, endpoint: Endpoint) -> None:
+        address, tls = endpoint.address, self._tls
+        if tls and endpoint.tls_name:
+            tls = replace(tls, server_name=tls.server_name or endpoint.tls_name)
         link = WorkerLink(address, self._tokenizers, self._settings, tls, self._on_change)
         self.links[address] = link
         self._tasks[address] = asyncio.create_task(link.run())
+        self._on_change()
 
-    async def _resolve_forever(self) -> None:
-        while True:
-            for name in self._names:
-                await self._resolve(name)
-            await self._retire_all_but({*self._static, *chain.from_iterable(self._found.values())})
-            await asyncio.sleep(self._settings.resolve_interval)
-
-    async def _resolve(self, name: str) -> None:
-        """Add what is new behind the name. One that cannot be resolved now keeps what it had: an outage of DNS is none
-        of the workers."""
-        try:
-            self._found[name] = await self._resolver(name)
-        except (OSError, UnicodeError) as error:
-            # A name that was never there may come with its first worker.
-            logger.log(logging.WARNING if name in self._found else logging.INFO, "cannot resolve %s: %s", name, error)
-            return
-        # Certificates name the service; its addresses come and go.
-        host = name.rpartition(":")[0]
-        tls = replace(self._tls, server_name=self._tls.server_name or host) if self._tls else None
-        for address in self._found[name]:
-            self._add(address, tls)
-            self.links[address].set_retired(False)
-
-    async def _retire_all_but(self, wanted: set[str]) -> None:
-        """Nothing new goes to the others; each is dropped once nothing runs there."""
-        for address in set(self.links) - wanted:
-            link = self.links[address]
-            link.set_retired(True)
-            if link.load.num_open == 0:
-                logger.info("worker %s left", address)
-                del self.links[address]
-                self._on_change()
-                task = self._tasks.pop(address)
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
+    async def _drop_when_idle(self, address: str) -> None:
+        while self.links[address].load.num_open:
+            await asyncio.sleep(IDLE_LOOK_SECONDS)
+        logger.info("worker %s left", address)
+        del self.links[address], self._leaving[address]
+        self._on_change()
+        task = self._tasks.pop(address)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)

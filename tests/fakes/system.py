@@ -12,7 +12,7 @@ from fissile.channel import ClientTls, aio_channel
 from fissile.errors import FissileError, from_rpc_error
 from fissile.v1 import CompletionDelta, Finish, GenerateRequest, GenerationServiceStub, RequestTimings, Usage
 from router.config import RouterSettings
-from router.fleet.workers import Resolver, resolve_name
+from router.fleet.discovery.dns import Resolver, resolve_name
 from router.server import RouterServer
 from tests.fakes.worker import FakeWorker
 

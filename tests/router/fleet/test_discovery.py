@@ -1,14 +1,22 @@
 """Workers behind DNS names: they come, go, and come back, while requests run."""
 
 import asyncio
+import logging
+from pathlib import Path
 
 import pytest
 
 from fissile.v1 import GenerateRequest
 from router.config import RouterSettings
-from router.fleet.workers import resolve_name
+from router.fleet.discovery.dns import DnsSource, resolve_name
+from router.fleet.discovery.file import FileSource, WatchedFile
+from router.fleet.discovery.source import Endpoint
+from router.targets import DnsTarget, FileTarget, KubernetesTarget, StaticTarget
 from tests.fakes.system import free_port, run_system, until
 from tests.fakes.worker import FakeWorker, counts, says
+
+NOWHERE = "127.0.0.1:1"
+"""Nothing listens there."""
 
 
 class Names:
@@ -119,7 +127,7 @@ def test_an_address_that_comes_back_while_it_is_leaving_is_used_again():
         await until(lambda: available(system))
         running = asyncio.create_task(ask(system))
         await until(lambda: worker.running)
-        names.found["pool"] = []
+        names.found["pool"] = [NOWHERE]
         await until(lambda: not available(system))
         waiting = asyncio.create_task(ask(system))
         names.found["pool"] = [worker.address]
@@ -145,6 +153,44 @@ def test_a_name_that_cannot_be_resolved_keeps_its_workers_and_holds_up_no_other_
     run(scenario, names, a, b)
 
 
+def test_an_answer_that_lacks_addresses_takes_none_away_until_it_has_come_several_times():
+    async def scenario():
+        answers = [["a:1", "b:1"], [], ["b:1"], OSError("SERVFAIL"), ["a:1"], ["a:1"], ["a:1"], ["b:1"]]
+        names = Names(pool=None)
+
+        async def resolver(name):
+            names.found["pool"] = answers.pop(0)
+            return await names(name)
+
+        source = DnsSource(DnsTarget("pool:1"), resolver, interval=0)
+        watch = source.watch()
+        return ["".join(sorted(e.address[0] for e in await anext(watch))) for _ in range(6)]
+
+    assert asyncio.run(scenario()) == ["ab", "ab", "ab", "ab", "a", "ab"]
+
+
+def test_an_outage_is_said_once_and_its_end_too(caplog):
+    async def scenario():
+        answers = [["a:1"], OSError("down"), OSError("down"), [], [], ["a:1"]]
+        names = Names(pool=None)
+
+        async def resolver(name):
+            names.found["pool"] = answers.pop(0)
+            return await names(name)
+
+        watch = DnsSource(DnsTarget("pool:1"), resolver, interval=0).watch()
+        for _ in range(2):
+            await anext(watch)
+
+    with caplog.at_level(logging.INFO):
+        asyncio.run(scenario())
+    assert [record.message for record in caplog.records if "pool" in record.message] == [
+        "workers at dns:///pool:1: cannot resolve the name: down; its workers stay",
+        "workers at dns:///pool:1: the name has no address; its workers stay",
+        "workers at dns:///pool:1: found",
+    ]
+
+
 def test_static_addresses_stay_whatever_names_do():
     static, named = FakeWorker(counts(3)), FakeWorker(counts(3))
     static.port = free_port()
@@ -153,10 +199,67 @@ def test_static_addresses_stay_whatever_names_do():
     async def scenario(system):
         names.found["pool"] = [named.address]
         await until(lambda: len(available(system)) == 2)
-        names.found["pool"] = []
+        names.found["pool"] = [NOWHERE]
         await until(lambda: available(system) == [static.address])
 
     run(scenario, names, static, named, workers=[static.address, "dns:///pool:1"])
+
+
+def test_a_file_is_read_again_when_it_changes_and_bad_lines_are_named(tmp_path, caplog):
+    path = tmp_path / "workers"
+
+    async def scenario():
+        watch = FileSource(FileTarget(path), interval=0.005).watch()
+        first = asyncio.create_task(anext(watch))
+        await until(lambda: "No such file" in caplog.text)
+        path.write_text("# two hosts\n10.0.0.1:5 # rack 1\n\n10.0.0.2\n  [fd00::1]:5")
+        found = [await first]
+        path.unlink()
+        again = asyncio.create_task(anext(watch))
+        await until(lambda: "its workers stay" in caplog.text)
+        (tmp_path / "next").write_text("10.0.0.3:5\n")
+        (tmp_path / "next").replace(path)
+        found.append(await again)
+        return [sorted(endpoint.address for endpoint in endpoints) for endpoints in found]
+
+    with caplog.at_level(logging.INFO):
+        assert asyncio.run(scenario()) == [["10.0.0.1:5", "[fd00::1]:5"], ["10.0.0.3:5"]]
+    assert [record.message for record in caplog.records if record.name.startswith("router")] == [
+        f"workers at file://{path}: [Errno 2] No such file or directory: '{path}'",
+        f"{path}, line 4: '10.0.0.2' is no host:port and is left out",
+        f"workers at file://{path}: found",
+        f"workers at file://{path}: [Errno 2] No such file or directory: '{path}'; its workers stay",
+        f"workers at file://{path}: found",
+    ]
+
+
+@pytest.mark.parametrize("content", [b"", b"# nothing yet\n", b"\xff\xfe\n", b"a:1\n" * 300_000])
+def test_a_file_that_is_half_written_or_no_list_takes_nothing_away(tmp_path, content):
+    path = tmp_path / "workers"
+    path.write_text("10.0.0.1:5\n")
+
+    async def scenario():
+        watch = FileSource(FileTarget(path), interval=0.005).watch()
+        await anext(watch)
+        path.write_bytes(content)
+        next_one = asyncio.create_task(anext(watch))
+        await asyncio.sleep(0.05)
+        assert not next_one.done()
+        path.write_text("10.0.0.2:5\n")
+        return await next_one
+
+    assert asyncio.run(scenario()) == {Endpoint("10.0.0.2:5")}
+
+
+def test_a_file_is_read_once_it_has_stayed_the_same(tmp_path):
+    path = tmp_path / "workers"
+    file = WatchedFile(path)
+    seen = []
+    for content in ("a", "ab", "abc", "abc", "abc", "abcd"):
+        if not path.exists() or path.read_text() != content:
+            path.write_text(content)
+        seen.append(file.look())
+    assert seen == [None, None, None, "abc", None, None]
 
 
 def test_the_resolver_of_this_machine():
@@ -164,9 +267,27 @@ def test_the_resolver_of_this_machine():
     assert asyncio.run(resolve_name("127.0.0.1:7")) == ["127.0.0.1:7"]
 
 
-@pytest.mark.parametrize("target", ["dns:///name", "name", "name:0", "name:70000", "name:x", ":1", "dns:///:1"])
-def test_a_target_without_host_or_port_is_refused(target):
-    with pytest.raises(ValueError, match=r"must be host:port or dns:///host:port"):
+TARGETS = {
+    "10.0.0.1:5": StaticTarget("10.0.0.1:5"),
+    "[::1]:5": StaticTarget("[::1]:5"),
+    "dns:///a.b:5": DnsTarget("a.b:5"),
+    "file:///etc/workers": FileTarget(Path("/etc/workers")),
+    "kubernetes:///pool:grpc": KubernetesTarget("pool", "", "grpc"),
+    "kubernetes:///pool.prod:50061": KubernetesTarget("pool", "prod", "50061"),
+}
+
+
+def test_targets_are_read():
+    assert RouterSettings(workers=list(TARGETS)).targets() == list(TARGETS.values())
+
+
+@pytest.mark.parametrize(
+    "target",
+    """dns:///name name name:0 name:70000 name:x :1 dns:///:1 file:/// http:///a:1 a:b:1 kubernetes:///pool
+    kubernetes:///a.b.c:1 kubernetes:///pool:0 kubernetes:///pool:70000 kubernetes:///Pool:1""".split(),  # noqa: SIM905
+)
+def test_a_target_of_no_known_form_is_refused(target):
+    with pytest.raises(ValueError, match=r"workers: .* must be host:port, dns:///host:port, file:///path or kub"):
         RouterSettings(workers=[target])
 
 

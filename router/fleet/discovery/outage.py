@@ -1,0 +1,31 @@
+"""Says what is wrong with a source once, not at each look, and when it is over."""
+
+import logging
+
+from router.targets import Target
+
+logger = logging.getLogger(__name__)
+
+
+class Outage:
+    """Of one source."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self._reason = ""
+        self._has_worked = False
+
+    def goes_on(self, reason: str) -> None:
+        """The source cannot be asked, or what it says cannot be used."""
+        if reason != self._reason:
+            self._reason = reason
+            # What was never there may come with its first worker.
+            level = logging.WARNING if self._has_worked else logging.INFO
+            kept = "; its workers stay" if self._has_worked else ""
+            logger.log(level, "workers at %s: %s%s", self._target, reason, kept)
+
+    def is_over(self) -> None:
+        """It was asked, and answered. Idempotent."""
+        if self._reason:
+            logger.info("workers at %s: found", self._target)
+        self._reason, self._has_worked = "", True
