@@ -8,10 +8,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, Generic, NoReturn, TypeVar
 
 import grpc
-from grpc_health.v1 import health
-from grpc_reflection.v1alpha import reflection
 
-from common.server import Handler, abort
+from common.server import OPEN_SERVICES, Handler, abort, service_of
 from fissile.errors import UnauthenticatedError
 
 logger = logging.getLogger(__name__)
@@ -19,8 +17,6 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 HEADER = "authorization"
-OPEN_SERVICES = frozenset({health.SERVICE_NAME, reflection.SERVICE_NAME})
-"""Asked by load balancers and tools that have no key; what they say is no secret."""
 
 
 class KeyTable(Generic[T]):
@@ -65,7 +61,7 @@ class KeyInterceptor(grpc.aio.ServerInterceptor):
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Handler:
         method = handler_call_details.method
-        if method.split("/")[1] not in OPEN_SERVICES:
+        if service_of(method) not in OPEN_SERVICES:
             try:
                 self._check(header_of(handler_call_details.invocation_metadata))
             except UnauthenticatedError as error:

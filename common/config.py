@@ -33,6 +33,12 @@ TRACES_ENDPOINT = r"^(https?://[^/\s]+/?)?$"
 
 EXIT_USAGE = 2
 
+
+def is_sendable(key: str) -> bool:
+    """A header can hold it."""
+    return key.isascii() and key.isprintable() and " " not in key
+
+
 _METAVARS: dict[object, str] = {int: "INTEGER", float: "NUMBER", Path: "FILE"}
 
 

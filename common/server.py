@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-from grpc_channelz.v1 import channelz
+from grpc_channelz.v1.channelz import add_channelz_servicer
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
+from grpc_reflection.v1alpha.reflection import SERVICE_NAME as REFLECTION
+from grpc_reflection.v1alpha.reflection import enable_server_reflection
 
 from common.decoding import decode
 from fissile.channel import MAX_MESSAGE_BYTES, SERVER_OPTIONS, ServerTls
@@ -25,13 +26,31 @@ from fissile.errors import STATUS_DETAILS_KEY, FissileError, InternalError, Unav
 
 logger = logging.getLogger(__name__)
 
+CHANNELZ = "grpc.channelz.v1.Channelz"
+OPEN_SERVICES = frozenset({health.SERVICE_NAME, REFLECTION})
+"""For everybody: load balancers and tools have no key, and what these say is no secret."""
+
 Handler = Any  # grpc.RpcMethodHandler, which has no types
 Parse = Callable[[bytes], Any]
+Admit = Callable[[str, grpc.aio.ServicerContext], None]
+"""Looks at who calls a method (`/package.Service/Method`), and raises a FissileError if they may not."""
+
+
+def admit_all(_method: str, _context: grpc.aio.ServicerContext) -> None:
+    pass
+
+
+def service_of(method: str) -> str:
+    """`package.Service` of `/package.Service/Method`."""
+    return method.split("/")[1]
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
-    """Turns a `FissileError` into its status, a request that protobuf refuses into INVALID_ARGUMENT, and anything else
-    into INTERNAL, logged here and without its text."""
+    """Lets in whom `admit` does. Turns a `FissileError` into its status, a request that protobuf refuses into
+    INVALID_ARGUMENT, and anything else into INTERNAL, logged here and without its text."""
+
+    def __init__(self, admit: Admit = admit_all) -> None:
+        self._admit = admit
 
     async def intercept_service(
         self,
@@ -47,11 +66,11 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         elif inspect.isasyncgenfunction(behaviour):
             guard = _guard_generator
         else:
-            return handler  # of a library, and blocking
+            return None  # of the generated base class: nobody has written it. UNIMPLEMENTED
         method, parse = handler_call_details.method, handler.request_deserializer
         read = partial(_read_stream, parse) if handler.request_streaming else partial(_read, parse, method)
         make = _HANDLERS[handler.request_streaming, handler.response_streaming]
-        return make(guard(behaviour, read, method), response_serializer=handler.response_serializer)
+        return make(guard(behaviour, read, method, self._admit), response_serializer=handler.response_serializer)
 
 
 _HANDLERS = {
@@ -78,12 +97,13 @@ async def _read_stream(parse: Parse, raw: AsyncIterator[bytes]) -> AsyncIterator
 
 
 def _guard_coroutine(
-    behaviour: Callable[..., Awaitable[Any]], read: Callable[[Any], Any], method: str
+    behaviour: Callable[..., Awaitable[Any]], read: Callable[[Any], Any], method: str, admit: Admit
 ) -> Callable[..., Awaitable[Any]]:
     """Of a handler that returns its response, or writes them itself."""
 
     async def guarded(raw: Any, context: grpc.aio.ServicerContext) -> Any:
         try:
+            admit(method, context)
             return await behaviour(read(raw), context)
         except Exception as error:
             await abort(context, error, method)
@@ -92,10 +112,11 @@ def _guard_coroutine(
 
 
 def _guard_generator(
-    behaviour: Callable[..., AsyncGenerator[Any, None]], read: Callable[[Any], Any], method: str
+    behaviour: Callable[..., AsyncGenerator[Any, None]], read: Callable[[Any], Any], method: str, admit: Admit
 ) -> Callable[..., AsyncIterator[Any]]:
     async def guarded(raw: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
         try:
+            admit(method, context)
             async with aclosing(behaviour(read(raw), context)) as responses:
                 async for response in responses:
                     yield response
@@ -134,20 +155,28 @@ class ServiceServer:
         tls: ServerTls | None = None,
         interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
         max_request_bytes: int = MAX_MESSAGE_BYTES,
+        *,
+        admit: Admit = admit_all,
+        reflection: bool = True,
+        channelz: bool = False,
     ) -> None:
-        """`interceptors` see a call before it is read."""
+        """`interceptors` see a call before it is read, `admit` when its handler begins. `reflection` tells everyone the
+        contract, `channelz` tells whom `admit` lets in of connections and calls."""
         self._service_name = service_name
         self._tls = tls
         self._closing = asyncio.Lock()
         self.server = grpc.aio.server(
-            interceptors=[*interceptors, ErrorInterceptor()],
+            interceptors=[*interceptors, ErrorInterceptor(admit)],
             options=list((dict(SERVER_OPTIONS) | {"grpc.max_receive_message_length": max_request_bytes}).items()),
         )
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.server)
-        channelz.add_channelz_servicer(self.server)
-        names = [service_name, health.SERVICE_NAME, reflection.SERVICE_NAME, "grpc.channelz.v1.Channelz"]
-        reflection.enable_server_reflection(names, self.server)
+        names = [service_name, health.SERVICE_NAME]
+        if channelz:
+            add_channelz_servicer(self.server)
+            names.append(CHANNELZ)
+        if reflection:
+            enable_server_reflection([*names, REFLECTION], self.server)
 
     async def start(self, host: str, port: int) -> int:
         """Bind and serve; returns the port (of use when 0 was asked for). Raises UnavailableError if it is taken."""

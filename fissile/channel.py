@@ -1,8 +1,11 @@
 """Channel and server options, and TLS. One place, because a misspelt gRPC option is ignored in silence."""
 
 import ssl
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import grpc
 
@@ -119,6 +122,22 @@ def aio_channel(address: str, tls: ClientTls | None = None) -> grpc.aio.Channel:
     if tls is None:
         return grpc.aio.insecure_channel(address, options=CLIENT_OPTIONS)
     return grpc.aio.secure_channel(address, tls.credentials(), options=[*CLIENT_OPTIONS, *tls.options()])
+
+
+class KeyedChannel:
+    """Stands for a channel where a stub wants one: each call shows the key. A client interceptor would do the same, and
+    put a queue and a task between a stream and its writer."""
+
+    def __init__(self, channel: grpc.aio.Channel, api_key: str) -> None:
+        """Raises InvalidArgumentError for a key that no header can hold. The channel stays the caller's."""
+        self._metadata = call_metadata(api_key)
+        self.unary_unary = self._keyed(channel.unary_unary)
+        self.unary_stream = self._keyed(channel.unary_stream)
+        self.stream_unary = self._keyed(channel.stream_unary)
+        self.stream_stream = self._keyed(channel.stream_stream)
+
+    def _keyed(self, make: Callable[..., Callable[..., Any]]) -> Callable[..., Callable[..., Any]]:
+        return lambda *args, **kwargs: partial(make(*args, **kwargs), metadata=self._metadata)
 
 
 def channel(address: str, tls: ClientTls | None = None) -> grpc.Channel:

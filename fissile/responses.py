@@ -259,4 +259,10 @@ def _worker(message: generation_pb2.WorkerStats) -> Worker:
         num_blocks=message.load.num_blocks,
         num_used_blocks=message.load.num_used_blocks,
         num_generated_tokens=message.load.num_generated_tokens,
+        num_prefix_queries=message.load.num_prefix_queries,
+        num_prefix_hits=message.load.num_prefix_hits,
+        model=message.model,
+        epoch=message.epoch,
+        ttft=_quantiles(message.ttft),
+        tpot=_quantiles(message.tpot),
     )

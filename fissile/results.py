@@ -217,6 +217,17 @@ class Worker:
     num_blocks: int
     num_used_blocks: int
     num_generated_tokens: int
+    """Since its start, as are the next two."""
+    num_prefix_queries: int
+    """Prompt tokens looked up in its prefix cache."""
+    num_prefix_hits: int
+    """Of these, found there."""
+    model: str
+    """Empty as long as it was never reached."""
+    epoch: str
+    """Another one after each start."""
+    ttft: Quantiles
+    tpot: Quantiles
 
 
 @dataclass(frozen=True, slots=True)

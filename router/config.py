@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import SettingsConfigDict
 
-from common.config import TRACES_ENDPOINT, CommaList, Settings
+from common.config import TRACES_ENDPOINT, CommaList, Settings, is_sendable
 from common.logging import LogFormat
 from fissile.channel import ClientTls, ServerTls
 from router.targets import Target, parse_target
@@ -18,11 +18,6 @@ _SHARE = re.compile(r"(?P<model>.+)@(?P<version>[A-Za-z0-9._-]+)=(?P<share>0?\.[
 
 
 PolicyName = Literal["least_loaded", "round_robin", "random", "power_of_two", "consistent_hash"]
-
-
-def is_sendable(key: str) -> bool:
-    """A header can hold it."""
-    return key.isascii() and key.isprintable() and " " not in key
 
 
 class RouterSettings(Settings):
@@ -149,6 +144,14 @@ class RouterSettings(Settings):
     worker_tls_certificate: Path | None = Field(None, description="PEM file: certificate to show to workers.")
     worker_tls_key: Path | None = Field(None, description="PEM file: its key.")
 
+    worker_key: SecretStr = Field(
+        SecretStr(""),
+        description="What workers with a --router-key want to see. Better in the environment: flags can be seen by "
+        "others.",
+    )
+    reflection: bool = Field(True, description="Tell everyone who asks what the service's methods are (gRPC).")
+    channelz: bool = Field(False, description="Tell callers with a key of connections and calls (gRPC).")
+
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least level to log.")
     log_format: LogFormat = Field("text", description="Lines of text, or JSON.")
 
@@ -159,8 +162,9 @@ class RouterSettings(Settings):
         self.targets()
         self.aliases()
         self.shares()
-        if not is_sendable(self.api_key.get_secret_value()):
-            raise ValueError("api-key: must be printable ASCII without blanks")
+        for name, key in (("api-key", self.api_key), ("worker-key", self.worker_key)):
+            if not is_sendable(key.get_secret_value()):
+                raise ValueError(f"{name}: must be printable ASCII without blanks")
         for origin in self.http_allowed_origins:
             if not _ORIGIN.fullmatch(origin):
                 raise ValueError(f"http-allowed-origins: {origin!r} must be http(s)://host[:port] or *")

@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from common.authentication import KeyInterceptor
+from common.exposure import warn_if_exposed
 from common.loop_lag import LoopLag
 from common.metrics import new_registry, serve_metrics
 from common.server import ServiceServer, stop_event_on_signals, write_port_file
@@ -26,6 +27,7 @@ from router.fleet.discovery.sources import make_source
 from router.fleet.dispatch import Dispatcher
 from router.fleet.policies.catalogue import make_policy
 from router.fleet.quarantine import Quarantine
+from router.fleet.retry_budget import RetryBudget
 from router.fleet.versions import VersionChoice
 from router.fleet.workers import WorkerSet
 from router.metrics import Gauges, RouterMetrics, WorkerGauge
@@ -60,7 +62,7 @@ class RouterServer:
         self.open_requests = OpenRequests(places)
         held = Budget(settings.max_held_bytes, "bytes of requests and answers", "max-held-bytes")
         policy = make_policy(settings.policy)
-        dispatcher = Dispatcher(self.workers, policy, settings, self.metrics, Quarantine())
+        dispatcher = Dispatcher(self.workers, policy, settings, self.metrics, Quarantine(), RetryBudget())
         self.pacer = Pacer(settings.max_message_rate)
         self._tracer = tracer_of("router", settings.otlp_traces_endpoint)
         preparation = Preparation(settings, VersionChoice(self.workers, settings.shares()))
@@ -82,6 +84,8 @@ class RouterServer:
             settings.server_tls(),
             [KeyInterceptor(self.callers.check)] if self.callers.wants_key else [],
             request_limit(settings.max_prompt_bytes),
+            reflection=settings.reflection,
+            channelz=settings.channelz,
         )
         add_GenerationServiceServicer_to_server(
             GenerationService(self.api, self.callers, Readers(settings.write_timeout, places, held)),
@@ -111,6 +115,7 @@ class RouterServer:
         if settings.metrics_port is not None:
             self._stop_metrics = serve_metrics(self._registry, settings.metrics_host, settings.metrics_port)
         logger.info("listening on %s:%d; waiting for workers at %s", settings.host, port, ", ".join(settings.workers))
+        self._warn_if_exposed()
         self._loop_lag.start()
         self.workers.start()
         self._health = asyncio.create_task(self._follow_health())
@@ -120,6 +125,14 @@ class RouterServer:
         if settings.http_port_file is not None and self.http_port is not None:
             write_port_file(settings.http_port_file, self.http_port)
         return port
+
+    def _warn_if_exposed(self) -> None:
+        settings = self._settings
+        has_tls = settings.tls_certificate is not None
+        open_to_all = "" if self.callers.wants_key or settings.tls_client_ca else "use the models"
+        warn_if_exposed("gRPC", settings.host, has_tls=has_tls, open_to_all=open_to_all)
+        if self._http:
+            warn_if_exposed("HTTP", settings.http_host, has_tls=has_tls, open_to_all=open_to_all)
 
     @property
     def is_ready(self) -> bool:

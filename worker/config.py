@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import SettingsConfigDict
 
-from common.config import TRACES_ENDPOINT, CommaList, Settings
+from common.config import TRACES_ENDPOINT, CommaList, Settings, is_sendable
 from common.logging import LogFormat
 from fissile.channel import ServerTls
 from worker.core.config import CacheConfig, SchedulerConfig
@@ -18,6 +18,7 @@ from worker.processes.tcp import MIN_SECRET_LENGTH
 from worker.runner.config import RunnerConfig
 
 ENV_PREFIX = "FISSILE_WORKER_"
+_SECRET_ADVICE = f"At least {MIN_SECRET_LENGTH} characters; better in the environment: flags can be seen by others."
 MAX_NAME_LENGTH = 256
 """Of a served model: names are written in logs and metrics."""
 MAX_VERSION_LENGTH = 64
@@ -90,6 +91,18 @@ class WorkerSettings(Settings):
     tls_certificate: Path | None = Field(None, description="PEM certificate; turns TLS on, together with --tls-key.")
     tls_key: Path | None = Field(None, description="PEM private key of --tls-certificate.")
     tls_client_ca: Path | None = Field(None, description="PEM roots that clients must show a certificate of.")
+    router_names: CommaList = Field(
+        (), description="Names (SAN or CN) of routers in their certificates; others of --tls-client-ca are refused."
+    )
+    operator_names: CommaList = Field((), description="The same of operators, who alone may drain, clear and profile.")
+    router_key: SecretStr = Field(
+        SecretStr(""), description="Key of routers, their --worker-key; who shows none is refused. " + _SECRET_ADVICE
+    )
+    operator_key: SecretStr = Field(
+        SecretStr(""), description="Key of operators, as `authorization: Bearer KEY`. " + _SECRET_ADVICE
+    )
+    reflection: bool = Field(True, description="Tell everyone who asks what the service's methods are (gRPC).")
+    channelz: bool = Field(False, description="Tell operators of connections and calls (gRPC).")
     max_queued_messages: int = Field(
         1024, ge=1, description="Engine steps a router may lag behind before its stream is ended (RESOURCE_EXHAUSTED)."
     )
@@ -167,6 +180,12 @@ class WorkerSettings(Settings):
             raise ValueError("--tls-certificate and --tls-key go together")
         if self.tls_client_ca and not self.tls_certificate:
             raise ValueError("--tls-client-ca needs --tls-certificate and --tls-key")
+        if (self.router_names or self.operator_names) and not self.tls_client_ca:
+            raise ValueError("--router-names and --operator-names need --tls-client-ca")
+        for flag, secret in (("--router-key", self.router_key), ("--operator-key", self.operator_key)):
+            key = secret.get_secret_value()
+            if key and (len(key) < MIN_SECRET_LENGTH or not is_sendable(key)):
+                raise ValueError(f"{flag}: must be at least {MIN_SECRET_LENGTH} printable ASCII characters, no blanks")
         if self.preemption_mode == "swap" and not self.swap_space_gib:
             raise ValueError("--preemption-mode swap needs --swap-space-gib above 0")
         # The core's own rules, before minutes are spent on loading a model. What only the model can tell is assumed.

@@ -12,6 +12,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Protocol
 
+from common.exposure import warn_if_exposed
 from common.loop_lag import LoopLag
 from common.metrics import new_registry, serve_metrics
 from common.server import ServiceServer, stop_event_on_signals, write_port_file
@@ -19,6 +20,7 @@ from common.stopwatch import Stopwatch
 from common.tracing import tracer_of
 from fissile import v1
 from fissile.errors import UnavailableError
+from worker.access import SERVICE_NAME, Access, Grant, Role
 from worker.broker import Broker
 from worker.config import WorkerSettings
 from worker.convert import ModelLimits
@@ -38,7 +40,6 @@ from worker.traces import SequenceTraces
 
 logger = logging.getLogger(__name__)
 
-SERVICE_NAME = "fissile.v1.WorkerService"
 CLOSE_SECONDS = 1.0
 """For streams to send what is queued, and for calls that never end by themselves, such as health watches."""
 ENGINE_STOP_SECONDS = 10.0
@@ -83,7 +84,14 @@ class WorkerServer:
         self._metrics = WorkerMetrics(self._registry, settings.model_names[0])
         self._tracer = tracer_of("worker", settings.otlp_traces_endpoint)
         self._service = WorkerService(settings, self._take_health_down)
-        self._server = ServiceServer(SERVICE_NAME, settings.tls())
+        self._access = _access(settings)
+        self._server = ServiceServer(
+            SERVICE_NAME,
+            settings.tls(),
+            admit=self._access.check,
+            reflection=settings.reflection,
+            channelz=settings.channelz,
+        )
         v1.add_WorkerServiceServicer_to_server(self._service, self._server.server)
         self._engine: Engine | None = None
         self._broker: Broker | None = None
@@ -103,6 +111,13 @@ class WorkerServer:
         if settings.port_file is not None:
             write_port_file(settings.port_file, self.port)
         logger.info("listening on %s:%d, loading %s", settings.host, self.port, settings.model)
+        is_open = self._access.is_open and settings.tls_client_ca is None
+        warn_if_exposed(
+            "gRPC",
+            settings.host,
+            has_tls=settings.tls_certificate is not None,
+            open_to_all="drain this worker and read the tokens of all cached prompts" if is_open else "",
+        )
 
     async def load(self) -> None:
         """Load the model and serve. Raises ModelError, ExecutorError, ConfigError or UnavailableError."""
@@ -262,6 +277,15 @@ async def _load_and_wait(server: WorkerServer, stop: asyncio.Event, on_ready: Ca
     finally:
         for task in (stopping, failing, loading):
             task.cancel()
+
+
+def _access(settings: WorkerSettings) -> Access:
+    return Access(
+        [
+            Grant(Role.ROUTER, settings.router_key.get_secret_value(), frozenset(settings.router_names)),
+            Grant(Role.OPERATOR, settings.operator_key.get_secret_value(), frozenset(settings.operator_names)),
+        ]
+    )
 
 
 async def serve(settings: WorkerSettings) -> None:

@@ -8,6 +8,7 @@ from fissile.cli.demo import demo
 from fissile.cli.generate import generate
 from fissile.cli.inspect import models, stats
 from fissile.cli.services import router, worker
+from fissile.cli.top import top
 from fissile.cli.up import up
 
 
@@ -35,5 +36,5 @@ def main() -> None:
     """
 
 
-for command in (up, router, worker, generate, chat, bench, models, stats, demo):
+for command in (up, router, worker, generate, chat, bench, models, stats, top, demo):
     main.add_command(command)

@@ -7,22 +7,21 @@ client costs the tokens of its completion and what it asked for with them, up to
 
 import asyncio
 import logging
-from collections.abc import Callable
 from collections.abc import Sequence as List
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from fissile.errors import FissileError, InternalError, ResourceExhaustedError
-from fissile.v1 import FinishReason, RequestOutput, RequestTimings, SequenceGroup, TokenLogprobs, Usage
+from fissile.v1 import FinishReason, RequestOutput, RequestTimings, TokenLogprobs, Usage
 from router.admission.unread import UnreadBytes
 from router.answering.completion import Completion, Delta, TokenGapError
+from router.answering.hop import Attempt, Hop, Loss, OnLoss
 from router.answering.pacing import Pacer
 from router.answering.prompt_logprobs import PromptLogprobs, prompt_logprob_bytes
 from router.answering.refusals import error_of
 from router.answering.timing import Timing
 from router.answering.trace import RequestTrace
 from router.asking.spec import RequestSpec
-from router.latency import LatencyWindows, Stopwatch
+from router.latency import Stopwatch
 from router.metrics import RouterMetrics
 from router.model.tokenizer import Tokenizer
 
@@ -47,33 +46,6 @@ class Update:
     timings: RequestTimings | None = None
     prompt_token_ids: List[int] = ()
     prompt_logprobs: List[TokenLogprobs] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Loss:
-    """Why a request's hop ended before the request did."""
-
-    detail: str
-    worker_died: bool = False
-    refusal: FissileError | None = None
-    """The worker would not take it; another one may."""
-
-
-OnLoss = Callable[[Loss], None]
-
-
-class Hop(Protocol):
-    """The worker link a request is on."""
-
-    @property
-    def address(self) -> str: ...
-
-    @property
-    def latency(self) -> LatencyWindows: ...
-
-    def start(self, group: SequenceGroup, sink: "OpenRequest", num_cached_tokens: int) -> list[int]: ...
-
-    def abort(self, sequence_id: int) -> None: ...
 
 
 class OpenRequest:
@@ -107,6 +79,7 @@ class OpenRequest:
         self._unread = unread
         self._has_sent = False
         self._hop: Hop | None = None
+        self._attempt: Attempt | None = None
         self._on_loss: OnLoss | None = None
         self.worker = ""
         """Address of the one it is on or was on last; empty: it came to none."""
@@ -156,17 +129,18 @@ class OpenRequest:
         if not self.worker:
             self.num_expected_cached_tokens = num_cached_tokens
         self._hop, self._on_loss, self.worker = hop, on_loss, hop.address
+        self._attempt = hop.attempt()
         self.timing.on_hop(self._metrics.hop(self.spec.model, hop.address, hop.latency))
         self._on_worker = dict(zip(ids, unfinished, strict=True))
         timed_out = f"no token within {first_token_timeout:g} s"
-        self._hop_timer = asyncio.get_running_loop().call_later(first_token_timeout, self.on_lost, timed_out)
+        self._hop_timer = asyncio.get_running_loop().call_later(first_token_timeout, self.on_stalled, timed_out)
 
     def on_output(self, output: RequestOutput, now: float) -> None:
         """From the link. `now`: when the message came. Raises nothing: a fault ends this request, not the link."""
         try:
             self._accept(output, now)
         except TokenGapError as gap:
-            self.on_lost(f"tokens got lost: {gap}")
+            self.on_stalled(f"tokens got lost: {gap}")
         except ResourceExhaustedError as error:
             self.fail(error)
         except Exception as error:
@@ -176,7 +150,7 @@ class OpenRequest:
         completion = self._on_worker.get(output.sequence_id)
         if completion is None or self.error:
             return
-        self._stop_hop_timer()
+        is_first = self._stop_hop_timer()
         if output.finish_reason == _ERROR:
             self._refused(output)
             return
@@ -184,6 +158,8 @@ class OpenRequest:
             self.on_lost(f"aborted by the worker: {output.detail}")
             return
         self.has_begun = True
+        if is_first and self._attempt:
+            self._attempt.succeeded()
         if output.index == 0 and not self.num_cached_tokens:
             # Later completions share the first one's prompt, and a resumed one finds what it had computed itself.
             self.num_cached_tokens = output.num_cached_tokens
@@ -228,6 +204,8 @@ class OpenRequest:
     def _refused(self, output: RequestOutput) -> None:
         error = error_of(output, self.spec.prompt)
         if error.retry_after is None:
+            if isinstance(error, InternalError) and self._attempt:
+                self._attempt.failed()
             self.fail(error)
         elif output.worker_failed:
             self._lose(Loss(error.message, worker_died=True))
@@ -235,16 +213,18 @@ class OpenRequest:
             self._lose(Loss(f"refused: {error.message}", refusal=error))
 
     def on_lost(self, detail: str, *, worker_died: bool = False) -> None:
-        """The hop is over: its link broke, timed out or gave the request back."""
+        """The hop is over: its link broke, or it gave the request back."""
         self._lose(Loss(detail, worker_died))
 
     def on_stalled(self, detail: str) -> None:
-        """The worker goes on, but not with this one."""
-        self._lose(Loss(detail))
+        """The worker goes on, but not with this one, or not well."""
+        self._lose(Loss(detail, is_fault=True))
 
     def _lose(self, loss: Loss) -> None:
         if self._hop and self._on_loss and not self.is_finished:
             self.trace.lost(loss.detail)
+            if self._attempt and (loss.worker_died or loss.is_fault):
+                self._attempt.failed()
             self._leave()
             self._on_loss(loss)
 
@@ -274,12 +254,17 @@ class OpenRequest:
         if self._hop:
             for sequence_id in on_worker:
                 self._hop.abort(sequence_id)
-        self._hop = None
+        if self._attempt:
+            self._attempt.end()
+        self._hop = self._attempt = None
 
-    def _stop_hop_timer(self) -> None:
-        if self._hop_timer:
-            self._hop_timer.cancel()
-            self._hop_timer = None
+    def _stop_hop_timer(self) -> bool:
+        """Whether it ran."""
+        if not self._hop_timer:
+            return False
+        self._hop_timer.cancel()
+        self._hop_timer = None
+        return True
 
     def take(self) -> Update | None:
         """What is new for the client; None when nothing is. Has `usage` when it is the last."""

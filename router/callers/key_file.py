@@ -7,9 +7,9 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
 
 from common.authentication import digest_of
+from common.config import is_sendable
 from fissile.errors import InvalidArgumentError
 from router.callers.caller import Caller, Quota
-from router.config import is_sendable
 
 MIN_SECRET_LENGTH = 16
 """What is shorter can be guessed from its digest."""

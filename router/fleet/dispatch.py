@@ -7,12 +7,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from fissile.errors import FissileError, InternalError, UnavailableError
-from router.answering.request import Loss, OpenRequest
+from router.answering.hop import Loss
+from router.answering.request import OpenRequest
 from router.config import RouterSettings
+from router.fleet.health.ejection import admitted
 from router.fleet.link import WorkerLink
 from router.fleet.policies.policy import Policy, Work
 from router.fleet.quarantine import Quarantine
 from router.fleet.retries import Retries, Session
+from router.fleet.retry_budget import RetryBudget
 from router.fleet.workers import WorkerSet
 from router.metrics import RouterMetrics
 from router.model.served import Version
@@ -25,13 +28,14 @@ TimeLeft = Callable[[], float | None]
 
 @dataclass(frozen=True, slots=True)
 class Dispatcher:
-    """Stateless but for the policy and the quarantine."""
+    """Stateless but for the policy, the quarantine and the retry budget."""
 
     workers: WorkerSet
     policy: Policy
     settings: RouterSettings
     metrics: RouterMetrics
     quarantine: Quarantine
+    retry_budget: RetryBudget
 
     @contextmanager
     def dispatched(self, requests: Sequence[OpenRequest], time_left: TimeLeft) -> Iterator[None]:
@@ -54,7 +58,7 @@ class _Journey:
         self._dispatcher = dispatcher
         self._request = request
         self._time_left = time_left
-        self._retries = Retries(dispatcher.settings.max_retries)
+        self._retries = Retries(dispatcher.settings.max_retries, dispatcher.retry_budget)
         self._session: Session = ("", 0)
         """Where it is or was last."""
         self._loss: Loss | None = None
@@ -63,6 +67,7 @@ class _Journey:
 
     def begin(self) -> None:
         """At once where there is a worker, which is as good as always."""
+        self._dispatcher.retry_budget.request_begins()
         if links := self._candidates():
             self._put_on(links)
         else:
@@ -73,17 +78,18 @@ class _Journey:
             self._search.cancel()
         self._request.close()
 
-    def _candidates(self) -> list[WorkerLink]:
-        """Available now: of the version that was chosen; where it has none, of those that can stand in for it."""
+    def _candidates(self) -> Sequence[WorkerLink]:
+        """Available now, less the outliers: of the version that was chosen; where it has none, of those that can stand
+        in for it."""
         spec, has_begun = self._request.spec, self._request.has_begun
         return self._candidates_of(lambda version: version == spec.version) or self._candidates_of(
             lambda version: spec.may_go_to(version, has_begun=has_begun)
         )
 
-    def _candidates_of(self, is_wanted: Callable[[Version], bool]) -> list[WorkerLink]:
+    def _candidates_of(self, is_wanted: Callable[[Version], bool]) -> Sequence[WorkerLink]:
         spec = self._request.spec
         links = self._dispatcher.workers.candidates(spec.model, is_wanted, spec.dp_rank)
-        return [link for link in links if link.session not in self._retries.failed]
+        return admitted([link for link in links if link.session not in self._retries.failed])
 
     def _put_on(self, links: Sequence[WorkerLink]) -> None:
         choice = self._dispatcher.policy.choose(_work(self._request), links)

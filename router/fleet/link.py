@@ -14,8 +14,16 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from fissile.channel import ClientTls, aio_channel
-from fissile.errors import STATUS_DETAILS_KEY, FissileError, InvalidArgumentError, from_rpc_error, is_of_tls
+from fissile.channel import ClientTls, KeyedChannel, aio_channel
+from fissile.errors import (
+    STATUS_DETAILS_KEY,
+    FissileError,
+    InvalidArgumentError,
+    PermissionDeniedError,
+    UnauthenticatedError,
+    from_rpc_error,
+    is_of_tls,
+)
 from fissile.v1 import (
     ExecuteRequest,
     ExecuteResponse,
@@ -26,11 +34,13 @@ from fissile.v1 import (
     SequenceGroup,
     WorkerServiceStub,
 )
+from router.answering.hop import Sink
 from router.config import RouterSettings
-from router.fleet.liveness import Liveness, WorkerStuckError
+from router.fleet.health.breaker import Attempt, Breaker
+from router.fleet.health.liveness import Liveness, WorkerStuckError
 from router.fleet.load import LoadTracker
 from router.fleet.outbox import MAX_COMMAND_BYTES, Outbox
-from router.fleet.sequences import OpenSequences, Sink
+from router.fleet.sequences import OpenSequences
 from router.latency import LatencyWindows
 from router.model.served import Version
 from router.model.tokenizer import Tokenizer, TokenizerStore, receive_files
@@ -58,6 +68,7 @@ class WorkerLink:
         self.address = address
         self.load = LoadTracker()
         self.latency = LatencyWindows()
+        self.breaker = Breaker(address)
         self.info: GetWorkerResponse | None = None
         """Of the last connection, kept while disconnected."""
         self.tokenizer: Tokenizer | None = None
@@ -98,6 +109,10 @@ class WorkerLink:
             self.is_retired = is_retired
             self._on_change()
 
+    def attempt(self) -> Attempt:
+        """A request is sent here; its outcome counts for the worker or against it."""
+        return self.breaker.attempt()
+
     def start(self, group: SequenceGroup, sink: Sink, num_cached_tokens: int) -> list[int]:
         """Send a group and count its sequences into the load at once; returns the ids they got, which are set in
         `group`, too. `num_cached_tokens`: of its prompt, that need not be computed. Raises InvalidArgumentError, and
@@ -132,12 +147,14 @@ class WorkerLink:
         """Until cancelled."""
         backoff = self._settings.reconnect_backoff
         while True:
-            worker_died = False
+            worker_died = is_refused = False
             try:
                 async with aio_channel(self.address, self._tls) as channel:
                     await self._session(channel)
             except grpc.aio.AioRpcError as error:
-                detail = from_rpc_error(error).message
+                lost = from_rpc_error(error)
+                detail = lost.message
+                is_refused = isinstance(lost, (UnauthenticatedError, PermissionDeniedError))
                 worker_died = not _is_alive_after(error)
             except WorkerStuckError as error:
                 detail, worker_died = str(error), True
@@ -147,16 +164,16 @@ class WorkerLink:
                 logger.exception("worker %s: the link failed", self.address)
                 detail = f"{type(error).__name__}: {error}"
             backoff = self._settings.reconnect_backoff if self._connected else min(MAX_BACKOFF_SECONDS, backoff * 2)
-            self._lose(detail, worker_died=worker_died)
+            self._lose(detail, worker_died=worker_died, is_refused=is_refused)
             # Many routers that lost the same worker do not come back in step.
             await asyncio.sleep(backoff * random.uniform(0.5, 1.0))
 
-    def _lose(self, detail: str, *, worker_died: bool) -> None:
+    def _lose(self, detail: str, *, worker_died: bool, is_refused: bool) -> None:
         if self._connected:
             logger.warning("worker %s lost with %d open sequences: %s", self.address, len(self._sequences), detail)
         elif detail != self.detail:
             # A worker that was never there may be starting.
-            is_expected = self._num_sessions == 0 and not is_of_tls(detail)
+            is_expected = self._num_sessions == 0 and not is_of_tls(detail) and not is_refused
             logger.log(
                 logging.INFO if is_expected else logging.WARNING, "waiting for worker %s: %s", self.address, detail
             )
@@ -175,7 +192,7 @@ class WorkerLink:
         The stream comes first: it breaks with the worker's process, so while it lives, all that is asked later is
         answered by the same process.
         """
-        stub = WorkerServiceStub(channel)
+        stub = WorkerServiceStub(KeyedChannel(channel, self._settings.worker_key.get_secret_value()))
         timeout = self._settings.connect_timeout
         call = stub.Execute()
         async with asyncio.timeout(timeout):
@@ -185,6 +202,8 @@ class WorkerLink:
         if tokenizer is None:
             files = await receive_files(stub.GetTokenizer(GetTokenizerRequest(), timeout=timeout))
             tokenizer = await self._tokenizers.load(files)
+        if self.info is None or info.epoch != self.info.epoch:
+            self.breaker.reset()
         self.info, self.tokenizer, self.version = info, tokenizer, Version.of(info)
         self.load.block_size = info.block_size
         self._connected = True

@@ -66,11 +66,12 @@ def _worker_stats(link: WorkerLink, window_seconds: float) -> WorkerStats:
     return WorkerStats(
         address=link.address,
         healthy=link.is_available,
-        detail=link.detail,
+        detail=link.detail or link.breaker.detail,
         epoch=link.info.epoch if link.info else "",
         num_open_requests=link.num_open_requests,
         load=link.load.last_report,
         ttft=link.latency.ttft.quantiles(window_seconds),
         tpot=link.latency.tpot.quantiles(window_seconds),
         dp_rank=link.info.dp_rank if link.info else 0,
+        model=link.info.model if link.info else "",
     )

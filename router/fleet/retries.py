@@ -12,7 +12,8 @@ times in a row. A worker that died while it had the request may have died of it:
 from dataclasses import dataclass, field
 
 from fissile.errors import InternalError, UnavailableError
-from router.answering.request import Loss
+from router.answering.hop import Loss
+from router.fleet.retry_budget import RetryBudget
 
 MAX_DEATHS_WITHOUT_PROGRESS = 2
 MAX_DEATHS = 4
@@ -27,6 +28,8 @@ class Retries:
     """Of one request."""
 
     max_retries: int
+    budget: RetryBudget
+    """Of all requests."""
     failed: set[Session] = field(default_factory=set)
     """Where it was lost since its last token: it goes there no more."""
     _num_tokens: int = 0
@@ -52,6 +55,9 @@ class Retries:
             self._check_deaths(loss)
         if len(self.failed) > self.max_retries:
             raise loss.refusal or UnavailableError(f"gave up after {len(self.failed)} workers: {loss.detail}")
+        if len(self.failed) > 1 and not self.budget.spend():
+            detail = f"gave up after {len(self.failed)} workers, as too many requests are tried again: {loss.detail}"
+            raise loss.refusal or UnavailableError(detail, retry_after=1.0)
 
     def _check_deaths(self, loss: Loss) -> None:
         if self._num_deaths_in_a_row >= MAX_DEATHS_WITHOUT_PROGRESS:

@@ -9,24 +9,14 @@ only while the worker reports that nobody waits.
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
 
 from fissile.v1 import RequestOutput, SequenceGroup, WorkerLoad
+from router.answering.hop import Sink
 
 STALL_STEPS = 64
 """Without a token, for one that runs. Prefills of others may come between its tokens, a few at a time."""
 STALL_SECONDS = 3.0
 """Steps may be short; what is on its way may be late by some of them."""
-
-
-class Sink(Protocol):
-    """Whom a sequence's outputs are for. None may block or raise."""
-
-    def on_output(self, output: RequestOutput, now: float) -> None: ...
-
-    def on_lost(self, detail: str, *, worker_died: bool) -> None: ...
-
-    def on_stalled(self, detail: str) -> None: ...
 
 
 @dataclass(slots=True)

@@ -7,7 +7,8 @@ import sys
 
 import grpc
 import pytest
-from grpc_channelz.v1 import channelz_pb2, channelz_pb2_grpc
+from grpc_channelz.v1 import channelz_pb2_grpc
+from grpc_channelz.v1.channelz_pb2 import GetServersRequest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
@@ -38,9 +39,9 @@ class Echo(GenerationServiceServicer):
         return TokenizeResponse(token_ids=[len(request.text)])
 
 
-def with_server(scenario):
+def with_server(scenario, **options):
     async def run():
-        service = ServiceServer(NAME)
+        service = ServiceServer(NAME, **options)
         add_GenerationServiceServicer_to_server(Echo(), service.server)
         port = await service.start("127.0.0.1", 0)
         try:
@@ -76,12 +77,26 @@ def test_reflection_lists_the_service():
     assert NAME in with_server(scenario)
 
 
+def test_reflection_and_channelz_are_there_where_they_are_wanted():
+    async def scenario(service, channel, port):
+        codes = []
+        reflection = reflection_pb2_grpc.ServerReflectionStub(channel)
+        call = reflection.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))
+        for answer in (call.read(), channelz_pb2_grpc.ChannelzStub(channel).GetServers(GetServersRequest())):
+            with pytest.raises(grpc.aio.AioRpcError) as raised:
+                await answer
+            codes.append(raised.value.code())
+        return codes
+
+    assert with_server(scenario, reflection=False) == [grpc.StatusCode.UNIMPLEMENTED] * 2
+
+
 def test_channelz_answers():
     async def scenario(service, channel, port):
         stub = channelz_pb2_grpc.ChannelzStub(channel)
-        return await stub.GetServers(channelz_pb2.GetServersRequest())
+        return await stub.GetServers(GetServersRequest())
 
-    assert with_server(scenario).server
+    assert with_server(scenario, channelz=True).server
 
 
 def test_message_of_20_mib_passes():

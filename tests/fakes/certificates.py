@@ -31,5 +31,5 @@ class Authority:
     def server(self, name: str = "127.0.0.1", *, mutual: bool = False) -> ServerTls:
         return ServerTls(*self.issue(name), self.certificate if mutual else None)
 
-    def client(self, *, with_certificate: bool = False) -> ClientTls:
-        return ClientTls(self.certificate, *(self.issue("client") if with_certificate else ()))
+    def client(self, *, with_certificate: bool = False, name: str = "client") -> ClientTls:
+        return ClientTls(self.certificate, *(self.issue(name) if with_certificate else ()))

@@ -28,6 +28,7 @@ from fissile.v1 import (
     add_WorkerServiceServicer_to_server,
 )
 from tests.fakes import tokenizer as toys
+from worker.access import Access
 from worker.convert import ModelLimits, group_from_pb
 from worker.convert_outputs import error_to_pb, logprobs_to_pb, outputs_to_pb, refusal_to_error, responses_of
 from worker.core.config import CacheConfig, SchedulerConfig
@@ -132,6 +133,7 @@ class FakeWorker(WorkerServiceServicer):
     dp_rank: int = 0
     dp_size: int = 1
     tls: ServerTls | None = None
+    access: Access = field(default_factory=Access)
     host: str = "127.0.0.1"
 
     def __post_init__(self):
@@ -154,7 +156,7 @@ class FakeWorker(WorkerServiceServicer):
         return f"{self.host}:{self.port}"
 
     async def start(self, serving: bool = True) -> "FakeWorker":
-        self.service = ServiceServer(NAME, self.tls)
+        self.service = ServiceServer(NAME, self.tls, admit=self.access.check)
         add_WorkerServiceServicer_to_server(self, self.service.server)
         self.port = await self.service.start(self.host, self.port)
         await self.service.set_serving(serving)

@@ -32,6 +32,8 @@ class FakeService(v1.GenerationServiceServicer):
         self.cancelled = threading.Event()
         self.num_answered: int | None = None
         """Requests after so many never end."""
+        self.num_stats = 0
+        """Times that it was asked for statistics; its counters grow with them."""
 
     def Generate(self, request, context) -> Iterator[v1.GenerateResponse]:
         self.requests.append(request)
@@ -117,13 +119,29 @@ class FakeService(v1.GenerationServiceServicer):
         return v1.ListModelsResponse(models=[model])
 
     def GetStats(self, request, context) -> v1.GetStatsResponse:
-        load = v1.WorkerLoad(num_running=3, num_waiting=4, num_blocks=10, num_used_blocks=5, num_generated_tokens=6)
+        self.num_stats += 1
+        load = v1.WorkerLoad(
+            num_running=3,
+            num_waiting=4,
+            num_blocks=10,
+            num_used_blocks=5,
+            num_generated_tokens=6 + 100 * self.num_stats,
+            num_prefix_queries=40 * self.num_stats,
+            num_prefix_hits=10 * self.num_stats,
+        )
         return v1.GetStatsResponse(
             ttft=v1.LatencyQuantiles(count=2, mean=0.5, p50=0.5, p90=0.9, p95=0.95, p99=0.99, max=1.0),
             num_open_requests=1,
             finished=[v1.FinishCount(reason="eos", count=7)],
             workers=[
-                v1.WorkerStats(address="127.0.0.1:50061", healthy=True, num_open_requests=1, load=load),
+                v1.WorkerStats(
+                    address="127.0.0.1:50061",
+                    healthy=True,
+                    num_open_requests=1,
+                    load=load,
+                    model="fake",
+                    ttft=v1.LatencyQuantiles(count=2, p50=0.5, p99=0.99),
+                ),
                 v1.WorkerStats(address="127.0.0.1:50062", detail="connection refused"),
             ],
             uptime=seconds(3),

@@ -21,7 +21,7 @@ KEY = "s3cret"
 
 
 def guarded(scenario, **settings):
-    return run_system(scenario, FakeWorker(says(" Paris")), api_key=KEY, **settings)
+    return run_system(scenario, FakeWorker(says(" Paris")), api_key=KEY, channelz=True, **settings)
 
 
 @pytest.mark.parametrize("metadata", [(), (("authorization", "Bearer other"),), (("authorization", KEY),)])
@@ -115,3 +115,20 @@ def test_a_key_that_no_header_can_hold_is_refused_at_start_and_by_the_client(key
 
 def test_settings_do_not_show_it():
     assert KEY not in repr(RouterSettings(api_key=KEY))
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({}, []),
+        ({"host": "0.0.0.0", "http_port": 0}, ["gRPC on 0.0.0.0 asks nobody", "gRPC on 0.0.0.0 has no TLS"]),
+        ({"http_host": "::", "http_port": 0, "api_key": KEY}, ["HTTP on :: has no TLS"]),
+    ],
+)
+def test_a_port_that_others_reach_is_warned_about(settings, said, caplog):
+    async def scenario(system):
+        return None
+
+    run_system(scenario, FakeWorker(says("a")), **settings)
+    warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert [warning[: len(text)] for text, warning in zip(said, warnings, strict=True)] == said

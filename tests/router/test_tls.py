@@ -1,5 +1,6 @@
-"""TLS on both sides of the router, as one system."""
+"""TLS and keys on both sides of the router, as one system."""
 
+import logging
 from dataclasses import replace
 
 import grpc
@@ -11,6 +12,7 @@ from router.config import RouterSettings
 from tests.fakes.certificates import Authority
 from tests.fakes.system import error_of, run_system, until
 from tests.fakes.worker import FakeWorker, says
+from worker.access import Access, Grant, Role
 
 
 @pytest.fixture
@@ -116,3 +118,20 @@ def test_certificates_renewed_on_disk_are_used_at_the_next_connection(ours, thei
         return await answer(system)
 
     assert run_system(scenario, worker, wait_ready=False, **connecting(ours.client())) == "ok"
+
+
+WORKER_KEY = "router-router-router"
+
+
+def test_a_router_shows_its_workers_the_key(caplog):
+    worker = FakeWorker(says(" Paris"), access=Access([Grant(Role.ROUTER, WORKER_KEY)]))
+    with caplog.at_level(logging.DEBUG):
+        assert run_system(answer, worker, worker_key=WORKER_KEY) == " Paris"
+    assert WORKER_KEY not in caplog.text
+
+
+def test_a_router_that_a_worker_does_not_know_is_told_so(caplog):
+    worker = FakeWorker(says("x"), access=Access([Grant(Role.ROUTER, WORKER_KEY)]))
+    detail = run_system(link_detail, worker, wait_ready=False, worker_key="another-key")
+    assert detail == "a key or a certificate of a router or an operator is needed"
+    assert [record.levelname for record in caplog.records] == ["WARNING"], "waiting will not help"
