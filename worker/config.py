@@ -55,7 +55,7 @@ class WorkerSettings(Settings):
 
     # The device
     device: str = Field("auto", description="auto, cpu or cuda.")
-    kernel_backend: str = Field("auto", description="Whose kernels go first: auto, torch, triton or aiter.")
+    kernel_backend: str = Field("auto", description="Whose kernels go first: auto, native, torch, triton or aiter.")
     enforce_eager: bool = Field(False, description="No CUDA graphs; for looking for faults.")
     tensor_parallel_size: int = Field(1, ge=1, description="Devices that share the model, a process each.")
     num_threads: int | None = Field(None, ge=1, description="CPU threads for computing; unset: one a physical core.")

@@ -20,7 +20,8 @@ from worker.core.config import CacheConfig, SchedulerConfig
 from worker.core.errors import ConfigError
 from worker.kernels.select import Kernels
 from worker.kernels.step import Step, StepBuffers
-from worker.layers.blocks import AttentionShape, Decoder, DecoderLayer, GatedMLP, SelfAttention
+from worker.layers.blocks import AttentionShape, DecoderLayer, GatedMLP, SelfAttention
+from worker.layers.decoder import Decoder
 from worker.layers.embedding import OutputHead
 from worker.layers.setup import LayerSetup
 from worker.models.base import CausalLM

@@ -15,7 +15,9 @@ IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 if IS_INTERPRETED:
     BACKENDS = [("triton", "cpu")]
 else:
-    BACKENDS = [("torch", "cpu")] + ([(name, "cuda") for name in ("torch", "triton")] * torch.cuda.is_available())
+    BACKENDS = [("torch", "cpu"), ("native", "cpu")] + (
+        [(name, "cuda") for name in ("torch", "triton")] * torch.cuda.is_available()
+    )
 """A new backend joins here."""
 DTYPES = [torch.float32, torch.float16 if IS_INTERPRETED else torch.bfloat16]
 """Triton's interpreter cannot compute in bfloat16."""

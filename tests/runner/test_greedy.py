@@ -2,15 +2,17 @@
 
 from pathlib import Path
 
+import pytest
 from transformers import LlamaForCausalLM
 
 from tests.runner.conftest import greedy_reference, make_driver, random_prompt
 from worker.core.params import SamplingParams
 
 
-def test_batch_of_different_lengths_for_64_steps(tiny: tuple[Path, LlamaForCausalLM]) -> None:
+@pytest.mark.parametrize("backend", ["native", "torch"])
+def test_batch_of_different_lengths_for_64_steps(tiny: tuple[Path, LlamaForCausalLM], backend: str) -> None:
     path, model = tiny
-    driver = make_driver(path)
+    driver = make_driver(path, kernel_backend=backend)
     seqs = [driver.add(random_prompt(n, n)) for n in (1, 5, 16, 33, 70)]
     driver.prefill(*seqs)
     driver.decode(*seqs, steps=63)

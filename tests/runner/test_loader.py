@@ -198,7 +198,7 @@ def test_an_index_leads_to_no_other_directory(tmp_path: Path) -> None:
 
 def test_a_shorter_context_has_shorter_tables(tiny: tuple[Path, LlamaForCausalLM]) -> None:
     (layer, *_) = make_driver(tiny[0], max_model_len=20).runner._model.cache_layers()
-    assert layer._rope.cos.shape == (20, 8)
+    assert layer.rope.cos.shape == (20, 8)
 
 
 def test_what_a_file_says_in_vain_is_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

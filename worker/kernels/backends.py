@@ -11,7 +11,7 @@ import torch
 
 logger = logging.getLogger(__name__)
 
-PREFERRED = ("aiter", "triton", "torch")
+PREFERRED = ("aiter", "triton", "native", "torch")
 BACKENDS = ("auto", *PREFERRED)
 
 
@@ -33,8 +33,11 @@ def implementations(backend: str, device: torch.device) -> list[Any]:
         )
     if reasons["aiter"] is not None and backend == "auto" and torch.version.hip is not None and device.type != "cpu":
         logger.warning("an AMD GPU without AITER's kernels is slow: %s", reasons["aiter"])
+    if reasons["native"] is not None and backend == "auto" and device.type == "cpu":
+        logger.warning("no native kernels here, torch's take about twice as long: %s", reasons["native"])
     # On a CPU, kernels for GPUs are interpreted: where they were asked for and nowhere else.
-    candidates = [name for name in PREFERRED if device.type != "cpu" or name in (backend, "torch")]
+    wanted = ("native", "torch") if backend == "auto" else (backend, "torch")
+    candidates = [name for name in PREFERRED if device.type != "cpu" or name in wanted]
     usable = [name for name in candidates if reasons[name] is None]
     usable.sort(key=lambda name: name != backend)
     modules = [importlib.import_module(f"worker.kernels.{name}") for name in usable]
@@ -61,8 +64,17 @@ def _no_aiter(device: torch.device) -> str | None:
     return obstacle(device)
 
 
+def _no_native(device: torch.device) -> str | None:
+    if device.type != "cpu":
+        return "its kernels are for CPUs"
+    from worker.kernels.native.library import obstacle  # as above
+
+    return obstacle()
+
+
 _OBSTACLES: dict[str, Callable[[torch.device], str | None]] = {
     "aiter": _no_aiter,
     "triton": _no_triton,
+    "native": _no_native,
     "torch": lambda _: None,
 }

@@ -33,17 +33,23 @@ class Kernels:
 
     def choose(self, operation: Operation[SpecT, KernelT], spec: SpecT, dtype: torch.dtype) -> KernelT:
         """The kernel for this shape and dtype. Raises KernelBackendError if there is none."""
-        key = (operation.name, spec, dtype)
-        if key not in self._chosen:
-            self._chosen[key] = self._make(operation, spec, dtype)
-        kernel: KernelT = self._chosen[key][1]
+        kernel = self.find(operation, spec, dtype)
+        if kernel is None:
+            raise KernelBackendError(f"no kernel for {operation.name} {spec} in {dtype} on {self.device.type}")
         return kernel
 
-    def _make(self, operation: Operation[SpecT, KernelT], spec: SpecT, dtype: torch.dtype) -> tuple[str, KernelT]:
-        for implementation in self._table:
-            if implementation.operation == operation and implementation.supports(spec, self.device, dtype):
-                return implementation.name, implementation.make(spec, self.device, dtype)
-        raise KernelBackendError(f"no kernel for {operation.name} {spec} in {dtype} on {self.device.type}")
+    def find(self, operation: Operation[SpecT, KernelT], spec: SpecT, dtype: torch.dtype) -> KernelT | None:
+        """As `choose`; None if there is none. For operations that few backends have, in place of several others."""
+        key = (operation.name, spec, dtype)
+        if key not in self._chosen:
+            for implementation in self._table:
+                if implementation.operation == operation and implementation.supports(spec, self.device, dtype):
+                    self._chosen[key] = implementation.name, implementation.make(spec, self.device, dtype)
+                    break
+            else:
+                return None
+        kernel: KernelT = self._chosen[key][1]
+        return kernel
 
     def describe(self) -> dict[str, str]:
         """Operation → what carries it out, of those chosen so far; for the start-up log."""

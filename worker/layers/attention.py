@@ -23,16 +23,17 @@ class GqaAttention(CacheLayer):
     ) -> None:
         super().__init__(GqaCacheSpec(shape), shape.num_heads * shape.head_dim)
         self._kernel = setup.kernels.choose(GQA, shape, setup.dtype)
-        self._norm, self._rope, self._sinks = norm, rope, sinks
-        self._number = 0
-        self._cache = GqaCache(torch.empty(0), torch.empty(0))
+        self.norm, self.rope, self._sinks = norm, rope, sinks
+        self.number = 0
+        """Of the builder that owns the cache."""
+        self.cache = GqaCache(torch.empty(0), torch.empty(0))
 
     def bind(self, number: int, cache: GqaCache) -> None:
         """`number`: of the builder, which owns the cache."""
-        self._number, self._cache = number, cache
+        self.number, self.cache = number, cache
 
     def attend(self, qkv: Tensor) -> Tensor:
         """[T, (H + 2K) × D] → [T, H × D]."""
-        metadata = current_context().metadata[self._number]
-        q, k, v = self._kernel.write_qkv(qkv, self._norm, self._rope, self._cache, metadata)
-        return self._kernel.attend(q, k, v, self._cache, metadata, self._sinks)
+        metadata = current_context().metadata[self.number]
+        q, k, v = self._kernel.write_qkv(qkv, self.norm, self.rope, self.cache, metadata)
+        return self._kernel.attend(q, k, v, self.cache, metadata, self._sinks)

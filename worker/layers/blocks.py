@@ -1,15 +1,11 @@
 """The blocks that decoder-only models are made of. Module names are those of Hugging Face's checkpoints."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor, nn
 
-from worker.attention.context import current_context
 from worker.kernels.interface import GqaSpec, QkNorm, RopeTable
 from worker.layers.attention import GqaAttention
-from worker.layers.embedding import TokenEmbedding
 from worker.layers.linear import GatedLinear, MergedColumnLinear, RowLinear, shard_of
 from worker.layers.norm import RMSNorm
 from worker.layers.setup import LayerSetup
@@ -43,14 +39,14 @@ class SelfAttention(nn.Module):
             self.q_norm = RMSNorm(setup, dim, shape.qk_norm_eps)
             self.k_norm = RMSNorm(setup, dim, shape.qk_norm_eps)
             norm = QkNorm(self.q_norm.weight, self.k_norm.weight, shape.qk_norm_eps)
-        spec = GqaSpec(
+        self.spec = GqaSpec(
             num_heads=shard_of(heads, setup.tp, "q_proj")[1],
             num_kv_heads=shard_of(kv_heads, setup.tp, "k_proj")[1],
             head_dim=dim,
             scale=dim**-0.5,
             dtype=setup.dtype,
         )
-        self.attention = GqaAttention(setup, spec, norm, rope)
+        self.attention = GqaAttention(setup, self.spec, norm, rope)
 
     def forward(self, x: Tensor, wanted: Tensor | None = None) -> Tensor:
         """Of all tokens, or of those `wanted`, int64 [W]; keys and values are kept of all."""
@@ -63,6 +59,8 @@ class GatedMLP(nn.Module):
     def __init__(self, setup: LayerSetup, hidden_size: int, intermediate_size: int, bias: bool = False) -> None:
         super().__init__()
         parts = {"gate_proj": (intermediate_size, 1), "up_proj": (intermediate_size, 1)}
+        self.size = intermediate_size
+        """Of the whole model's."""
         self.gate_up_proj = GatedLinear(setup, hidden_size, parts, bias)
         self.down_proj = RowLinear(setup, intermediate_size, 1, hidden_size, bias)
 
@@ -87,30 +85,6 @@ class DecoderLayer(nn.Module):
         x = self.self_attn(x, wanted)
         x, residual = self.post_attention_layernorm.add_norm(x, _rows(residual, wanted))
         return self.mlp(x), residual
-
-
-class Decoder(nn.Module):
-    """Embedding, layers, norm."""
-
-    def __init__(
-        self, setup: LayerSetup, vocab_size: int, hidden_size: int, layers: Sequence[DecoderLayer], eps: float
-    ) -> None:
-        super().__init__()
-        self.embed_tokens = TokenEmbedding(setup, vocab_size, hidden_size)
-        self.layers = nn.ModuleList(layers)
-        self.norm = RMSNorm(setup, hidden_size, eps)
-
-    def forward(self, input_ids: Tensor) -> Tensor:
-        """int64 [T] → the last hidden state, [T, hidden], or [W, hidden] of the tokens that are wanted; complete on
-        every rank. Of all others the last layer keeps keys and values, and computes nothing more: in a long prompt
-        that is nearly all of its work."""
-        x = self.embed_tokens(input_ids)
-        residual = torch.zeros_like(x)
-        *first, last = self.layers
-        for layer in first:
-            x, residual = layer(x, residual)
-        x, residual = last(x, residual, current_context().wanted)
-        return self.norm.add_norm(x, residual)[0]
 
 
 def _rows(x: Tensor, rows: Tensor | None) -> Tensor:

@@ -1,11 +1,21 @@
 """Token embedding and output head, both sharded over the vocabulary."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from worker.kernels.interface import EMBEDDING, LINEAR, EmbeddingSpec, LinearSpec, PackedWeight
+from worker.kernels.interface import (
+    EMBEDDING,
+    LINEAR,
+    TABLE,
+    EmbeddingSpec,
+    LinearKernel,
+    LinearSpec,
+    PackedWeight,
+    TableKernel,
+)
 from worker.kernels.weights import Dense
 from worker.layers.setup import LayerSetup
 from worker.layers.weighted import WeightedLayer, expect_shape
@@ -33,6 +43,12 @@ class TokenEmbedding(WeightedLayer):
         self._kernel = setup.kernels.choose(EMBEDDING, EmbeddingSpec(hidden_size), setup.dtype)
         self._tp, self._shard = setup.tp, VocabularyShard(vocab_size, setup.tp)
         self.weight: Tensor = torch.zeros(self._shard.num_rows, hidden_size, dtype=setup.dtype, device=setup.device)
+        self._rows: Callable[[Tensor], Tensor] | None = None
+
+    def read_from(self, rows: Callable[[Tensor], Tensor]) -> None:
+        """From now on: the table is packed elsewhere, and its own copy is not needed any more."""
+        self._rows = rows
+        del self.weight
 
     def weight_targets(self, path: str) -> dict[str, WeightTarget]:
         return {f"{path}.weight": lambda tensor: self._shard.load(self.weight, tensor)}
@@ -42,11 +58,14 @@ class TokenEmbedding(WeightedLayer):
 
     def forward(self, ids: Tensor) -> Tensor:
         """int64 [T] → [T, hidden], this rank's part of the sum over ranks: zeros where another has the token."""
+        if self._rows is not None:
+            return self._rows(ids)
         return self._kernel(ids, self.weight, self._shard.start if self._tp.size > 1 else None)
 
 
 class OutputHead(WeightedLayer):
-    """Logits. A tied head shares the embedding's weight; packed, it is a second copy in the kernel's layout."""
+    """Logits. A tied head shares the embedding's weight; where no kernel reads a packed table both ways, the packed one
+    is a second copy."""
 
     def __init__(
         self, setup: LayerSetup, vocab_size: int, hidden_size: int, tied_to: TokenEmbedding | None = None
@@ -54,7 +73,12 @@ class OutputHead(WeightedLayer):
         super().__init__()
         self._tp, self._shard, self._is_tied = setup.tp, VocabularyShard(vocab_size, setup.tp), tied_to is not None
         num_rows = self._shard.num_rows
-        self._kernel = setup.kernels.choose(LINEAR, LinearSpec(hidden_size, num_rows), setup.dtype)
+        spec = LinearSpec(hidden_size, num_rows)
+        self._kernel: LinearKernel = setup.kernels.choose(LINEAR, spec, setup.dtype)
+        table = setup.kernels.find(TABLE, spec, setup.dtype) if setup.tp.size == 1 else None
+        self._shared: tuple[TokenEmbedding, TableKernel] | None = None
+        if tied_to is not None and table is not None:
+            self._kernel, self._shared = table, (tied_to, table)
         self.weight: Tensor = (
             torch.zeros(num_rows, hidden_size, dtype=setup.dtype, device=setup.device)
             if tied_to is None
@@ -66,10 +90,13 @@ class OutputHead(WeightedLayer):
         return {} if self._is_tied else {f"{path}.weight": lambda tensor: self._shard.load(self.weight, tensor)}
 
     def weights(self) -> Iterable[Tensor]:
-        return [self.weight]
+        return [] if self._shared is not None else [self.weight]
 
     def pack(self) -> None:
         self._packed = self._kernel.pack(Dense(self.weight))
+        if self._shared is not None:
+            embedding, table = self._shared
+            embedding.read_from(partial(table.rows, self._packed))
         del self.weight
 
     def forward(self, x: Tensor) -> Tensor | None:

@@ -27,6 +27,11 @@ class LinearBase(WeightedLayer):
     def weights(self) -> Iterable[Tensor]:
         return [self.weight] if self.bias is None else [self.weight, self.bias]
 
+    @property
+    def packed(self) -> PackedWeight:
+        """What the kernel made of the weights."""
+        return self._packed
+
     def pack(self) -> None:
         self._packed = self._kernel.pack(Dense(self.weight, self.bias))
         del self.weight, self.bias

@@ -2,7 +2,8 @@
 
 from torch import Tensor
 
-from worker.layers.blocks import AttentionShape, Decoder, DecoderLayer, GatedMLP, SelfAttention
+from worker.layers.blocks import AttentionShape, DecoderLayer, GatedMLP, SelfAttention
+from worker.layers.decoder import Decoder
 from worker.layers.embedding import OutputHead
 from worker.layers.rope import rope_table
 from worker.layers.setup import LayerSetup

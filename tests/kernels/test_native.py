@@ -1,0 +1,118 @@
+"""The native backend beyond what all backends have to do: how it is had, and what it promises of rows and layers."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.kernels.rig import CPU, Rig, Rows
+from worker.kernels.interface import LINEAR, TABLE, LinearSpec
+from worker.kernels.native import build, library
+from worker.kernels.native.build import LEVELS, BuildError, best_level
+from worker.kernels.select import Kernels
+from worker.kernels.torch.linear import OneDnnLinear
+from worker.kernels.weights import Dense
+
+
+@pytest.fixture
+def rig() -> Rig:
+    return Rig(Kernels(CPU, "native"), torch.float32)
+
+
+@pytest.fixture
+def no_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """A machine that has never compiled."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(build, "BROUGHT", tmp_path)
+    forget_library()
+    yield
+    forget_library()
+
+
+@pytest.mark.parametrize("rows", [1, 3, 12, 25])
+def test_a_row_is_the_same_alone_and_in_any_batch(rig: Rig, rows: int) -> None:
+    spec = LinearSpec(160, 100)
+    linear = rig.choose(LINEAR, spec)
+    packed = linear.pack(Dense(rig.noise(100, 160, seed=1)))
+    x = rig.noise(25, 160)
+    assert torch.equal(linear(x[:rows], packed), linear(x, packed)[:rows])
+
+
+def test_a_row_attends_the_same_alone_and_in_any_batch(rig: Rig) -> None:
+    """Of more keys than are taken at a time, and cut among the threads."""
+    rows = Rows(rig, (6, 2, 16), [1, 1, 1], [700, 3, 300], 16)
+    alone = Rows(rig, (6, 2, 16), [1], [700], 16)
+    for to, source in ((alone.cache.k, rows.cache.k), (alone.cache.v, rows.cache.v)):
+        to[alone.rows[0].table] = source[rows.rows[0].table]
+    together = rows.kernel.attend(rows.q, rows.k, rows.v, rows.cache, rows.metadata)
+    mine = rows.kernel.attend(rows.q[:1], rows.k[:1], rows.v[:1], alone.cache, alone.metadata)
+    assert torch.equal(together[:1], mine)
+
+
+def test_a_table_gives_its_rows_back(rig: Rig) -> None:
+    weight = rig.noise(70, 32)
+    table = rig.choose(TABLE, LinearSpec(32, 70))
+    packed = table.pack(Dense(weight))
+    ids = torch.tensor([0, 69, 33, 33])
+    assert torch.equal(table.rows(packed, ids), weight[ids])
+    for wrong in (-1, 70):
+        with pytest.raises(IndexError, match="index out of range"):
+            table.rows(packed, torch.tensor([3, wrong]))
+
+
+def test_the_level_follows_from_what_the_processor_says() -> None:
+    every = frozenset().union(*(level.cpu_flags for level in LEVELS))
+    assert best_level(every).name == "avx512vnni"
+    assert best_level(every - {"avx512_vnni"}).name == "avx512"
+    assert best_level(every - {"avx512bw"}).name == "avx2"
+    with pytest.raises(BuildError, match="no AVX2"):
+        best_level(every - {"fma"})
+
+
+@pytest.fixture
+def oldest_level(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(library, "best_level", lambda _: LEVELS[-1])
+    forget_library()
+    yield
+    forget_library()
+
+
+def forget_library() -> None:
+    for cached in (library.obstacle, library._functions, library.engine):
+        cached.cache_clear()
+
+
+@pytest.mark.usefixtures("oldest_level")
+def test_the_oldest_level_computes_the_same() -> None:
+    """It has vectors of half the size. Compiled here, once, in some seconds."""
+    rig = Rig(Kernels(CPU, "native"), torch.float32)
+    linear = rig.choose(LINEAR, LinearSpec(96, 131))
+    x, weight, bias = rig.noise(9, 96), rig.noise(131, 96, seed=1), rig.noise(131, seed=2)
+    rig.assert_close(linear(x, linear.pack(Dense(weight, bias))), x.double() @ weight.double().T + bias.double())
+    rows = Rows(rig, (6, 2, 16), [1, 1, 9, 5], [700, 3, 9, 30], 16)
+    rig.assert_close(rows.attend(), rows.exact())
+
+
+@pytest.mark.usefixtures("no_library")
+def test_without_a_compiler_torch_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setattr(build, "COMPILERS", ())
+    assert "no C++ compiler" in str(library.obstacle())
+    assert isinstance(Kernels(CPU).choose(LINEAR, LinearSpec(32, 32), torch.float32), OneDnnLinear)
+
+
+@pytest.mark.usefixtures("no_library")
+def test_a_compiler_that_fails_is_quoted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    compiler = tmp_path / "broken"
+    compiler.write_text("#!/bin/sh\necho 'x.h:1: error: no such thing' >&2\nexit 1\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    assert "x.h:1: error: no such thing" in str(library.obstacle())
+    assert [path.name for path in build.user_cache().iterdir()] == ["lock"]
+
+
+def test_a_cache_that_cannot_be_written_is_an_obstacle(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BuildError, match="cannot hold"):
+        build.library(LEVELS[0], tmp_path / "file")

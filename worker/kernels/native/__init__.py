@@ -1,0 +1,16 @@
+"""Operations of a CPU in C++, compiled on the machine that runs them."""
+
+from typing import Any
+
+from worker.kernels.interface import DECODER, GQA, LINEAR, TABLE
+from worker.kernels.native.decoder import NativeDecoder, supports_decoder
+from worker.kernels.native.gqa import NativeGqa, supports_gqa
+from worker.kernels.native.linear import NativeLinear, supports_linear
+from worker.kernels.select import Implementation
+
+IMPLEMENTATIONS: list[Implementation[Any, Any]] = [
+    Implementation(DECODER, "native", supports_decoder, lambda spec, *_: NativeDecoder(spec)),
+    Implementation(LINEAR, "native", supports_linear, lambda spec, *_: NativeLinear(spec)),
+    Implementation(TABLE, "native", supports_linear, lambda spec, *_: NativeLinear(spec)),
+    Implementation(GQA, "native", supports_gqa, lambda spec, *_: NativeGqa(spec)),
+]

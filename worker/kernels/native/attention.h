@@ -1,0 +1,238 @@
+// Causal attention over a paged cache. A layer's keys are [blocks][heads][D][block_size], so that a vector holds one
+// component of W keys; its values are [blocks][heads][block_size][D].
+//
+// Keys are taken KEYS at a time, each time with a softmax of its own, and what was found is merged in their order. So a
+// token's result depends on its context alone, and not on how the work was shared out.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "vector.h"
+
+constexpr int KEYS = 256;
+constexpr int TILE_QUERIES = 96;  // of a chunk of a prompt: tokens times heads that share keys
+
+struct Shape {
+    int heads, kv_heads, head_dim, block_size;
+    float scale;
+    int group() const { return heads / kv_heads; }
+};
+
+// Part of the work of one row and key head: some of its tokens over some of its keys.
+struct AttentionItem {
+    const int32_t *blocks;
+    int kv_head;
+    int first_token, num_tokens;
+    int first_position;  // of the first token
+    int first_key, last_key;
+    int partial;  // number of its result, where others have the rest of the keys; -1: it has all
+};
+
+struct Merge {
+    int first_partial, num_partials, kv_head, first_token, num_tokens;
+};
+
+struct Attention {
+    Shape shape;
+    const float *q;  // [tokens][stride]: the heads' queries side by side
+    size_t stride;
+    const float *k, *v;
+    float *out;  // [tokens][heads * D]
+    const std::vector<AttentionItem> *items;
+    const std::vector<Merge> *merges;
+    float *partials;          // [number][queries of an item][D + 2]: sum of values, then of weights, then the largest score
+    int queries_per_partial;
+    float *const *scratch;  // one for each thread
+};
+
+static inline size_t attention_scratch(const Shape &shape) {
+    const size_t queries = std::max(TILE_QUERIES, shape.group());
+    return queries * (KEYS + W) + 2 * queries * (shape.head_dim + 2);
+}
+
+template <int R>
+static inline void score_tile(const float *const *q, const float *keys, int key_stride, int dim, float *scores) {
+    Vec total[R] = {};
+    for (int d = 0; d < dim; d++) {
+        const Vec key = load(keys + size_t(d) * key_stride);
+#pragma GCC unroll 8
+        for (int r = 0; r < R; r++) total[r] += key * q[r][d];
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++) store(scores + r * (KEYS + W), total[r]);
+}
+
+template <int R = 1>
+static void scores_of(const float *const *q, int num, const float *keys, int key_stride, int dim, float *scores) {
+    if constexpr (R < 8) {
+        if (num > R) return scores_of<R + 1>(q, num, keys, key_stride, dim, scores);
+    }
+    score_tile<R>(q, keys, key_stride, dim, scores);
+}
+
+struct ItemWork {
+    const Attention &attention;
+    const AttentionItem &item;
+    const Shape &shape;
+    int num_queries;
+    float *scores, *found, *total;  // [queries][KEYS + W], [queries][D + 2] twice
+
+    ItemWork(const Attention &attention, const AttentionItem &item, float *scratch)
+        : attention(attention), item(item), shape(attention.shape), num_queries(item.num_tokens * shape.group()),
+          scores(scratch) {
+        const size_t queries = std::max(TILE_QUERIES, shape.group());
+        found = scores + queries * (KEYS + W);
+        total = found + queries * (shape.head_dim + 2);
+    }
+
+    const float *query(int i) const {
+        const int head = item.kv_head * shape.group() + i % shape.group();
+        return attention.q + (item.first_token + i / shape.group()) * attention.stride + size_t(head) * shape.head_dim;
+    }
+
+    // Keys that query i sees, counted from the beginning of the row.
+    int limit(int i) const { return item.first_position + i / shape.group() + 1; }
+
+    const float *keys(int position) const {
+        const size_t head = size_t(item.blocks[position / shape.block_size]) * shape.kv_heads + item.kv_head;
+        return attention.k + head * shape.head_dim * shape.block_size + position % shape.block_size;
+    }
+
+    const float *values(int position) const {
+        const size_t head = size_t(item.blocks[position / shape.block_size]) * shape.kv_heads + item.kv_head;
+        return attention.v + (head * shape.block_size + position % shape.block_size) * shape.head_dim;
+    }
+
+    void run() {
+        const int width = shape.head_dim + 2;
+        for (int first = item.first_key; first < item.last_key; first += KEYS) {
+            const int last = std::min(first + KEYS, item.last_key);
+            score(first, last);
+            for (int i = 0; i < num_queries; i++) weigh(i, first, last);
+            mix(first, last);
+            for (int i = 0; i < num_queries; i++)
+                merge(total + i * width, found + i * width, shape.head_dim, first == item.first_key);
+        }
+    }
+
+    // A tile that ends with a block writes W scores all the same; the next one writes over those that are none.
+    void score(int first, int last) {
+        for (int at = first; at < last;) {
+            const float *tile = keys(at);
+            for (int i = 0; i < num_queries; i += 8) {
+                const int num = std::min(8, num_queries - i);
+                const float *queries[8];
+                for (int r = 0; r < num; r++) queries[r] = query(i + r);
+                scores_of(queries, num, tile, shape.block_size, shape.head_dim, scores + i * (KEYS + W) + at - first);
+            }
+            at += std::min(W, shape.block_size - at % shape.block_size);
+        }
+    }
+
+    void weigh(int i, int first, int last) {
+        float *row = scores + i * (KEYS + W);
+        const int seen = std::max(0, std::min(limit(i), last) - first), padded = (last - first + W - 1) / W * W;
+        for (int key = seen; key < padded; key++) row[key] = -INFINITY;
+        Vec most = splat(-INFINITY);
+        for (int key = 0; key < seen; key += W) most = larger(load(row + key) * shape.scale, most);
+        const float largest = largest_of(most);
+        Vec sum = {};
+        for (int key = 0; key < padded; key += W) {
+            const Vec weight = exponential(load(row + key) * shape.scale - (seen ? largest : 0.0f));
+            store(row + key, weight);
+            sum += weight;
+        }
+        found[i * (shape.head_dim + 2) + shape.head_dim] = sum_of(sum);
+        found[i * (shape.head_dim + 2) + shape.head_dim + 1] = largest;
+    }
+
+    void mix(int first, int last) {
+        for (int i = 0; i < num_queries; i += 4) {
+            const int num = std::min(4, num_queries - i);
+            const int end = std::max(first, std::min(last, limit(i + num - 1)));
+            for (int d = 0; d < shape.head_dim; d += 4 * W) mix_queries(i, num, first, end, d);
+        }
+    }
+
+    void mix_queries(int i, int num, int first, int end, int d) {
+        const int vectors = std::min(4, (shape.head_dim - d) / W);
+        if (num == 4 && vectors == 4) return mix_tile<4, 4>(i, first, end, d);
+        if (num == 3 && vectors == 4) return mix_tile<3, 4>(i, first, end, d);
+        for (int r = 0; r < num; r++)
+            for (int at = 0; at < vectors; at++) mix_tile<1, 1>(i + r, first, end, d + at * W);
+    }
+
+    template <int R, int N>
+    void mix_tile(int i, int first, int end, int d) {
+        Vec sums[R][N] = {};
+        for (int at = first; at < end;) {
+            const int run = std::min(end - at, shape.block_size - at % shape.block_size);
+            const float *value = values(at) + d;
+            for (int key = at - first; key < at - first + run; key++, value += shape.head_dim) {
+                Vec parts[N];
+#pragma GCC unroll 4
+                for (int n = 0; n < N; n++) parts[n] = load(value + n * W);
+#pragma GCC unroll 4
+                for (int r = 0; r < R; r++) {
+                    const float weight = scores[(i + r) * (KEYS + W) + key];
+#pragma GCC unroll 4
+                    for (int n = 0; n < N; n++) sums[r][n] += parts[n] * weight;
+                }
+            }
+            at += run;
+        }
+        for (int r = 0; r < R; r++)
+            for (int n = 0; n < N; n++) store(found + (i + r) * (shape.head_dim + 2) + d + n * W, sums[r][n]);
+    }
+
+    // Both are D values, their weights' sum, and the largest score, which is -inf where no key was seen.
+    static void merge(float *total, const float *part, int dim, bool is_first) {
+        if (is_first) {
+            memcpy(total, part, (dim + 2) * sizeof(float));
+            return;
+        }
+        if (part[dim + 1] == -INFINITY && part[dim] == 0) return;
+        const float most = std::max(total[dim + 1], part[dim + 1]);
+        const float old_share = std::exp(total[dim + 1] - most), new_share = std::exp(part[dim + 1] - most);
+        for (int d = 0; d <= dim; d++) total[d] = total[d] * old_share + part[d] * new_share;
+        total[dim + 1] = most;
+    }
+};
+
+static inline void write_out(const Attention &attention, int kv_head, int first_token, int query, const float *total) {
+    const Shape &shape = attention.shape;
+    const int head = kv_head * shape.group() + query % shape.group(), token = first_token + query / shape.group();
+    float *out = attention.out + (size_t(token) * shape.heads + head) * shape.head_dim;
+    const float share = 1.0f / total[shape.head_dim];
+    for (int d = 0; d < shape.head_dim; d++) out[d] = total[d] * share;
+}
+
+static void attend_item(const void *task, int chunk, int thread) {
+    const Attention &attention = *static_cast<const Attention *>(task);
+    const AttentionItem &item = (*attention.items)[chunk];
+    const int width = attention.shape.head_dim + 2;
+    ItemWork work(attention, item, attention.scratch[thread]);
+    work.run();
+    if (item.partial >= 0) {
+        float *to = attention.partials + size_t(item.partial) * attention.queries_per_partial * width;
+        memcpy(to, work.total, size_t(work.num_queries) * width * sizeof(float));
+        return;
+    }
+    for (int i = 0; i < work.num_queries; i++)
+        write_out(attention, item.kv_head, item.first_token, i, work.total + i * width);
+}
+
+static void merge_partials(const void *task, int chunk, int) {
+    const Attention &attention = *static_cast<const Attention *>(task);
+    const Merge &merge = (*attention.merges)[chunk];
+    const int width = attention.shape.head_dim + 2;
+    const size_t size = size_t(attention.queries_per_partial) * width;
+    float *first = attention.partials + merge.first_partial * size;
+    for (int i = 0; i < merge.num_tokens * attention.shape.group(); i++) {
+        for (int part = 1; part < merge.num_partials; part++)
+            ItemWork::merge(first + i * width, first + part * size + i * width, attention.shape.head_dim, false);
+        write_out(attention, merge.kv_head, merge.first_token, i, first + i * width);
+    }
+}

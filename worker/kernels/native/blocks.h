@@ -1,0 +1,156 @@
+// Weights as whole numbers in blocks: weight = scale * number + minimum, numbers of 4 or 8 bits without a sign.
+//
+// A strip of W outputs lies together, block by block: W scales and W minima in half precision, then the numbers, four
+// inputs of each output side by side, as one instruction multiplies them with four inputs of a row. With 4 bits a byte
+// holds number i of the first half of a block below number i of the second half.
+#pragma once
+
+#include <immintrin.h>
+
+#include "vector.h"
+
+// Rows of activations, each cut into blocks of 32 that share a scale: value = scale * number.
+constexpr int ROW_BLOCK = 32;
+
+struct QuantizedRows {
+    const int8_t *numbers;  // [rows][in]
+    const float *scales;    // [rows][in / 32]
+    const float *sums;      // [rows][in / block]: of the values, of each block of the weights
+    int in, block;
+};
+
+static inline size_t block_bytes(int bits, int block) { return 2 * W * sizeof(uint16_t) + size_t(W) * block * bits / 8; }
+
+#if defined(__AVX512F__)
+static inline Vec load_halves(const uint16_t *from) {
+    return (Vec)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(from)));
+}
+#else
+static inline Vec load_halves(const uint16_t *from) {
+    return (Vec)_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i *>(from)));
+}
+#endif
+
+typedef uint8_t ByteVec __attribute__((vector_size(W * 4)));
+
+// total[o] + the sum of four products: byte 4 o + j of the weights with byte j of `four`, which have a sign.
+static inline IntVec add_products(IntVec total, ByteVec weights, int32_t four) {
+#if defined(__AVX512VNNI__)
+    return (IntVec)_mm512_dpbusd_epi32((__m512i)total, (__m512i)weights, _mm512_set1_epi32(four));
+#elif defined(__AVX512F__)
+    const __m512i all = (__m512i)weights, x = _mm512_set1_epi32(four);
+    const __m512i even = _mm512_madd_epi16(
+        _mm512_and_si512(all, _mm512_set1_epi16(255)), _mm512_srai_epi16(_mm512_slli_epi16(x, 8), 8));
+    const __m512i odd = _mm512_madd_epi16(_mm512_srli_epi16(all, 8), _mm512_srai_epi16(x, 8));
+    return total + (IntVec)_mm512_add_epi32(even, odd);
+#else
+    const __m256i all = (__m256i)weights, x = _mm256_set1_epi32(four);
+    const __m256i even = _mm256_madd_epi16(
+        _mm256_and_si256(all, _mm256_set1_epi16(255)), _mm256_srai_epi16(_mm256_slli_epi16(x, 8), 8));
+    const __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(all, 8), _mm256_srai_epi16(x, 8));
+    return total + (IntVec)_mm256_add_epi32(even, odd);
+#endif
+}
+
+static inline ByteVec load_bytes(const uint8_t *from) {
+    ByteVec value;
+    memcpy(&value, from, sizeof value);
+    return value;
+}
+
+static inline int32_t four_of(const int8_t *from) {
+    int32_t value;
+    memcpy(&value, from, sizeof value);
+    return value;
+}
+
+// sums[r * stride + o] of W outputs.
+template <int R, int BITS, int BLOCK>
+static inline void block_tile(
+    const QuantizedRows &rows, int first, const uint8_t *data, int num_blocks, float *sums, int stride) {
+    constexpr int STEPS = BLOCK / 4, PER_SCALE = ROW_BLOCK / BLOCK;
+    const int8_t *numbers = rows.numbers + size_t(first) * rows.in;
+    const float *scales = rows.scales + size_t(first) * (rows.in / ROW_BLOCK);
+    const float *row_sums = rows.sums + size_t(first) * num_blocks;
+    Vec total[R] = {};
+    for (int b = 0; b < num_blocks; b++) {
+        const uint16_t *halves = reinterpret_cast<const uint16_t *>(data);
+        const Vec scale = load_halves(halves), minimum = load_halves(halves + W);
+        data += 2 * W * sizeof(uint16_t);
+        IntVec whole[R] = {};
+#pragma GCC unroll 8
+        for (int s = 0; s < (BITS == 4 ? STEPS / 2 : STEPS); s++, data += 4 * W) {
+            const ByteVec bytes = load_bytes(data);
+            if constexpr (BITS == 8) {
+#pragma GCC unroll 12
+                for (int r = 0; r < R; r++)
+                    whole[r] = add_products(whole[r], bytes, four_of(numbers + size_t(r) * rows.in + b * BLOCK + 4 * s));
+            } else {
+                const ByteVec low = bytes & 15, high = bytes >> 4;
+#pragma GCC unroll 12
+                for (int r = 0; r < R; r++) {
+                    const int8_t *x = numbers + size_t(r) * rows.in + b * BLOCK + 4 * s;
+                    whole[r] = add_products(whole[r], low, four_of(x));
+                    whole[r] = add_products(whole[r], high, four_of(x + BLOCK / 2));
+                }
+            }
+        }
+#pragma GCC unroll 12
+        for (int r = 0; r < R; r++) {
+            const float row_scale = scales[size_t(r) * (rows.in / ROW_BLOCK) + b / PER_SCALE];
+            total[r] += minimum * row_sums[size_t(r) * num_blocks + b];
+            total[r] += __builtin_convertvector(whole[r], Vec) * (scale * row_scale);
+        }
+    }
+#pragma GCC unroll 12
+    for (int r = 0; r < R; r++) store(sums + r * stride, total[r]);
+}
+
+// One row: numbers [in], scales [in / 32], sums [in / block]. What is not finite makes its scale NaN.
+static inline void quantize_row(const float *x, int in, int block, int8_t *numbers, float *scales, float *sums) {
+    for (int at = 0; at < in; at += ROW_BLOCK) {
+        Vec most = {}, broken = {};
+        for (int i = 0; i < ROW_BLOCK; i += W) {
+            const Vec value = load(x + at + i);
+            most = larger(most, larger(value, -value));
+            broken += value * 0.0f;
+        }
+        const float largest = largest_of(most);
+        const float scale = largest / 127.0f + sum_of(broken), inverse = largest > 0 ? 127.0f / largest : 0.0f;
+        const bool is_broken = !(scale == scale);
+        scales[at / ROW_BLOCK] = scale;
+        for (int part = 0; part < ROW_BLOCK; part += block) {
+            int32_t sum = 0;
+            for (int i = at + part; i < at + part + block; i++) {
+                const int32_t number = is_broken ? 0 : int32_t(__builtin_rintf(x[i] * inverse));
+                numbers[i] = int8_t(number);
+                sum += number;
+            }
+            sums[(at + part) / block] = scale * float(sum);
+        }
+    }
+}
+
+static inline float half_to_float(uint16_t bits) {
+    uint16_t halves[W] = {bits};
+    return load_halves(halves)[0];
+}
+
+// One output's weights of a panel of two strips, as floats: out [in].
+static inline void unpack_row(const uint8_t *panel, int place, int in, int bits, int block, float *out) {
+    const size_t size = block_bytes(bits, block);
+    const uint8_t *data = panel + (place / W) * (in / block) * size;
+    const int o = place % W, half_block = block / 2;
+    for (int at = 0; at < in; at += block, data += size) {
+        uint16_t scale, minimum;
+        memcpy(&scale, data + 2 * o, sizeof scale);
+        memcpy(&minimum, data + 2 * (W + o), sizeof minimum);
+        const uint8_t *numbers = data + 4 * W;
+        for (int i = 0; i < block; i++) {
+            const int inner = bits == 4 ? i % half_block : i;
+            const uint8_t byte = numbers[inner / 4 * 4 * W + 4 * o + inner % 4];
+            const int number = bits == 8 ? byte : i < half_block ? byte & 15 : byte >> 4;
+            out[at + i] = half_to_float(scale) * float(number) + half_to_float(minimum);
+        }
+    }
+}

@@ -1,0 +1,104 @@
+"""Attention over the paged cache in the library: what it writes and reads, and the view of a step."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from worker.kernels.interface import GqaCache, GqaPool, GqaSpec, QkNorm, RopeTable
+from worker.kernels.native.library import Layer, Model, StepView, engine, obstacle, pointer
+from worker.kernels.step import Step, StepBuffers
+
+PAST_THE_END = 16
+"""Floats behind the keys: the last of them are read a vector at a time."""
+WIDTHS = 16
+"""Of the widest vector: heads are whole vectors."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepMetadata:
+    view: StepView
+    num_tokens: int
+    block_size: int
+    buffers: StepBuffers
+    """What the view points into."""
+
+
+class NativeGqa:
+    """See `GqaKernel`. Keys are [layers, blocks + spare, K, D, block_size], values [layers, blocks + spare, K,
+    block_size, D]."""
+
+    def __init__(self, spec: GqaSpec) -> None:
+        self._spec = spec
+        self._engine = engine()
+
+    def allocate(self, num_layers: int, num_blocks: int, block_size: int, device: torch.device) -> GqaPool:
+        kv_heads, head_dim = self._spec.num_kv_heads, self._spec.head_dim
+        size = num_layers * num_blocks * kv_heads * head_dim * block_size
+        k = torch.empty(size + PAST_THE_END)[:size].view(num_layers, num_blocks, kv_heads, head_dim, block_size)
+        v = torch.empty(num_layers, num_blocks, kv_heads, block_size, head_dim)
+        layers = [GqaCache(k[i], v[i]) for i in range(num_layers)]
+        return GqaPool(layers, [k.transpose(0, 1), v.transpose(0, 1)])
+
+    def graph_contexts(self, num_rows: int, max_context_len: int) -> tuple[int, ...]:
+        return ()
+
+    def prepare(self, step: Step, buffers: StepBuffers, block_size: int) -> StepMetadata:
+        view = StepView(
+            step.num_tokens, step.num_rows, buffers.block_tables.stride(0),
+            pointer(buffers.positions), pointer(buffers.token_slots),
+            pointer(buffers.query_starts), pointer(buffers.context_lens), pointer(buffers.block_tables),
+        )  # fmt: skip
+        return StepMetadata(view, step.num_tokens, block_size, buffers)
+
+    def write_qkv(
+        self, qkv: Tensor, norm: QkNorm | None, rope: RopeTable | None, cache: GqaCache, metadata: StepMetadata
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        qkv = qkv.contiguous()
+        layer = Layer()
+        point_at_attention(layer, norm, rope, cache)
+        model = attention_model(self._spec, norm, metadata.block_size)
+        self._engine.write_qkv(model, layer, metadata.view, qkv)
+        heads, kv_heads = self._spec.num_heads, self._spec.num_kv_heads
+        q, k, v = qkv.unflatten(-1, (-1, self._spec.head_dim)).split((heads, kv_heads, kv_heads), 1)
+        return q, k, v
+
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, cache: GqaCache, metadata: StepMetadata, sinks: Tensor | None = None
+    ) -> Tensor:
+        layer = Layer()
+        point_at_attention(layer, None, None, cache)
+        out = torch.empty(metadata.num_tokens, self._spec.num_heads * self._spec.head_dim)
+        self._engine.attend(attention_model(self._spec, None, metadata.block_size), layer, metadata.view, q, out)
+        return out
+
+
+def attention_model(spec: GqaSpec, norm: QkNorm | None, block_size: int = 0) -> Model:
+    """The part that attention needs; the size of blocks is that of a step."""
+    return Model(
+        heads=spec.num_heads,
+        kv_heads=spec.num_kv_heads,
+        head_dim=spec.head_dim,
+        block_size=block_size,
+        scale=spec.scale,
+        head_eps=0.0 if norm is None else norm.eps,
+    )
+
+
+def point_at_attention(layer: Layer, norm: QkNorm | None, rope: RopeTable | None, cache: GqaCache) -> None:
+    layer.k, layer.v = pointer(cache.k), pointer(cache.v)
+    if norm is not None:
+        layer.q_norm, layer.k_norm = pointer(norm.q_weight), pointer(norm.k_weight)
+    if rope is not None:
+        layer.cos, layer.sin = pointer(rope.cos), pointer(rope.sin)
+
+
+def supports_gqa(spec: GqaSpec, device: torch.device, dtype: torch.dtype) -> bool:
+    return (
+        device.type == "cpu"
+        and dtype == spec.dtype == torch.float32
+        and spec.window is None
+        and not spec.has_sinks
+        and spec.head_dim % WIDTHS == 0
+        and obstacle() is None
+    )

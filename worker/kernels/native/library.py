@@ -1,0 +1,138 @@
+"""The compiled library as Python sees it: its structs and functions, and the threads that it runs on."""
+
+import ctypes
+import logging
+from ctypes import POINTER, Structure, byref, c_bool, c_float, c_int32, c_int64, c_size_t, c_void_p
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from worker.kernels.native.build import BuildError, best_level, library, this_cpu
+
+logger = logging.getLogger(__name__)
+
+
+class Matrix(Structure):
+    """See matrix.h."""
+
+    _fields_ = (
+        ("data", c_void_p), ("bias", c_void_p), ("in_features", c_int32), ("out_features", c_int32),
+        ("bits", c_int32), ("block", c_int32),
+    )  # fmt: skip
+
+
+class Layer(Structure):
+    """See decoder.h; so for the others."""
+
+    _fields_ = (
+        ("qkv", Matrix), ("output", Matrix), ("gate_up", Matrix), ("down", Matrix),
+        ("attention_norm", c_void_p), ("mlp_norm", c_void_p), ("q_norm", c_void_p), ("k_norm", c_void_p),
+        ("cos", c_void_p), ("sin", c_void_p), ("k", c_void_p), ("v", c_void_p),
+    )  # fmt: skip
+
+
+class Model(Structure):
+    _fields_ = (
+        ("num_layers", c_int32), ("hidden_size", c_int32), ("intermediate_size", c_int32), ("heads", c_int32),
+        ("kv_heads", c_int32), ("head_dim", c_int32), ("block_size", c_int32),
+        ("scale", c_float), ("eps", c_float), ("head_eps", c_float), ("norm", c_void_p), ("layers", POINTER(Layer)),
+    )  # fmt: skip
+
+
+class StepView(Structure):
+    _fields_ = (
+        ("num_tokens", c_int32), ("num_rows", c_int32), ("table_stride", c_int32),
+        ("positions", c_void_p), ("slots", c_void_p),
+        ("query_starts", c_void_p), ("context_lens", c_void_p), ("block_tables", c_void_p),
+    )  # fmt: skip
+
+
+_FUNCTIONS = {
+    "fissile_vector_width": (ctypes.c_int, ()),
+    "fissile_create": (c_void_p, (ctypes.c_int,)),
+    "fissile_destroy": (None, (c_void_p,)),
+    "fissile_packed_bytes": (c_size_t, (POINTER(Matrix),)),
+    "fissile_pack_floats": (None, (POINTER(Matrix), c_void_p, c_void_p)),
+    "fissile_pack_blocks": (None, (POINTER(Matrix), c_void_p, c_void_p, c_void_p, c_void_p)),
+    "fissile_rows": (c_bool, (POINTER(Matrix), c_void_p, ctypes.c_int, c_void_p)),
+    "fissile_product": (None, (c_void_p, POINTER(Matrix), c_void_p, ctypes.c_int, c_void_p)),
+    "fissile_write_qkv": (None, (c_void_p, POINTER(Model), POINTER(Layer), POINTER(StepView), c_void_p)),
+    "fissile_attend": (
+        None, (c_void_p, POINTER(Model), POINTER(Layer), POINTER(StepView), c_void_p, c_int64, c_void_p),
+    ),
+    "fissile_decode": (None, (c_void_p, POINTER(Model), POINTER(StepView), c_void_p, c_void_p)),
+}  # fmt: skip
+
+
+class Engine:
+    """The library with threads of its own. Calls let other Python threads run, and take turns."""
+
+    def __init__(self, functions: ctypes.CDLL, num_threads: int) -> None:
+        self.functions = functions
+        self.num_threads = num_threads
+        self._handle: int = functions.fissile_create(num_threads)
+
+    def __del__(self) -> None:
+        self.functions.fissile_destroy(self._handle)
+
+    def packed_bytes(self, matrix: Matrix) -> int:
+        return int(self.functions.fissile_packed_bytes(byref(matrix)))
+
+    def product(self, matrix: Matrix, x: Tensor, out: Tensor) -> None:
+        self.functions.fissile_product(self._handle, byref(matrix), x.data_ptr(), len(x), out.data_ptr())
+
+    def rows(self, matrix: Matrix, ids: Tensor, out: Tensor) -> None:
+        """Raises IndexError."""
+        if not self.functions.fissile_rows(byref(matrix), ids.data_ptr(), len(ids), out.data_ptr()):
+            raise IndexError(f"index out of range: the table has {matrix.out_features} rows")
+
+    def write_qkv(self, model: Model, layer: Layer, step: StepView, qkv: Tensor) -> None:
+        self.functions.fissile_write_qkv(self._handle, byref(model), byref(layer), byref(step), qkv.data_ptr())
+
+    def attend(self, model: Model, layer: Layer, step: StepView, q: Tensor, out: Tensor) -> None:
+        self.functions.fissile_attend(
+            self._handle, byref(model), byref(layer), byref(step), q.data_ptr(), q.stride(0), out.data_ptr()
+        )
+
+    def decode(self, model: Model, step: StepView, x: Tensor, out: Tensor) -> None:
+        self.functions.fissile_decode(self._handle, byref(model), byref(step), x.data_ptr(), out.data_ptr())
+
+
+@cache
+def obstacle() -> str | None:
+    """Why there is no library here; None where there is one. Compiles it if need be."""
+    try:
+        _functions()
+    except BuildError as error:
+        return str(error)
+    return None
+
+
+@cache
+def engine() -> Engine:
+    """This process's, with as many threads as torch has when it is first asked for. Raises BuildError."""
+    return Engine(_functions(), torch.get_num_threads())
+
+
+@cache
+def _functions() -> ctypes.CDLL:
+    level = best_level(this_cpu())
+    path = library(level)
+    try:
+        functions = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise BuildError(f"{path} cannot be loaded: {error}") from error
+    for name, (result, arguments) in _FUNCTIONS.items():
+        function = getattr(functions, name)
+        function.restype, function.argtypes = result, arguments
+    logger.info("native kernels for %s", level.name)
+    return functions
+
+
+def pointer(tensor: Tensor | None) -> int | None:
+    """To be kept no longer than the tensor, which must be contiguous."""
+    if tensor is None:
+        return None
+    assert tensor.is_contiguous()
+    return tensor.data_ptr()

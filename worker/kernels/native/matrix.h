@@ -1,0 +1,83 @@
+// The weights of linear layers, packed into panels of PANEL outputs each, and the tiles of sums over one panel.
+//
+// A panel is what one chunk of work reads, from its beginning to its end. An output's sum is taken in the order of the
+// inputs, in one chain, whatever the number of rows: a row comes out the same alone and in any batch.
+#pragma once
+
+#include "blocks.h"
+#include "vector.h"
+
+constexpr int PANEL = 2 * W;
+
+// Shared with Python (library.py), field by field.
+struct Matrix {
+    const void *data;
+    const float *bias;  // may be null
+    int32_t in, out;
+    int32_t bits;   // 32: floats [panels][in][PANEL]; 4 or 8: see blocks.h
+    int32_t block;  // inputs that share a scale
+};
+
+static inline int num_panels(const Matrix &matrix) { return (matrix.out + PANEL - 1) / PANEL; }
+
+static inline size_t panel_bytes(const Matrix &matrix) {
+    if (matrix.bits == 32) return size_t(matrix.in) * PANEL * sizeof(float);
+    return 2 * (matrix.in / matrix.block) * block_bytes(matrix.bits, matrix.block);
+}
+
+// Rows of activations as a product reads them: floats, and beside them whole numbers where its matrix has blocks.
+struct Rows {
+    const float *values;
+    size_t stride;
+    QuantizedRows quantized;
+};
+
+template <int R>
+static inline void float_tile(const Rows &rows, int first, const Matrix &matrix, int panel, float *sums) {
+    const float *x = rows.values + first * rows.stride;
+    const float *weight = static_cast<const float *>(matrix.data) + size_t(panel) * matrix.in * PANEL;
+    Vec total[R][2] = {};
+    for (int i = 0; i < matrix.in; i++, weight += PANEL) {
+        const Vec left = load(weight), right = load(weight + W);
+        __builtin_prefetch(weight + 2048);
+#pragma GCC unroll 12
+        for (int r = 0; r < R; r++) {
+            const float value = x[r * rows.stride + i];
+            total[r][0] += left * value;
+            total[r][1] += right * value;
+        }
+    }
+#pragma GCC unroll 12
+    for (int r = 0; r < R; r++) {
+        store(sums + r * PANEL, total[r][0]);
+        store(sums + r * PANEL + W, total[r][1]);
+    }
+}
+
+template <int R>
+static inline void tile_of(const Rows &rows, int first, const Matrix &matrix, int panel, float *sums) {
+    if (matrix.bits == 32) {
+        float_tile<R>(rows, first, matrix, panel, sums);
+        return;
+    }
+    const int num_blocks = matrix.in / matrix.block;
+    const size_t strip = num_blocks * block_bytes(matrix.bits, matrix.block);
+    const uint8_t *data = static_cast<const uint8_t *>(matrix.data) + 2 * panel * strip;
+    for (int half = 0; half < 2; half++, data += strip) {
+        if (matrix.bits == 4)
+            block_tile<R, 4, 32>(rows.quantized, first, data, num_blocks, sums + half * W, PANEL);
+        else if (matrix.block == 32)
+            block_tile<R, 8, 32>(rows.quantized, first, data, num_blocks, sums + half * W, PANEL);
+        else
+            block_tile<R, 8, 16>(rows.quantized, first, data, num_blocks, sums + half * W, PANEL);
+    }
+}
+
+// sums [num_rows][PANEL] of the rows from `first` on, of which there are at most MAX_TILE_ROWS.
+template <int R = 1>
+static void tile(const Rows &rows, int first, int num_rows, const Matrix &matrix, int panel, float *sums) {
+    if constexpr (R < MAX_TILE_ROWS) {
+        if (num_rows > R) return tile<R + 1>(rows, first, num_rows, matrix, panel, sums);
+    }
+    tile_of<R>(rows, first, matrix, panel, sums);
+}

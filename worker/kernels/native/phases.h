@@ -1,0 +1,176 @@
+// What a step's phases do, each a function of a task and a number of its chunk.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+
+#include "attention.h"
+#include "matrix.h"
+
+enum class Into { store, add, gate };
+
+// out [rows][out] = x Wᵀ + bias, or added to what is there; or silu(gate) * up of a matrix whose outputs are gates, then ups.
+struct Product {
+    Rows rows;
+    int num_rows;
+    Matrix matrix;
+    float *out;
+    size_t out_stride;
+    Into into;
+    int rows_per_chunk, panels_per_chunk, panel_chunks;
+};
+
+// Rows of a chunk stay in the second cache while panels pass by; few rows are all in every chunk.
+static inline int plan(Product &product) {
+    constexpr int CACHED_FLOATS = 80 * 1024;
+    const int fitting = std::max(MAX_TILE_ROWS, CACHED_FLOATS / product.matrix.in / MAX_TILE_ROWS * MAX_TILE_ROWS);
+    product.rows_per_chunk = std::min(product.num_rows, fitting);
+    const int panels = num_panels(product.matrix) / (product.into == Into::gate ? 2 : 1);
+    const int row_chunks = (product.num_rows + product.rows_per_chunk - 1) / product.rows_per_chunk;
+    product.panels_per_chunk = row_chunks > 1 ? std::max(1, panels / 8) : 1;
+    product.panel_chunks = (panels + product.panels_per_chunk - 1) / product.panels_per_chunk;
+    return row_chunks * product.panel_chunks;
+}
+
+static inline Vec silu(Vec x) { return x / (exponential(choose(x < -87.0f, splat(87.0f), -x)) + 1.0f); }
+
+static inline void write_tile(const Product &product, int row, int panel, const float *sums) {
+    const Matrix &matrix = product.matrix;
+    const int first = panel * PANEL, num = std::min(PANEL, matrix.out - first);
+    float *out = product.out + size_t(row) * product.out_stride + first;
+    for (int i = 0; i < num; i++) {
+        const float value = matrix.bias == nullptr ? sums[i] : sums[i] + matrix.bias[first + i];
+        out[i] = product.into == Into::add ? out[i] + value : value;
+    }
+}
+
+static inline void write_gated(const Product &product, int row, int panel, const float *gates, const float *ups) {
+    const Matrix &matrix = product.matrix;
+    const int first = panel * PANEL;
+    float *out = product.out + size_t(row) * product.out_stride + first;
+    for (int i = 0; i < PANEL; i += W) {
+        Vec gate = load(gates + i), up = load(ups + i);
+        if (matrix.bias != nullptr) {
+            gate += load(matrix.bias + first + i);
+            up += load(matrix.bias + matrix.out / 2 + first + i);
+        }
+        store(out + i, silu(gate) * up);
+    }
+}
+
+static void run_product(const void *task, int chunk, int) {
+    const Product &product = *static_cast<const Product *>(task);
+    const bool is_gated = product.into == Into::gate;
+    const int panels = num_panels(product.matrix) / (is_gated ? 2 : 1);
+    const int begin = chunk % product.panel_chunks * product.panels_per_chunk;
+    const int end = std::min(panels, begin + product.panels_per_chunk);
+    const int first = chunk / product.panel_chunks * product.rows_per_chunk;
+    const int last = std::min(product.num_rows, first + product.rows_per_chunk);
+    const int tiles = (last - first + MAX_TILE_ROWS - 1) / MAX_TILE_ROWS;
+    const int rows_per_tile = (last - first + tiles - 1) / tiles;
+    alignas(64) float sums[2][MAX_TILE_ROWS * PANEL];
+    for (int panel = begin; panel < end; panel++)
+        for (int row = first; row < last; row += rows_per_tile) {
+            const int num = std::min(rows_per_tile, last - row);
+            tile(product.rows, row, num, product.matrix, panel, sums[0]);
+            if (is_gated) tile(product.rows, row, num, product.matrix, panels + panel, sums[1]);
+            for (int r = 0; r < num; r++) {
+                if (is_gated)
+                    write_gated(product, row + r, panel, sums[0] + r * PANEL, sums[1] + r * PANEL);
+                else
+                    write_tile(product, row + r, panel, sums[0] + r * PANEL);
+            }
+        }
+}
+
+// Rows brought into the form that a product reads: normed where there is a norm, cut into blocks where its matrix is.
+struct Prepare {
+    const float *x;
+    int size, num_rows;
+    const float *norm;  // null: none
+    float eps;
+    float *out;  // where a norm writes
+    int8_t *numbers;  // null: no blocks
+    float *scales, *sums;
+    int block;
+};
+
+constexpr int ROWS_PER_CHUNK = 4;
+
+static inline int row_chunks(int num_rows) { return (num_rows + ROWS_PER_CHUNK - 1) / ROWS_PER_CHUNK; }
+
+static inline float inverse_rms(const float *x, int size, float eps) {
+    Vec squares = {};
+    int i = 0;
+    for (; i + W <= size; i += W) squares += load(x + i) * load(x + i);
+    float total = sum_of(squares);
+    for (; i < size; i++) total += x[i] * x[i];
+    return 1.0f / std::sqrt(total / float(size) + eps);
+}
+
+static void run_prepare(const void *task, int chunk, int) {
+    const Prepare &prepare = *static_cast<const Prepare *>(task);
+    const int last = std::min(prepare.num_rows, (chunk + 1) * ROWS_PER_CHUNK);
+    for (int row = chunk * ROWS_PER_CHUNK; row < last; row++) {
+        const float *x = prepare.x + size_t(row) * prepare.size;
+        const int size = prepare.size;
+        if (prepare.norm != nullptr) {
+            float *out = prepare.out + size_t(row) * size;
+            const float share = inverse_rms(x, size, prepare.eps);
+            for (int i = 0; i < size; i++) out[i] = x[i] * share * prepare.norm[i];
+            x = out;
+        }
+        if (prepare.numbers != nullptr)
+            quantize_row(
+                x, size, prepare.block, prepare.numbers + size_t(row) * size,
+                prepare.scales + size_t(row) * (size / ROW_BLOCK), prepare.sums + size_t(row) * (size / prepare.block));
+    }
+}
+
+// Queries and keys normed and rotated where they stand; keys and values written to the cache.
+struct WriteQkv {
+    Shape shape;
+    float *qkv;
+    size_t stride;
+    int num_tokens;
+    const float *q_norm, *k_norm;  // null: none
+    float eps;
+    const float *cos, *sin;  // [positions][D], null: no rotation
+    const int64_t *positions, *slots;
+    float *k, *v;
+};
+
+static inline void turn(const WriteQkv &task, float *head, const float *norm, int64_t position) {
+    const int dim = task.shape.head_dim, half = dim / 2;
+    if (norm != nullptr) {
+        const float share = inverse_rms(head, dim, task.eps);
+        for (int i = 0; i < dim; i++) head[i] = head[i] * share * norm[i];
+    }
+    if (task.cos == nullptr) return;
+    const float *cos = task.cos + position * dim, *sin = task.sin + position * dim;
+    for (int i = 0; i < half; i++) {
+        const float first = head[i], second = head[i + half];
+        head[i] = first * cos[i] + second * sin[i];
+        head[i + half] = second * cos[i + half] + first * sin[i + half];
+    }
+}
+
+static void run_write_qkv(const void *task, int chunk, int) {
+    const WriteQkv &write = *static_cast<const WriteQkv *>(task);
+    const Shape &shape = write.shape;
+    const int dim = shape.head_dim, last = std::min(write.num_tokens, (chunk + 1) * ROWS_PER_CHUNK);
+    for (int token = chunk * ROWS_PER_CHUNK; token < last; token++) {
+        float *head = write.qkv + token * write.stride;
+        const int64_t position = write.positions[token], slot = write.slots[token];
+        for (int h = 0; h < shape.heads; h++, head += dim) turn(write, head, write.q_norm, position);
+        float *values = head + shape.kv_heads * dim;
+        for (int h = 0; h < shape.kv_heads; h++, head += dim, values += dim) {
+            turn(write, head, write.k_norm, position);
+            if (slot < 0) continue;
+            const size_t place = (slot / shape.block_size * shape.kv_heads + h) * dim * shape.block_size;
+            const int64_t offset = slot % shape.block_size;
+            for (int d = 0; d < dim; d++) write.k[place + d * shape.block_size + offset] = head[d];
+            memcpy(write.v + place + offset * dim, values, dim * sizeof(float));
+        }
+    }
+}

@@ -1,0 +1,128 @@
+// Threads that run a list of phases, each of which is a number of chunks that may run in any order.
+//
+// Whoever has time takes the next chunk, so a thread that the system does not run holds up nobody but with a chunk that
+// it has in hand. The caller is one of the threads: alone it gets through everything. Nobody waits for a thread to
+// arrive, neither at the beginning nor at the end; those that come late find nothing left to do.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+struct Phase {
+    void (*run)(const void *task, int chunk, int thread);
+    const void *task;
+    int chunks;
+};
+
+class Pool {
+  public:
+    explicit Pool(int num_threads) : num_threads_(num_threads) {
+        for (int thread = 1; thread < num_threads; thread++) threads_.emplace_back([this, thread] { serve(thread); });
+    }
+
+    ~Pool() {
+        stopping_ = true;
+        round_.fetch_add(1);
+        round_.notify_all();
+        for (auto &thread : threads_) thread.join();
+    }
+
+    int num_threads() const { return num_threads_; }
+
+    // All phases, one after the other. Callers take turns.
+    void run(const std::vector<Phase> &phases) {
+        std::lock_guard lock(mutex_);
+        Job &job = free_job();
+        job.prepare(phases);
+        job.is_open = true;
+        current_ = &job;
+        if (num_threads_ > 1) {
+            round_.fetch_add(1);
+            round_.notify_all();
+        }
+        job.work(0);
+        job.is_open = false;
+    }
+
+  private:
+    struct alignas(64) State {
+        std::atomic<int> next{0};
+        alignas(64) std::atomic<int> left{0};
+    };
+
+    // A job's memory is used again only when no thread is inside.
+    struct Job {
+        std::atomic<int> inside{0};
+        std::atomic<bool> is_open{false};
+        std::vector<Phase> phases;
+        std::unique_ptr<State[]> states;
+        size_t num_states = 0;
+
+        void prepare(const std::vector<Phase> &wanted) {
+            phases = wanted;
+            if (num_states < wanted.size()) {
+                num_states = wanted.size();
+                states = std::make_unique<State[]>(num_states);
+            }
+            for (size_t i = 0; i < wanted.size(); i++) {
+                states[i].next.store(0, std::memory_order_relaxed);
+                states[i].left.store(wanted[i].chunks, std::memory_order_relaxed);
+            }
+        }
+
+        void work(int thread) {
+            for (size_t i = 0; i < phases.size(); i++) {
+                const Phase &phase = phases[i];
+                State &state = states[i];
+                int chunk;
+                while ((chunk = state.next.fetch_add(1)) < phase.chunks) {
+                    phase.run(phase.task, chunk, thread);
+                    if (state.left.fetch_sub(1) == 1) state.left.notify_all();
+                }
+                wait_for(state.left);
+            }
+        }
+
+        // A little while awake, since a chunk takes microseconds; then asleep, since its thread may not be running.
+        static void wait_for(std::atomic<int> &left) {
+            for (int i = 0; i < 400; i++) {
+                if (left.load() <= 0) return;
+                __builtin_ia32_pause();
+            }
+            for (int now = left.load(); now > 0; now = left.load()) left.wait(now);
+        }
+    };
+
+    Job &free_job() {
+        for (auto &job : jobs_)
+            if (job->inside == 0) return *job;
+        jobs_.push_back(std::make_unique<Job>());
+        return *jobs_.back();
+    }
+
+    void serve(int thread) {
+        unsigned seen = 0;
+        while (true) {
+            round_.wait(seen);
+            seen = round_;
+            if (stopping_) return;
+            Job *job = current_;
+            if (job == nullptr) continue;
+            // In this order: whoever takes the job's memory has closed it before, and looks who is inside after.
+            job->inside++;
+            if (job->is_open) job->work(thread);
+            job->inside--;
+        }
+    }
+
+    const int num_threads_;
+    std::mutex mutex_;
+    std::vector<std::unique_ptr<Job>> jobs_;
+    std::atomic<Job *> current_{nullptr};
+    std::atomic<unsigned> round_{0};
+    std::atomic<bool> stopping_{false};
+    std::vector<std::thread> threads_;
+};

@@ -1,0 +1,71 @@
+// Vectors of float in the compiler's own form, which GCC and Clang lower to the instruction set they are told.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#if defined(__AVX512F__)
+constexpr int W = 16;
+#elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
+constexpr int W = 8;
+#else
+#error "AVX2 with FMA and F16C is the least that these kernels are for"
+#endif
+// A tile has two vectors of sums for each row: of 32 registers, or of 16, a few stay for what is multiplied.
+constexpr int MAX_TILE_ROWS = W == 16 ? 12 : 6;
+
+typedef float Vec __attribute__((vector_size(W * 4)));
+typedef int32_t IntVec __attribute__((vector_size(W * 4)));
+
+static inline Vec load(const float *from) {
+    Vec value;
+    memcpy(&value, from, sizeof value);
+    return value;
+}
+
+static inline void store(float *to, Vec value) { memcpy(to, &value, sizeof value); }
+
+static inline Vec splat(float value) { return Vec{} + value; }
+
+static inline Vec choose(IntVec condition, Vec yes, Vec no) { return condition ? yes : no; }
+
+static inline float sum_of(Vec value) {
+    float total = 0;
+    for (int i = 0; i < W; i++) total += value[i];
+    return total;
+}
+
+static inline float largest_of(Vec value) {
+    float most = value[0];
+    for (int i = 1; i < W; i++) most = value[i] > most ? value[i] : most;
+    return most;
+}
+
+static inline Vec larger(Vec a, Vec b) { return choose(a > b, a, b); }
+
+// e^x within 2 units in the last place, for x <= 88; below -87 it is 0. NaN stays NaN.
+static inline Vec exponential(Vec x) {
+    const Vec least = splat(-87.0f);
+    const IntVec vanishes = x < least;
+    const Vec within = choose(vanishes, least, x);
+    // x = n ln 2 + r; adding 1.5 * 2^23 rounds n to a whole number in the low bits of the sum.
+    const Vec magic = splat(12582912.0f);
+    const Vec shifted = within * 1.44269504088896341f + magic;
+    const Vec n = shifted - magic;
+    Vec r = within - n * 0.693145751953125f;
+    r = r - n * 1.42860682030941723e-6f;
+    Vec poly = splat(1.9875691500e-4f);
+    poly = poly * r + 1.3981999507e-3f;
+    poly = poly * r + 8.3334519073e-3f;
+    poly = poly * r + 4.1665795894e-2f;
+    poly = poly * r + 1.6666665459e-1f;
+    poly = poly * r + 5.0000001201e-1f;
+    poly = poly * r * r + r + 1.0f;
+    IntVec bits, scale;
+    memcpy(&bits, &shifted, sizeof bits);
+    scale = (bits << 23) + (127 << 23);
+    Vec power;
+    memcpy(&power, &scale, sizeof power);
+    return choose(vanishes, Vec{}, poly * power);
+}

@@ -1,0 +1,108 @@
+"""A decoder: embedding, layers, norm. Its layers are one operation where a kernel has it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from worker.attention.context import current_context
+from worker.kernels.interface import (
+    DECODER,
+    BoundWeights,
+    DecoderKernel,
+    DecoderLayerWeights,
+    DecoderSpec,
+    GqaCache,
+)
+from worker.layers.blocks import DecoderLayer, GatedMLP, SelfAttention
+from worker.layers.embedding import TokenEmbedding
+from worker.layers.norm import RMSNorm
+from worker.layers.setup import LayerSetup
+
+
+@dataclass(frozen=True, slots=True)
+class PlainLayer:
+    """A layer whose parts are of the kinds that a kernel for whole decoders knows."""
+
+    norms: tuple[RMSNorm, RMSNorm]
+    attention: SelfAttention
+    mlp: GatedMLP
+
+    @classmethod
+    def of(cls, layer: DecoderLayer) -> "PlainLayer | None":
+        attention, mlp = layer.self_attn, layer.mlp
+        if not isinstance(attention, SelfAttention) or not isinstance(mlp, GatedMLP):
+            return None
+        return cls((layer.input_layernorm, layer.post_attention_layernorm), attention, mlp)
+
+    def spec(self, hidden_size: int) -> DecoderSpec:
+        return DecoderSpec(hidden_size, self.mlp.size, self.attention.spec)
+
+    def weights(self) -> DecoderLayerWeights:
+        """Once they are packed."""
+        return DecoderLayerWeights(
+            attention_norm=self.norms[0].weight,
+            qkv=self.attention.qkv_proj.packed,
+            qk_norm=self.attention.attention.norm,
+            rope=self.attention.attention.rope,
+            output=self.attention.o_proj.packed,
+            mlp_norm=self.norms[1].weight,
+            gate_up=self.mlp.gate_up_proj.packed,
+            down=self.mlp.down_proj.packed,
+        )
+
+
+class WholeDecoder:
+    """All layers as one operation, on a rank that is alone and has a kernel for it."""
+
+    def __init__(self, kernel: DecoderKernel, layers: Sequence[PlainLayer], norm: RMSNorm) -> None:
+        self._kernel, self._layers, self._norm = kernel, layers, norm
+        self._caches: list[GqaCache] = []
+        self._bound: BoundWeights = None
+
+    @classmethod
+    def find(cls, setup: LayerSetup, layers: Sequence[DecoderLayer], norm: RMSNorm) -> "WholeDecoder | None":
+        plain = [found for layer in layers if (found := PlainLayer.of(layer)) is not None]
+        specs = {layer.spec(norm.weight.numel()) for layer in plain}
+        if setup.tp.size > 1 or len(plain) != len(layers) or len(specs) != 1:
+            return None
+        kernel = setup.kernels.find(DECODER, specs.pop(), setup.dtype)
+        return None if kernel is None else cls(kernel, plain, norm)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[T, hidden], which may be overwritten → the last hidden states, normed."""
+        caches = [layer.attention.attention.cache for layer in self._layers]
+        if len(self._caches) != len(caches) or any(a is not b for a, b in zip(caches, self._caches, strict=True)):
+            weights = [layer.weights() for layer in self._layers]
+            self._caches, self._bound = caches, self._kernel.bind(weights, caches, self._norm.weight, self._norm.eps)
+        return self._kernel(x, self._bound, current_context().metadata[self._layers[0].attention.attention.number])
+
+
+class Decoder(nn.Module):
+    """Embedding, layers, norm."""
+
+    def __init__(
+        self, setup: LayerSetup, vocab_size: int, hidden_size: int, layers: Sequence[DecoderLayer], eps: float
+    ) -> None:
+        super().__init__()
+        self.embed_tokens = TokenEmbedding(setup, vocab_size, hidden_size)
+        self.layers = nn.ModuleList(layers)
+        self.norm = RMSNorm(setup, hidden_size, eps)
+        self._whole = WholeDecoder.find(setup, layers, self.norm)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        """int64 [T] → the last hidden state, [T, hidden], or [W, hidden] of the tokens that are wanted; complete on
+        every rank. Of all others the last layer keeps keys and values, and computes nothing more: in a long prompt
+        that is nearly all of its work."""
+        x = self.embed_tokens(input_ids)
+        wanted = current_context().wanted
+        if self._whole is not None and current_context().cut is None:
+            hidden = self._whole(x)
+            return hidden if wanted is None else hidden.index_select(0, wanted)
+        residual = torch.zeros_like(x)
+        *first, last = self.layers
+        for layer in first:
+            x, residual = layer(x, residual)
+        x, residual = last(x, residual, wanted)
+        return self.norm.add_norm(x, residual)[0]
