@@ -21,8 +21,9 @@ from grpc_reflection.v1alpha.reflection import SERVICE_NAME as REFLECTION
 from grpc_reflection.v1alpha.reflection import enable_server_reflection
 
 from common.decoding import decode
-from fissile.channel import MAX_MESSAGE_BYTES, SERVER_OPTIONS, ServerTls
+from fissile.channel import MAX_MESSAGE_BYTES, SERVER_OPTIONS
 from fissile.errors import STATUS_DETAILS_KEY, FissileError, InternalError, UnavailableError
+from fissile.tls import ServerTls
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from fissile.async_client import AsyncClient, AsyncStream
-    from fissile.channel import ClientTls
     from fissile.client import Client, Stream
     from fissile.errors import (
         AlreadyExistsError,
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
     )
     from fissile.requests import Message, Tool, ToolChoice
     from fissile.results import Completion, Delta, Generation, Model, ModelVersion, Stats, ToolCall
+    from fissile.tls import ClientTls
 
 _HOMES = {
     "AlreadyExistsError": "fissile.errors",
@@ -43,7 +43,7 @@ _HOMES = {
     "AsyncStream": "fissile.async_client",
     "CancelledError": "fissile.errors",
     "Client": "fissile.client",
-    "ClientTls": "fissile.channel",
+    "ClientTls": "fissile.tls",
     "Completion": "fissile.results",
     "DeadlineExceededError": "fissile.errors",
     "Delta": "fissile.results",

@@ -1,15 +1,13 @@
-"""Channel and server options, and TLS. One place, because a misspelt gRPC option is ignored in silence."""
+"""Channel and server options. One place, because a misspelt gRPC option is ignored in silence."""
 
-import ssl
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import grpc
 
 from fissile.errors import InvalidArgumentError
+from fissile.tls import ClientTls
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 """Both directions. gRPC's own limit of 4 MiB is below a long prompt with log probabilities."""
@@ -47,65 +45,6 @@ CLIENT_OPTIONS: list[tuple[str, int]] = [
     ("grpc.min_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 2_000),
 ]
-
-
-@dataclass(frozen=True, slots=True)
-class ServerTls:
-    """Files in PEM. With `client_ca` clients must show a certificate of it (mutual TLS)."""
-
-    certificate: Path
-    key: Path
-    client_ca: Path | None = None
-
-    def credentials(self) -> grpc.ServerCredentials:
-        """Raises InvalidArgumentError, naming the file, if one cannot be used."""
-        _check(self.certificate, self.key, self.client_ca)
-        roots = self.client_ca.read_bytes() if self.client_ca else None
-        return grpc.ssl_server_credentials(
-            [(self.key.read_bytes(), self.certificate.read_bytes())],
-            root_certificates=roots,
-            require_client_auth=roots is not None,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class ClientTls:
-    """Files in PEM. `ca` unset: the system's roots. `certificate` and `key` are for servers that want one."""
-
-    ca: Path | None = None
-    certificate: Path | None = None
-    key: Path | None = None
-    server_name: str = ""
-    """What the server's certificate must name; empty: the host of the address."""
-
-    def credentials(self) -> grpc.ChannelCredentials:
-        """Raises InvalidArgumentError, naming the file, if one cannot be used, or if only one of a pair is given."""
-        if (self.certificate is None) != (self.key is None):
-            raise InvalidArgumentError("TLS: a certificate and its key go together")
-        _check(self.certificate, self.key, self.ca)
-        return grpc.ssl_channel_credentials(
-            root_certificates=self.ca.read_bytes() if self.ca else None,
-            private_key=self.key.read_bytes() if self.key else None,
-            certificate_chain=self.certificate.read_bytes() if self.certificate else None,
-        )
-
-    def options(self) -> list[tuple[str, int | str]]:
-        return [("grpc.ssl_target_name_override", self.server_name)] if self.server_name else []
-
-
-def _check(certificate: Path | None, key: Path | None, ca: Path | None) -> None:
-    """gRPC would only say, on standard error or at the first call, that something is wrong, and not with which file."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    try:
-        if certificate is not None:
-            context.load_cert_chain(certificate, key)
-    except OSError as error:
-        raise InvalidArgumentError(f"TLS certificate {certificate} with key {key}: {error}") from error
-    try:
-        if ca is not None:
-            context.load_verify_locations(ca)
-    except OSError as error:
-        raise InvalidArgumentError(f"TLS CA {ca}: {error}") from error
 
 
 def call_metadata(api_key: str) -> list[tuple[str, str]]:

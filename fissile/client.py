@@ -9,11 +9,12 @@ import grpc
 
 from fissile import requests, responses
 from fissile.address import router_target
-from fissile.channel import ClientTls, call_metadata, channel
+from fissile.channel import call_metadata, channel
 from fissile.errors import from_rpc_error
 from fissile.options import Options
 from fissile.requests import Message, Prompt, Tool, ToolChoice
 from fissile.results import Delta, Generation, Model, Stats, Token
+from fissile.tls import ClientTls
 from fissile.trace_context import trace_metadata
 from fissile.v1 import generation_pb2, generation_pb2_grpc
 

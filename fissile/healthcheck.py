@@ -14,7 +14,8 @@ from pathlib import Path
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from fissile.channel import ClientTls, channel
+from fissile.channel import channel
+from fissile.tls import ClientTls
 
 _ATTEMPT_SECONDS = 5.0
 _PAUSE_SECONDS = 0.2

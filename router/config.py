@@ -9,7 +9,7 @@ from pydantic_settings import SettingsConfigDict
 
 from common.config import TRACES_ENDPOINT, CommaList, Settings, is_sendable
 from common.logging import LogFormat
-from fissile.channel import ClientTls, ServerTls
+from fissile.tls import ClientTls, ServerTls
 from router.targets import Target, parse_target
 
 _ORIGIN = re.compile(r"\*|https?://[^/\s]+")

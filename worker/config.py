@@ -9,7 +9,7 @@ from pydantic_settings import SettingsConfigDict
 
 from common.config import TRACES_ENDPOINT, CommaList, Settings, is_sendable
 from common.logging import LogFormat
-from fissile.channel import ServerTls
+from fissile.tls import ServerTls
 from worker.core.config import CacheConfig, SchedulerConfig
 from worker.core.errors import ConfigError
 from worker.executor.remote import RemoteRanks

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import click
 
-from fissile.channel import ClientTls
 from fissile.cli.processes import Child, Children, LogLine
 from fissile.cli.services import service_command
 from fissile.healthcheck import health
+from fissile.tls import ClientTls
 
 ROUTER = "router"
 EXIT_SECONDS = 15.0

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeVar, cast
 import click
 
 if TYPE_CHECKING:
-    from fissile.channel import ClientTls
     from fissile.errors import UnreachableError
     from fissile.options import Options
+    from fissile.tls import ClientTls
 
 EXIT_INTERRUPTED = 130
 
@@ -109,7 +109,7 @@ def _not_reached(address: str, error: "UnreachableError") -> str:
 
 
 def _client_tls(ca: Path | None, certificate: Path | None, key: Path | None) -> "ClientTls":
-    from fissile.channel import ClientTls
+    from fissile.tls import ClientTls
 
     return ClientTls(ca, certificate, key)
 

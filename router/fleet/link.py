@@ -14,7 +14,7 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from fissile.channel import ClientTls, KeyedChannel, aio_channel
+from fissile.channel import KeyedChannel, aio_channel
 from fissile.errors import (
     STATUS_DETAILS_KEY,
     FissileError,
@@ -24,6 +24,7 @@ from fissile.errors import (
     from_rpc_error,
     is_of_tls,
 )
+from fissile.tls import ClientTls
 from fissile.v1 import (
     ExecuteRequest,
     ExecuteResponse,

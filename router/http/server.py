@@ -10,10 +10,13 @@ from contextlib import contextmanager
 import uvicorn
 from starlette.types import ASGIApp
 
-from fissile.channel import ServerTls
+from fissile.errors import InvalidArgumentError
+from fissile.tls import ServerTls, WatchedFiles
 
 logger = logging.getLogger(__name__)
 
+RENEW_SECONDS = 2.0
+"""Between looks at the certificate's files."""
 IDLE_SECONDS = 65
 """A connection is kept so long without a request: longer than clients keep it, or one would be closed in their face."""
 
@@ -34,6 +37,7 @@ class HttpServer:
         self._tls = tls
         self._server: _Uvicorn | None = None
         self._serving: asyncio.Task[None] | None = None
+        self._renewing: asyncio.Task[None] | None = None
 
     async def start(self, host: str, port: int, close_seconds: float) -> int:
         """Listen; returns the port. Raises OSError when it is taken or the TLS files cannot be used. `close_seconds`:
@@ -59,15 +63,35 @@ class HttpServer:
         listener = _listen(host, port)
         self._server = _Uvicorn(config)
         self._serving = asyncio.create_task(self._server.serve([listener]))
+        if tls and config.ssl:
+            self._renewing = asyncio.create_task(_renew_forever(tls, config.ssl))
         bound: int = listener.getsockname()[1]
         logger.info("HTTP on %s://%s:%d", "https" if tls else "http", host, bound)
         return bound
 
     async def stop(self) -> None:
         """No new connections; responses that are being sent have a short time."""
+        if self._renewing:
+            self._renewing.cancel()
         if self._server is not None and self._serving is not None:
             self._server.should_exit = True
             await self._serving
+
+
+async def _renew_forever(tls: ServerTls, context: ssl.SSLContext) -> None:
+    """Files that are replaced count for the connections after that, as on gRPC; but a CA is added to the old one."""
+    watched = WatchedFiles(tls.files)
+    while True:
+        await asyncio.sleep(RENEW_SECONDS)
+        if not watched.have_changed():
+            continue
+        try:
+            tls.check()
+            context.load_cert_chain(tls.certificate, tls.key)
+            if tls.client_ca:
+                context.load_verify_locations(tls.client_ca)
+        except (InvalidArgumentError, OSError) as error:
+            logger.error("certificates are not read again: %s", error)
 
 
 def _listen(host: str, port: int) -> socket.socket:

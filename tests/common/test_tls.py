@@ -1,15 +1,17 @@
 """TLS and mutual TLS: who is let in, and what the others are told."""
 
 import asyncio
+import logging
 from dataclasses import replace
 
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from common.server import ServiceServer
-from fissile.channel import ServerTls, aio_channel
+from fissile.channel import aio_channel
 from fissile.errors import InvalidArgumentError, UnavailableError, from_rpc_error
 from fissile.healthcheck import main as healthcheck
+from fissile.tls import ServerTls
 from tests.fakes.certificates import Authority
 
 NAME = "fissile.v1.GenerationService"
@@ -25,24 +27,33 @@ def theirs(tmp_path):
     return Authority(tmp_path / "theirs")
 
 
-def status(server_tls, client_tls):
-    """What a health check over a real socket says. Raises what a client library would."""
+def with_server(server_tls, scenario):
+    """`scenario` gets a check: what the server's health is over a new connection with TLS of a client. It raises what a
+    client library would."""
 
     async def run():
         service = ServiceServer(NAME, server_tls)
         port = await service.start("127.0.0.1", 0)
         await service.set_serving(True)
-        try:
+
+        async def check(client_tls):
             async with aio_channel(f"127.0.0.1:{port}", client_tls) as channel:
                 stub = health_pb2_grpc.HealthStub(channel)
                 try:
                     return (await stub.Check(health_pb2.HealthCheckRequest(), timeout=10)).status
                 except Exception as error:
                     raise from_rpc_error(error) from None
+
+        try:
+            return await scenario(check)
         finally:
             await service.stop(0)
 
     return asyncio.run(run())
+
+
+def status(server_tls, client_tls):
+    return with_server(server_tls, lambda check: check(client_tls))
 
 
 def test_a_client_that_trusts_the_authority_is_served(ours):
@@ -116,3 +127,26 @@ def test_the_healthcheck_shows_a_certificate(ours, capsys):
         return code
 
     assert asyncio.run(run()) == 0, capsys.readouterr().err
+
+
+def test_certificates_and_cas_renewed_on_disk_are_used_and_bad_ones_are_not(ours, theirs, caplog):
+    """Each connection is a new one; those that are open keep what they began with."""
+    server = ours.server(mutual=True)
+    old, new = (authority.client(with_certificate=True) for authority in (ours, theirs))
+    other = theirs.server(mutual=True)
+
+    async def scenario(check):
+        seen = [await check(old)]
+        server.key.write_text("half of a key")
+        seen.append(await check(old))
+        for file, source in zip(server.files, other.files, strict=True):
+            file.write_bytes(source.read_bytes())
+        seen.append(await check(replace(new, ca=server.client_ca)))
+        with pytest.raises(UnavailableError):
+            await check(replace(old, ca=theirs.certificate))
+        return seen
+
+    with caplog.at_level(logging.INFO):
+        assert with_server(server, scenario) == [health_pb2.HealthCheckResponse.SERVING] * 3
+    assert [record.levelname for record in caplog.records] == ["ERROR", "INFO"]
+    assert str(server.key) in caplog.records[0].getMessage()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import trustme
 
-from fissile.channel import ClientTls, ServerTls
+from fissile.tls import ClientTls, ServerTls
 
 
 @dataclass

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 
 import grpc
 
-from fissile.channel import ClientTls, aio_channel
+from fissile.channel import aio_channel
 from fissile.errors import FissileError, from_rpc_error
+from fissile.tls import ClientTls
 from fissile.v1 import CompletionDelta, Finish, GenerateRequest, GenerationServiceStub, RequestTimings, Usage
 from router.config import RouterSettings
 from router.fleet.discovery.dns import Resolver, resolve_name

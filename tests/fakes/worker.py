@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from common.server import ServiceServer
-from fissile.channel import ServerTls
 from fissile.errors import FissileError, InvalidArgumentError, UnavailableError
+from fissile.tls import ServerTls
 from fissile.v1 import (
     AbortSequence,
     FinishReason,

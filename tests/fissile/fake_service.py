@@ -16,8 +16,9 @@ from google.protobuf import duration_pb2
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from fissile import v1
-from fissile.channel import SERVER_OPTIONS, ServerTls
+from fissile.channel import SERVER_OPTIONS
 from fissile.errors import STATUS_DETAILS_KEY, InvalidArgumentError, NotFoundError, UnauthenticatedError
+from fissile.tls import ServerTls
 
 
 def seconds(value: float) -> duration_pb2.Duration:

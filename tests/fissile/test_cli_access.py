@@ -3,8 +3,8 @@
 import pytest
 from click.testing import CliRunner
 
-from fissile.channel import ClientTls
 from fissile.cli import main
+from fissile.tls import ClientTls
 from tests.fakes.certificates import Authority
 from tests.fissile.fake_service import FakeService, serve
 

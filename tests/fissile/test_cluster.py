@@ -9,8 +9,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from fissile.channel import ClientTls
 from fissile.cli.cluster import ClusterConfig, _worker_command, local_address, router_tls, worker_tls
+from fissile.tls import ClientTls
 
 
 def flags(*worker_arguments: str) -> list[str]:

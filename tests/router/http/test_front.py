@@ -238,18 +238,29 @@ def test_what_does_not_finish_in_time_ends_with_an_error():
     assert json.loads(last.removeprefix("data: "))["error"]["code"] == "unavailable"
 
 
-def test_https_with_the_routers_certificate(tmp_path):
-    authority = Authority(tmp_path / "ca")
+def test_https_with_the_routers_certificate_also_a_renewed_one(tmp_path, monkeypatch):
+    monkeypatch.setattr("router.http.server.RENEW_SECONDS", 0.01)
+    authority, other = Authority(tmp_path / "ca"), Authority(tmp_path / "other")
     certificate, key = authority.issue()
 
-    async def scenario(client, system):
-        context = ssl.create_default_context(cafile=authority.certificate)
+    async def is_served(system, ca):
         url = f"https://127.0.0.1:{system.router.http_port}/health"
-        async with httpx2.AsyncClient(verify=context) as secure:
-            return (await secure.get(url)).status_code
+        async with httpx2.AsyncClient(verify=ssl.create_default_context(cafile=ca.certificate)) as secure:
+            try:
+                return (await secure.get(url)).status_code == 200
+            except httpx2.ConnectError:
+                return False
+
+    async def scenario(client, system):
+        before = [await is_served(system, ca) for ca in (authority, other)]
+        for file, new in zip((certificate, key), other.issue(), strict=True):
+            file.write_bytes(new.read_bytes())
+        while not await is_served(system, other):
+            await asyncio.sleep(0.01)
+        return before, await is_served(system, authority)
 
     tls = {"tls_certificate": certificate, "tls_key": key, "tls": authority.client()}
-    assert run_front(scenario, FakeWorker(says("b")), **tls) == 200
+    assert run_front(scenario, FakeWorker(says("b")), **tls) == ([True, False], False)
 
 
 def test_https_with_certificates_of_clients(tmp_path):
