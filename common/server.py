@@ -9,7 +9,7 @@ import logging
 import os
 import signal
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import aclosing
+from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -46,12 +46,25 @@ def service_of(method: str) -> str:
     return method.split("/")[1]
 
 
+Turn = Callable[[int, grpc.aio.ServicerContext], AbstractAsyncContextManager[None]]
+"""For a request of so many bytes: what must be entered while it is read."""
+
+Read = Callable[[Any, grpc.aio.ServicerContext], Awaitable[Any]]
+"""From bytes to the request, or from an iterator of these to one of requests."""
+
+
+def at_once(_num_bytes: int, _context: grpc.aio.ServicerContext) -> AbstractAsyncContextManager[None]:
+    return nullcontext()
+
+
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
     """Lets in whom `admit` does. Turns a `FissileError` into its status, a request that protobuf refuses into
     INVALID_ARGUMENT, and anything else into INTERNAL, logged here and without its text."""
 
-    def __init__(self, admit: Admit = admit_all) -> None:
+    def __init__(self, admit: Admit = admit_all, turn: Turn = at_once) -> None:
+        """`turn`: at reading unary requests."""
         self._admit = admit
+        self._turn = turn
 
     async def intercept_service(
         self,
@@ -69,7 +82,10 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         else:
             return None  # of the generated base class: nobody has written it. UNIMPLEMENTED
         method, parse = handler_call_details.method, handler.request_deserializer
-        read = partial(_read_stream, parse) if handler.request_streaming else partial(_read, parse, method)
+        if handler.request_streaming:
+            read: Read = partial(_read_stream, parse)
+        else:
+            read = partial(_read, parse, method, self._turn)
         make = _HANDLERS[handler.request_streaming, handler.response_streaming]
         return make(guard(behaviour, read, method, self._admit), response_serializer=handler.response_serializer)
 
@@ -83,29 +99,33 @@ _HANDLERS = {
 """By whether requests and responses are streams."""
 
 
-def _read(parse: Parse, method: str, raw: bytes) -> Any:
+async def _read(parse: Parse, method: str, turn: Turn, raw: bytes, context: grpc.aio.ServicerContext) -> Any:
     """The request. One that cannot be read comes to no handler, so nobody else would log it."""
-    try:
-        return decode(raw, parse)
-    except FissileError as error:
-        logger.info("%s refused: %s", method, error.message)
-        raise
+    async with turn(len(raw), context):
+        try:
+            return decode(raw, parse)
+        except FissileError as error:
+            logger.info("%s refused: %s", method, error.message)
+            raise
 
 
-async def _read_stream(parse: Parse, raw: AsyncIterator[bytes]) -> AsyncIterator[Any]:
-    async for request in raw:
-        yield decode(request, parse)
+async def _read_stream(parse: Parse, raw: AsyncIterator[bytes], _context: grpc.aio.ServicerContext) -> Any:
+    async def requests() -> AsyncIterator[Any]:
+        async for request in raw:
+            yield decode(request, parse)
+
+    return requests()
 
 
 def _guard_coroutine(
-    behaviour: Callable[..., Awaitable[Any]], read: Callable[[Any], Any], method: str, admit: Admit
+    behaviour: Callable[..., Awaitable[Any]], read: Read, method: str, admit: Admit
 ) -> Callable[..., Awaitable[Any]]:
     """Of a handler that returns its response, or writes them itself."""
 
     async def guarded(raw: Any, context: grpc.aio.ServicerContext) -> Any:
         try:
             admit(method, context)
-            return await behaviour(read(raw), context)
+            return await behaviour(await read(raw, context), context)
         except Exception as error:
             await abort(context, error, method)
 
@@ -113,12 +133,12 @@ def _guard_coroutine(
 
 
 def _guard_generator(
-    behaviour: Callable[..., AsyncGenerator[Any, None]], read: Callable[[Any], Any], method: str, admit: Admit
+    behaviour: Callable[..., AsyncGenerator[Any, None]], read: Read, method: str, admit: Admit
 ) -> Callable[..., AsyncIterator[Any]]:
     async def guarded(raw: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
         try:
             admit(method, context)
-            async with aclosing(behaviour(read(raw), context)) as responses:
+            async with aclosing(behaviour(await read(raw, context), context)) as responses:
                 async for response in responses:
                     yield response
         except Exception as error:
@@ -158,16 +178,18 @@ class ServiceServer:
         max_request_bytes: int = MAX_MESSAGE_BYTES,
         *,
         admit: Admit = admit_all,
+        turn: Turn = at_once,
         reflection: bool = True,
         channelz: bool = False,
     ) -> None:
-        """`interceptors` see a call before it is read, `admit` when its handler begins. `reflection` tells everyone the
-        contract, `channelz` tells whom `admit` lets in of connections and calls."""
+        """`interceptors` see a call before it is read, `admit` when its handler begins, `turn` is at reading unary
+        requests. `reflection` tells everyone the contract, `channelz` tells whom `admit` lets in of connections and
+        calls."""
         self._service_name = service_name
         self._tls = tls
         self._closing = asyncio.Lock()
         self.server = grpc.aio.server(
-            interceptors=[*interceptors, ErrorInterceptor(admit)],
+            interceptors=[*interceptors, ErrorInterceptor(admit, turn)],
             options=list((dict(SERVER_OPTIONS) | {"grpc.max_receive_message_length": max_request_bytes}).items()),
         )
         self._health = health.aio.HealthServicer()

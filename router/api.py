@@ -4,7 +4,8 @@
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from copy import copy
 from functools import partial
 from typing import TypeVar
@@ -30,7 +31,8 @@ from fissile.v1 import (
     TokenizeResponse,
 )
 from router.account import Account
-from router.admission.budget import Budget
+from router.admission.admission import Admission
+from router.admission.turns import LARGE_BYTES, Turns
 from router.admission.unread import UnreadBytes
 from router.answering import responses
 from router.answering.answer import Answer
@@ -48,7 +50,7 @@ from router.latency import WINDOW_SECONDS
 from router.metrics import RouterMetrics
 from router.model.served import ServedModel, ServedVersion
 from router.open_requests import OpenRequests
-from router.preparing import LARGE_BYTES, Preparation
+from router.preparing import Preparation
 from router.timers import deadline_timer
 
 R = TypeVar("R", GenerateResponse, ChatResponse)
@@ -72,7 +74,7 @@ class GenerationApi:
         preparation: Preparation,
         dispatcher: Dispatcher,
         open_requests: OpenRequests,
-        held_bytes: Budget,
+        admission: Admission,
         metrics: RouterMetrics,
         pacer: Pacer,
         quotas: Quotas,
@@ -83,11 +85,16 @@ class GenerationApi:
         self._preparation = preparation
         self._dispatcher = dispatcher
         self._open = open_requests
-        self._held_bytes = held_bytes
+        self._admission = admission
         self._metrics = metrics
         self._pacer = pacer
         self._quotas = quotas
         self._tracer = tracer
+
+    @property
+    def turns(self) -> Turns:
+        """At making requests ready."""
+        return self._admission.turns
 
     def generate(
         self, request: GenerateRequest, caller: Caller, time_left: TimeLeft = no_deadline, traceparent: str = ""
@@ -115,7 +122,7 @@ class GenerationApi:
             num_prompts = _num_prompts(request)
             with (
                 self._open.place(request_id, caller.name, num_prompts),
-                self._held_bytes.taken(caller.name, request.ByteSize()),
+                self._admission.held_bytes.taken(caller.name, request.ByteSize()),
                 self._quotas.opened(caller, num_prompts) as tab,
             ):
                 opened = await self._prepared(request, caller, account)
@@ -147,8 +154,9 @@ class GenerationApi:
         model = await self._model(request.model, caller)
         account.served_by(model.id)
         salt = caller.cache_salt(request.options.cache_salt)
-        with account.part("tokenise"):
-            served, specs = await self._preparation.specs(request, model, account.request_id, salt)
+        async with self.turns.turn(caller.name, request.ByteSize()):
+            with account.part("tokenise"):
+                served, specs = await self._preparation.specs(request, model, account.request_id, salt)
         news = asyncio.Event()
         opened = [
             OpenRequest(
@@ -167,27 +175,28 @@ class GenerationApi:
         return opened
 
     def _unread_bytes(self, caller: Caller) -> UnreadBytes:
-        return UnreadBytes(self._held_bytes, caller.name, self._settings.max_unread_bytes)
+        return UnreadBytes(self._admission.held_bytes, caller.name, self._settings.max_unread_bytes)
 
     async def _model(self, name: str, caller: Caller) -> ServedModel:
         return await self._workers.model(name, self._settings.worker_wait, caller)
 
-    async def _main(self, request: TokenizeRequest | DetokenizeRequest, caller: Caller) -> ServedVersion:
-        """Of its model; the request is valid there."""
-        model = await self._model(request.model, caller)
-        await self._preparation.validate(request, model.main, model.max_model_len)
-        return model.main
+    @asynccontextmanager
+    async def _main(self, request: TokenizeRequest | DetokenizeRequest, caller: Caller) -> AsyncIterator[ServedVersion]:
+        """Of its model, for the block, which is the caller's turn; the request is valid there."""
+        with self._quotas.opened(caller):
+            model = await self._model(request.model, caller)
+            async with self.turns.turn(caller.name, request.ByteSize()):
+                await self._preparation.validate(request, model.main, model.max_model_len)
+                yield model.main
 
     async def tokenize(self, request: TokenizeRequest, caller: Caller) -> TokenizeResponse:
-        with self._quotas.opened(caller):
-            served = await self._main(request, caller)
+        async with self._main(request, caller) as served:
             special = request.add_special_tokens if request.HasField("add_special_tokens") else True
             ids = await served.tokenizer.encode(request.text, add_special_tokens=special)
             return TokenizeResponse(token_ids=ids, tokens=served.tokenizer.token_bytes(ids))
 
     async def detokenize(self, request: DetokenizeRequest, caller: Caller) -> DetokenizeResponse:
-        with self._quotas.opened(caller):
-            served = await self._main(request, caller)
+        async with self._main(request, caller) as served:
             skip = request.skip_special_tokens if request.HasField("skip_special_tokens") else True
             decode = partial(served.tokenizer.decode, request.token_ids, skip_special_tokens=skip)
             is_large = len(request.token_ids) >= LARGE_BYTES

@@ -95,7 +95,7 @@ class RouterSettings(Settings):
         description="How reasoning and tool calls are found in answers of Chat; auto: the chat template tells; none: "
         "all is text.",
     )
-    tokenizer_threads: int = Field(2, ge=1, description="Threads that tokenise.")
+    tokenizer_threads: int = Field(2, ge=1, description="Threads that tokenise; large requests leave one of them.")
 
     drain_timeout: float = Field(30.0, ge=0, description="Seconds that open requests have to finish at shutdown.")
 

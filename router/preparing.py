@@ -1,6 +1,7 @@
 """From a request to what is asked of workers, on the version of the model that is to take it."""
 
 from fissile.v1 import ChatRequest, DetokenizeRequest, GenerateRequest, TokenizeRequest
+from router.admission.turns import LARGE_BYTES
 from router.asking.bad_words import bad_token_sequences
 from router.asking.checks import Limits
 from router.asking.prompts import read_chat, read_prompts
@@ -10,9 +11,6 @@ from router.asking.validation import ContextError, validate
 from router.config import RouterSettings
 from router.fleet.versions import VersionChoice
 from router.model.served import ServedModel, ServedVersion
-
-LARGE_BYTES = 64 * 1024
-"""From here on, work on a request may take more than some milliseconds."""
 
 
 class Preparation:

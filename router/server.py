@@ -4,10 +4,12 @@ import asyncio
 import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from typing import TYPE_CHECKING
 
-from common.authentication import KeyInterceptor
+import grpc
+
+from common.authentication import KeyInterceptor, header_of
 from common.exposure import warn_if_exposed
 from common.loop_lag import LoopLag
 from common.metrics import new_registry, serve_metrics
@@ -15,10 +17,12 @@ from common.server import ServiceServer, stop_event_on_signals, write_port_file
 from common.tracing import tracer_of
 from fissile.errors import UnavailableError
 from fissile.v1 import add_GenerationServiceServicer_to_server
-from router.admission.budget import Budget
+from router.admission.admission import make_admission
 from router.admission.readers import Readers
+from router.admission.turns import LARGE_BYTES
 from router.answering.pacing import Pacer
 from router.api import GenerationApi
+from router.callers.caller import host_of_peer
 from router.callers.callers import Callers
 from router.callers.quotas import Quotas
 from router.config import RouterSettings
@@ -53,14 +57,13 @@ class RouterServer:
     def __init__(self, settings: RouterSettings, resolver: Resolver = resolve_name) -> None:
         self._settings = settings
         self._registry = new_registry()
-        self._threads = ThreadPoolExecutor(settings.tokenizer_threads, thread_name_prefix="tokenizer")
+        self._threads = ThreadPoolExecutor(max(2, settings.tokenizer_threads), thread_name_prefix="tokenizer")
         self.metrics = RouterMetrics(self._registry)
         tokenizers = TokenizerStore(self._threads, template_of_operator(settings.chat_template))
         sources = [make_source(target, resolver, settings.resolve_interval) for target in settings.targets()]
         self.workers = WorkerSet(settings, tokenizers, sources)
-        places = Budget(settings.max_open_requests, "open requests", "max-open-requests")
-        self.open_requests = OpenRequests(places)
-        held = Budget(settings.max_held_bytes, "bytes of requests and answers", "max-held-bytes")
+        admission = make_admission(settings)
+        self.open_requests = OpenRequests(admission.places)
         policy = make_policy(settings.policy)
         dispatcher = Dispatcher(self.workers, policy, settings, self.metrics, Quarantine(), RetryBudget())
         self.pacer = Pacer(settings.max_message_rate)
@@ -72,7 +75,7 @@ class RouterServer:
             preparation,
             dispatcher,
             self.open_requests,
-            held,
+            admission,
             self.metrics,
             self.pacer,
             Quotas(),
@@ -84,11 +87,12 @@ class RouterServer:
             settings.server_tls(),
             [KeyInterceptor(self.callers.check)] if self.callers.wants_key else [],
             request_limit(settings.max_prompt_bytes),
+            turn=self._turn,
             reflection=settings.reflection,
             channelz=settings.channelz,
         )
         add_GenerationServiceServicer_to_server(
-            GenerationService(self.api, self.callers, Readers(settings.write_timeout, places, held)),
+            GenerationService(self.api, self.callers, Readers(settings.write_timeout, admission)),
             self._server.server,
         )
         self.port = 0
@@ -161,6 +165,13 @@ class RouterServer:
             self._stop_metrics()
         self._threads.shutdown(cancel_futures=True)
         logger.info("stopped")
+
+    def _turn(self, num_bytes: int, context: grpc.aio.ServicerContext) -> AbstractAsyncContextManager[None]:
+        """At reading a request of this size. Small ones need none, and health checks have no key."""
+        if num_bytes < LARGE_BYTES:
+            return nullcontext()
+        caller = self.callers.identify(header_of(context.invocation_metadata()), host_of_peer(context.peer()))
+        return self.api.turns.turn(caller.name, num_bytes)
 
     async def _follow_health(self) -> None:
         was_ready = False

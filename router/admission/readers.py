@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
 from fissile.errors import ResourceExhaustedError
-from router.admission.budget import Budget
+from router.admission.admission import Admission
 
 
 class StalledReaderError(ResourceExhaustedError):
@@ -36,10 +36,9 @@ class Reader:
 class Readers:
     """Used on one event loop; looks at all that are written to a few times within `timeout` seconds."""
 
-    def __init__(self, timeout: float, places: Budget, held_bytes: Budget) -> None:
+    def __init__(self, timeout: float, admission: Admission) -> None:
         self._timeout = timeout
-        self._places = places
-        self._held_bytes = held_bytes
+        self._admission = admission
         self._readers: set[Reader] = set()
         self._timer: asyncio.TimerHandle | None = None
 
@@ -66,7 +65,7 @@ class Readers:
     def lingering(self, client: str, num_bytes: int) -> Iterator[None]:
         """Around the end of such a call: gRPC keeps it, and the `num_bytes` of its last message, until the client reads
         on or goes. So it counts as a place of that client."""
-        with self._places.forced(client, 1), self._held_bytes.forced(client, num_bytes):
+        with self._admission.places.forced(client, 1), self._admission.held_bytes.forced(client, num_bytes):
             yield
 
     def _come_back(self) -> None:

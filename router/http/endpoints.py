@@ -46,8 +46,9 @@ class Completions:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         http = Request(scope, receive)
         raw, caller = await http.body(), caller_of(http)
-        with _refusals_logged(scope["path"]):
-            body = parse_body(raw, CompletionBody)
+        async with self._api.turns.turn_if_large(caller.name, len(raw)):
+            with _refusals_logged(scope["path"]):
+                body = parse_body(raw, CompletionBody)
         names = completion_names(body)
         try:
             envelope = await _envelope(self._api, body, caller, "cmpl")
@@ -97,8 +98,9 @@ class Chat:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         http = Request(scope, receive)
         raw, caller = await http.body(), caller_of(http)
-        with _refusals_logged(scope["path"]):
-            body = parse_body(raw, ChatBody)
+        async with self._api.turns.turn_if_large(caller.name, len(raw)):
+            with _refusals_logged(scope["path"]):
+                body = parse_body(raw, ChatBody)
         names = chat_names(body)
         try:
             envelope = await _envelope(self._api, body, caller, "chatcmpl")

@@ -8,6 +8,7 @@ import hashlib
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cache
 
 from common.server import ServiceServer
 from fissile.errors import FissileError, InvalidArgumentError, UnavailableError
@@ -370,7 +371,12 @@ def counts(length: int) -> Script:
 
 def logprobs_of(token_ids: list[int], num_likely: int) -> list[PositionLogprobs]:
     """What a fake worker says of tokens: each is the third in rank, behind tokens 100, 101 …"""
-    return [logprobs_to_pb(entries_of(token_id, num_likely)) for token_id in token_ids]
+    return [_logprobs_of(token_id, num_likely) for token_id in token_ids]
+
+
+@cache
+def _logprobs_of(token_id: int, num_likely: int) -> PositionLogprobs:
+    return logprobs_to_pb(entries_of(token_id, num_likely))
 
 
 def entries_of(token_id: int, num_likely: int) -> list[tuple[int, float, int]]:

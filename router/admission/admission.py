@@ -1,0 +1,26 @@
+"""What clients share of a router, in one place."""
+
+from dataclasses import dataclass
+
+from router.admission.budget import Budget
+from router.admission.turns import Turns
+from router.config import RouterSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """By name of the caller."""
+
+    places: Budget
+    """Of open requests."""
+    held_bytes: Budget
+    """Of requests, and of answers that are not read yet."""
+    turns: Turns
+
+
+def make_admission(settings: RouterSettings) -> Admission:
+    return Admission(
+        places=Budget(settings.max_open_requests, "open requests", "max-open-requests"),
+        held_bytes=Budget(settings.max_held_bytes, "bytes of requests and answers", "max-held-bytes"),
+        turns=Turns(settings.tokenizer_threads),
+    )
