@@ -31,12 +31,14 @@ class Preparation:
         *shorter, longest = self._versions.in_order(model, dp_rank, wanted)
         for served in shorter:
             try:
-                specs = await self._specs(request, served, longest, request_id, cache_salt)
+                with self._versions.counted(served):
+                    specs = await self._specs(request, served, longest, request_id, cache_salt)
             except ContextError:
                 continue
             if all(spec.num_tokens_asked <= served.info.max_model_len for spec in specs):
                 return served, specs
-        return longest, await self._specs(request, longest, longest, request_id, cache_salt)
+        with self._versions.counted(longest):
+            return longest, await self._specs(request, longest, longest, request_id, cache_salt)
 
     async def _specs(
         self,

@@ -1,16 +1,20 @@
 """Which version of a model a new request goes to.
 
-First the versions that can take it at all. Of these by share where the operator has given some (a canary), otherwise
-the one whose workers have the least to do: a version with few workers gets few requests. Equals are drawn by their
-number of workers. Shares are drawn, too, and give way where only another version can take a request.
+First the versions that can take it at all, and of them those that have a worker without failures. Of these by share
+where the operator has given some (a canary), otherwise the one whose workers have the least to do: a version with few
+workers gets few requests. Equals are drawn by their number of workers. Shares are drawn, too, and give way where only
+another version can take a request.
 """
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from random import Random
 
+from router.fleet.link import WorkerLink
 from router.fleet.workers import WorkerSet
-from router.model.served import ServedModel, ServedVersion
+from router.model.served import ServedModel, ServedVersion, Version
 
 Shares = Mapping[str, Mapping[str, float]]
 """By model and name of the version: of the model's new requests, 0 to 1, together at most 1. Versions that are not
@@ -22,17 +26,33 @@ class VersionChoice:
     workers: WorkerSet
     shares: Shares
     random: Random = field(default_factory=Random)
+    _on_the_way: Counter[tuple[str, Version]] = field(default_factory=Counter)
+    """Requests that no worker knows of yet, by model and version."""
 
     def in_order(self, model: ServedModel, dp_rank: int | None, capabilities: frozenset[str]) -> list[ServedVersion]:
         """The version that a request should go to, and behind it those with a longer context, the longest last. What
         none can take goes to one that says so."""
         able = [one for one in model.versions if capabilities <= one.version.capabilities] or list(model.versions)
         able = [one for one in able if self._has_rank(one, dp_rank)] or able
+        able = [one for one in able if any(link.breaker.admits for link in self._links(one))] or able
         if len(able) == 1:
             return able
         chosen = self._least_loaded(self._drawn_by_share(model.id, able))
         longer = [one for one in able if one.info.max_model_len > chosen.info.max_model_len]
         return [chosen, *sorted(longer, key=lambda one: one.info.max_model_len)]
+
+    @contextmanager
+    def counted(self, one: ServedVersion) -> Iterator[None]:
+        """While its block lasts, a request that was given this version is prepared for it: to those that come
+        meanwhile it is load."""
+        key = one.model, one.version
+        self._on_the_way[key] += 1
+        try:
+            yield
+        finally:
+            self._on_the_way[key] -= 1
+            if not self._on_the_way[key]:
+                del self._on_the_way[key]
 
     def _has_rank(self, one: ServedVersion, dp_rank: int | None) -> bool:
         return dp_rank is None or bool(
@@ -58,6 +78,11 @@ class VersionChoice:
         return self.random.choices(least, [max(1, one.num_workers) for one in least])[0]
 
     def _load(self, one: ServedVersion) -> float:
-        """Sequences a worker."""
-        links = self.workers.catalogue.available.get(one.model, {}).get(one.version, ())
-        return sum(link.load.num_sequences for link in links) / max(1, len(links))
+        """Sequences a worker, with those on their way."""
+        links = self._links(one)
+        num_sequences = sum(link.load.num_sequences for link in links) + self._on_the_way[one.model, one.version]
+        return num_sequences / max(1, len(links))
+
+    def _links(self, one: ServedVersion) -> Sequence[WorkerLink]:
+        """Its workers that are available."""
+        return self.workers.catalogue.available.get(one.model, {}).get(one.version, ())

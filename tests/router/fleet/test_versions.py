@@ -22,6 +22,7 @@ from fissile.v1 import (
 )
 from router.asking.spec import Prompt, RequestSpec, TextRules
 from router.config import RouterSettings
+from router.fleet.health.breaker import Breaker
 from router.fleet.versions import VersionChoice
 from router.model.served import ServedModel, ServedVersion, Version
 from tests.fakes import tokenizer as toys
@@ -45,7 +46,7 @@ class Fleet:
     """As VersionChoice sees it: workers by version, with what each has to do."""
 
     def __init__(self, **loads):
-        """By name of the version: sequences on each of its workers."""
+        """By name of the version: sequences on each of its workers, None where all fail."""
         self.infos = {name: GetWorkerResponse(model="m", model_version=name, max_model_len=100) for name in loads}
         self.loads = loads
 
@@ -68,7 +69,10 @@ class Fleet:
 class _Link:
     def __init__(self, num_sequences):
         self.load = self
-        self.num_sequences = num_sequences
+        self.num_sequences = num_sequences or 0
+        self.breaker = Breaker("a")
+        for _ in range(5 if num_sequences is None else 0):
+            self.breaker.attempt().failed()
 
 
 def chosen(fleet, times, shares=None, seed=7):
@@ -79,6 +83,12 @@ def chosen(fleet, times, shares=None, seed=7):
 def test_the_version_whose_workers_have_least_to_do_is_chosen():
     assert chosen(Fleet(a=[5, 0, 1], b=[3]), 10) == {"a": 10}
     assert chosen(Fleet(a=[5, 2, 3], b=[3]), 10) == {"b": 10}
+
+
+def test_a_version_whose_workers_fail_at_once_looks_idle_and_gets_nothing():
+    assert chosen(Fleet(a=[5], b=[None, None]), 10) == {"a": 10}
+    assert chosen(Fleet(a=[5], b=[None]), 10, {"b": 1}) == {"a": 10}
+    assert chosen(Fleet(a=[None], b=[None]), 10).total() == 10
 
 
 def test_equals_are_drawn_by_their_number_of_workers():
@@ -126,14 +136,16 @@ def test_requests_at_once_are_spread_over_versions_by_their_workers(caplog):
 
     async def scenario(system):
         with caplog.at_level(logging.WARNING):
-            await asyncio.gather(*(system.ask(of_tokens(3, 8)) for _ in range(60)))
+            await asyncio.gather(*(system.ask(GenerateRequest(text="hello")) for _ in range(60)))
 
-    run_system(scenario, *workers)
-    assert [len(w.received) for w in workers] == [20, 20, 20]
+    run_system(scenario, *workers, tokenizer_threads=1)
+    small, *large = (len(worker.received) for worker in workers)
+    assert (small, sum(large)) == (20, 40)
     (line,) = [r.message for r in caplog.records if "differ" in r.message]
-    a, b, c = (w.address for w in workers)
-    both = ", ".join(sorted((b, c)))
-    assert line == f"workers of toy differ: {both}: context 1024; {a}: context 512"
+    told = [part.partition(": ")[::2] for part in line.removeprefix("workers of toy differ: ").split("; ")]
+    by_context = {what: set(addresses.split(", ")) for addresses, what in told}
+    assert by_context["context 512"] == {workers[0].address}
+    assert by_context["context 1024"] <= {worker.address for worker in workers[1:]}  # that had come by then
 
 
 def test_what_only_the_longer_context_has_room_for_goes_there_and_the_largest_limit_is_named():
