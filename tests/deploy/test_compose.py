@@ -21,7 +21,10 @@ from worker.config import WorkerSettings
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
-SERVICES = COMPOSE["services"]
+OBSERVERS = {name: each for name, each in COMPOSE["services"].items() if each.get("profiles") == ["observe"]}
+"""What others have made, to look at ours."""
+SERVICES = {name: each for name, each in COMPOSE["services"].items() if name not in OBSERVERS}
+METRICS = {kind: f"FISSILE_{kind.upper()}_METRICS_PORT" for kind in ("router", "worker")}
 WORKERS = "dns:///workers:50061"
 
 
@@ -85,9 +88,10 @@ def test_every_service_has_a_health_check_and_an_image_that_can_be_built(name, m
     assert service["healthcheck"]["test"] == ["CMD", "python", "-P", "-m", "fissile.healthcheck", address]
     allowed = (ROOT / ".dockerignore").read_text().split()
     dockerfile = (ROOT / service["build"]["dockerfile"]).read_text()
-    for source in re.findall(r"^COPY (.+) \S+$", dockerfile, re.MULTILINE):
+    for source in re.findall(r"^COPY (?!--from)(.+) \S+$", dockerfile, re.MULTILINE):
         for path in source.split():
-            assert (ROOT / path).exists() and f"!{path}" in allowed, path
+            is_sent = any(f"!{folder}" in allowed for folder in (path, *Path(path).parents))
+            assert (ROOT / path).exists() and is_sent, path
 
 
 def test_the_router_image_has_no_torch():
@@ -102,6 +106,26 @@ def test_every_setting_exists(name):
     environment = image_of(name).environment | SERVICES[name]["environment"]
     ours = {key for key in environment if key.startswith("FISSILE_")}
     assert ours <= known
+
+
+def test_what_observes_is_reached_from_this_machine_alone_and_finds_its_files():
+    assert OBSERVERS.keys() == {"prometheus", "grafana", "jaeger"}
+    for service in OBSERVERS.values():
+        assert service["profiles"] == ["observe"]
+        assert all(port.startswith("127.0.0.1:") for port in service["ports"])
+        assert ":" in service["image"] and not service["image"].endswith(":latest")
+        for volume in service.get("volumes", []):
+            assert (ROOT / volume.split(":")[0]).exists(), volume
+
+
+def test_prometheus_scrapes_what_the_images_expose():
+    jobs = yaml.safe_load((ROOT / "deploy/prometheus.yml").read_text())["scrape_configs"]
+    router, worker = jobs
+    assert router["static_configs"] == [{"targets": [f"router:{image_of('router').environment[METRICS['router']]}"]}]
+    (found,) = worker["dns_sd_configs"]
+    assert found["names"] == SERVICES["worker-0"]["networks"]["default"]["aliases"]
+    ports = {image_of(name).environment[METRICS["worker"]] for name in SERVICES if name != "router"}
+    assert {str(found["port"])} == ports
 
 
 def free_ports(number: int) -> list[int]:
