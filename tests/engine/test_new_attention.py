@@ -4,7 +4,7 @@ Its state is a group of two entries a request (the sum; the number of tokens). B
 both kinds of pool are there. Scheduler, runner and mover know nothing of it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,6 +80,9 @@ class DecayBuilder:
         return [EntryTensor(PoolKind.STATE, state, entries_per_request=2) for state in self.states]
 
     def graph_contexts(self, num_rows: int, max_context_len: int) -> tuple[int, ...]:
+        return ()
+
+    def all_steps(self, max_rows: int, max_tokens: int, max_context_len: int) -> Iterable[Step]:
         return ()
 
     def prepare(self, step: Step, buffers: StepBuffers) -> list[tuple[int, int, int]]:

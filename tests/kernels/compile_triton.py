@@ -34,6 +34,21 @@ MACHINES = {
 class Driver:
     def __init__(self, capability: int) -> None:
         self._target = GPUTarget("cuda", capability, 32)
+        self.utils = self
+        self.loaded: list[str] = []
+        self.launched: list[str] = []
+
+    def get_device_properties(self, device: int) -> dict[str, int]:
+        return {"max_shared_mem": MACHINES[self._target.arch].shared_memory}
+
+    def load_binary(self, name: str, code: bytes, shared: int, device: int) -> tuple[int, int, int, int, int]:
+        """(module, function, registers, spilled, threads that a program can have)"""
+        assert code and device == 0
+        self.loaded.append(name)
+        return 1, 1, 32, 0, 1024
+
+    def launcher_cls(self, source: Any, metadata: Any) -> Callable[..., None]:
+        return lambda *arguments: self.launched.append(metadata.name)
 
     def get_current_target(self) -> GPUTarget:
         return self._target

@@ -1,5 +1,6 @@
 """What is Triton's own: splits of long rows, prompts in parts, and that every kernel compiles for real GPUs."""
 
+import json
 import os
 import subprocess
 import sys
@@ -92,12 +93,24 @@ def test_keys_are_split_where_chunks_are_few(rig: Rig, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("capability", [80, 90])
 def test_kernels_compile(capability: int) -> None:
-    """In a process of its own, for this one may interpret them."""
+    compiled = run_compiler("tests.kernels.compile_triton", str(capability)).split()
+    assert {"attend_kernel", "reduce_kernel", "_rows_kernel", "_prepare_kernel"} <= set(compiled)
+
+
+def test_no_step_needs_a_kernel_that_was_not_compiled_ahead() -> None:
+    """Whatever its rows are and ask for: see the module."""
+    found = json.loads(run_compiler("tests.kernels.first_steps"))
+    assert found["late"] == []
+    assert {"attend_kernel", "reduce_kernel", "_rows_kernel", "_prepare_kernel", "_limit_kernel"} <= set(found["ahead"])
+
+
+def run_compiler(*module: str) -> str:
+    """What it prints. In a process of its own, for this one may interpret kernels."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "tests.kernels.compile_triton", str(capability)]
+    command = [sys.executable, "-m", *module]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert {"attend_kernel", "reduce_kernel", "_rows_kernel", "_prepare_kernel"} <= set(done.stdout.split())
+    return done.stdout
 
 
 def test_a_models_tokens_equal_transformers(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """Attention over K and V of every head (MHA, GQA, MQA): the builder of its paged cache."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -51,6 +51,9 @@ class GqaBuilder:
 
     def graph_contexts(self, num_rows: int, max_context_len: int) -> tuple[int, ...]:
         return self._kernel.graph_contexts(num_rows, max_context_len)
+
+    def all_steps(self, max_rows: int, max_tokens: int, max_context_len: int) -> Iterable[Step]:
+        return self._kernel.all_steps(max_rows, max_tokens, max_context_len)
 
     def prepare(self, step: Step, buffers: StepBuffers) -> Any:
         return self._kernel.prepare(step, buffers, self._block_size)

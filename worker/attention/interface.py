@@ -5,7 +5,7 @@ of attention is one file: a spec, a layer and a builder.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -45,6 +45,10 @@ class CacheBuilder(Protocol):
         """Bounds of the context that are worth a graph each for a step of `num_rows` uniform rows, rising up to
         `max_context_len`: what `prepare` makes of a step with such a `max_context_len`, and the layers do with it,
         serves every step within the bound. Empty: such a step cannot be captured."""
+
+    def all_steps(self, max_rows: int, max_tokens: int, max_context_len: int) -> Iterable[Step]:
+        """Steps within these bounds that together need every kernel that any of them can need; empty where kernels
+        are not compiled."""
 
 
 class CacheSpec(Hashable, Protocol):

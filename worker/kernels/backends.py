@@ -5,7 +5,7 @@ import importlib.util
 import logging
 import os
 from collections.abc import Callable
-from typing import Any
+from types import ModuleType
 
 import torch
 
@@ -19,8 +19,8 @@ class KernelBackendError(Exception):
     """The backend asked for cannot run here; the message says what can."""
 
 
-def implementations(backend: str, device: torch.device) -> list[Any]:
-    """Of all backends that can run on `device`: those of `backend` first, unless it is `auto`.
+def usable_backends(backend: str, device: torch.device) -> list[ModuleType]:
+    """All that can run on `device`: `backend` first, unless it is `auto`. Each has IMPLEMENTATIONS and COMPILER.
 
     Raises KernelBackendError for a backend that cannot, or that nobody knows.
     """
@@ -40,8 +40,7 @@ def implementations(backend: str, device: torch.device) -> list[Any]:
     candidates = [name for name in PREFERRED if device.type != "cpu" or name in wanted]
     usable = [name for name in candidates if reasons[name] is None]
     usable.sort(key=lambda name: name != backend)
-    modules = [importlib.import_module(f"worker.kernels.{name}") for name in usable]
-    return [implementation for module in modules for implementation in module.IMPLEMENTATIONS]
+    return [importlib.import_module(f"worker.kernels.{name}") for name in usable]
 
 
 def _no_triton(device: torch.device) -> str | None:

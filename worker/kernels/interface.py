@@ -6,7 +6,7 @@ an operation says that it works in place, it returns a new tensor that the calle
 device value on the host.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -168,6 +168,9 @@ class GqaKernel(Protocol):
 
     def graph_contexts(self, num_rows: int, max_context_len: int) -> tuple[int, ...]:
         """See `CacheBuilder.graph_contexts`."""
+
+    def all_steps(self, max_rows: int, max_tokens: int, max_context_len: int) -> Iterable[Step]:
+        """See `CacheBuilder.all_steps`."""
 
     def write_qkv(
         self, qkv: Tensor, norm: QkNorm | None, rope: RopeTable | None, cache: GqaCache, metadata: GqaMetadata

@@ -1,15 +1,16 @@
 """The kernel table: for each operation the implementations, in order of preference; the first that supports wins."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Generic
+from typing import Any, Generic, Protocol
 
 import torch
 
-from worker.kernels.backends import KernelBackendError, implementations
+from worker.kernels.backends import KernelBackendError, usable_backends
 from worker.kernels.interface import KernelT, Operation, SpecT
 
-__all__ = ["Implementation", "KernelBackendError", "Kernels"]
+__all__ = ["Implementation", "KernelBackendError", "KernelCompiler", "Kernels"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,13 +23,33 @@ class Implementation(Generic[SpecT, KernelT]):
     make: Callable[[SpecT, torch.device, torch.dtype], KernelT]
 
 
+class KernelCompiler(Protocol):
+    """Makes kernels ready before the first step needs them one after another."""
+
+    @property
+    def num_threads(self) -> int: ...
+
+    @property
+    def num_kernels(self) -> int:
+        """Made ready, so far."""
+
+    def threads(self) -> AbstractContextManager[None]:
+        """Around rehearsals: ends when what they asked for is there."""
+
+    def rehearsal(self) -> AbstractContextManager[None]:
+        """Within, operations of the backend do nothing but ask for the kernels that they would launch: what they return
+        is undefined. Torch's operations do what they always do."""
+
+
 class Kernels:
     """One rank's kernels. Asked when a layer is built; equal questions get the same kernel."""
 
     def __init__(self, device: torch.device, backend: str = "auto") -> None:
         """`backend` goes before the others where it supports an operation. Raises KernelBackendError."""
         self.device = device
-        self._table: list[Implementation[Any, Any]] = implementations(backend, device)
+        backends = usable_backends(backend, device)
+        self._table: list[Implementation[Any, Any]] = [entry for module in backends for entry in module.IMPLEMENTATIONS]
+        self._compiler: Callable[[torch.device, int], KernelCompiler] | None = backends[0].COMPILER
         self._chosen: dict[tuple[Any, ...], tuple[str, Any]] = {}
 
     def choose(self, operation: Operation[SpecT, KernelT], spec: SpecT, dtype: torch.dtype) -> KernelT:
@@ -50,6 +71,10 @@ class Kernels:
                 return None
         kernel: KernelT = self._chosen[key][1]
         return kernel
+
+    def compiler(self, num_threads: int) -> KernelCompiler | None:
+        """Of the backend that goes first; None: it compiles nothing, or not for this device."""
+        return None if self._compiler is None or self.device.type == "cpu" else self._compiler(self.device, num_threads)
 
     def describe(self) -> dict[str, str]:
         """Operation → what carries it out, of those chosen so far; for the start-up log."""

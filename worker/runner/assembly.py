@@ -3,6 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
+
+from common.stopwatch import Stopwatch
 from worker.attention.interface import CacheBuilder
 from worker.core.cache.pools import PoolKind, PoolPlan, PoolSpec, bytes_of
 from worker.grammars.masks import SlotGrammars
@@ -18,6 +21,7 @@ from worker.runner.memory import GIB, plan_on_cpu, plan_on_gpu
 from worker.runner.model_runner import ModelRunner, RunnerParts
 from worker.runner.prepare import StepPreparer
 from worker.runner.probe import dummy_batch, largest_batch, measure_peak
+from worker.runner.rehearsal import compile_kernels
 from worker.runner.slots import SlotState
 
 NOTHING = PoolPlan(num_blocks=0, num_groups=0, num_page_bytes=0, num_state_bytes=0)
@@ -49,6 +53,10 @@ class Assembly:
 
     def runner(self, plan: PoolPlan, num_host_blocks: int = 0) -> ModelRunner:
         """Over caches of this size, in place of those that the builders had before."""
+        return ModelRunner(self.parts(plan, num_host_blocks))
+
+    def parts(self, plan: PoolPlan, num_host_blocks: int = 0) -> RunnerParts:
+        """See `runner`."""
         config, kernels = self.config, self.kernels
         for builder in self.builders:
             builder.allocate(plan)
@@ -63,9 +71,7 @@ class Assembly:
         padded = self.graph_sizes.rows if self.graph_sizes is not None and forward.can_capture else ()
         preparer = StepPreparer(slots, buffers, kernels, config.block_size, padded)
         mover = EntryMover(self.builders, kernels, num_host_blocks)
-        return ModelRunner(
-            RunnerParts(kernels, self.tp, self.model, self.builders, mover, slots, preparer, forward, self.grammars)
-        )
+        return RunnerParts(kernels, self.tp, self.model, self.builders, mover, slots, preparer, forward, self.grammars)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +103,14 @@ def size_cache(assembly: Assembly) -> SizedCache:
     plan = PoolPlan.of(specs, assembly.tp.minimum(num_blocks, device), config.max_num_seqs)
     num_host_blocks = int(config.swap_space_gib * GIB) // bytes_of(specs, PoolKind.PAGE)
     return SizedCache(plan, num_host_blocks, activations, graphs)
+
+
+def compile_ahead(assembly: Assembly, watch: Stopwatch) -> None:
+    """What the kernels' backend compiles, all together; otherwise each of the first steps would wait for some of it."""
+    compiler = assembly.kernels.compiler(torch.get_num_threads())
+    if compiler is not None:
+        compile_kernels(compiler, assembly.parts(NOTHING), assembly.max_model_len)
+        watch.lap("kernels")
 
 
 def warm_up(assembly: Assembly, runner: ModelRunner) -> None:

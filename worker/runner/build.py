@@ -23,7 +23,7 @@ from worker.models.base import CausalLM
 from worker.models.registry import create_model
 from worker.models.weights import fill_with_noise, load_weights, pack_weights
 from worker.parallel.group import Group
-from worker.runner.assembly import Assembly, SizedCache, size_cache, warm_up
+from worker.runner.assembly import Assembly, SizedCache, compile_ahead, size_cache, warm_up
 from worker.runner.config import DTYPES, MemoryReport, ModelInfo, RunnerConfig
 from worker.runner.graphs import GraphSizes
 from worker.runner.memory import GIB, physical_cores
@@ -89,6 +89,7 @@ def build_runner(
         grammars=_grammars(source, model_config, device) if tp.rank == 0 else None,
         graph_sizes=_graph_sizes(config, device),
     )
+    compile_ahead(assembly, watch)
     cache = size_cache(assembly)
     runner = assembly.runner(cache.plan, cache.num_host_blocks)
     watch.lap("cache")

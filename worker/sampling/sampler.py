@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from worker.kernels.sampling import CHOOSE, FAILED, LOGPROBS, MASKED_COPY, Draws, Parameters
+from worker.kernels.sampling import CHOOSE, FAILED, LOGPROBS, MASKED_COPY, DrawRules, Draws, Parameters
 from worker.kernels.select import Kernels
 from worker.sampling.edits import History, edit_logits
 from worker.sampling.logprobs import LogprobTensors
@@ -13,6 +13,15 @@ from worker.sampling.rules import EditedRows, RowGroup, RowRules
 
 NOTHING_ALLOWED = -2
 """In place of a token id: the request's own rules leave no token."""
+ALL_RULES = (
+    DrawRules(0, None, 0, has_top_p=False, has_top_k_with_top_p=True, has_min_p=False),
+    DrawRules(1, None, 0, has_top_p=False, has_top_k_with_top_p=True, has_min_p=False),
+    DrawRules(1, None, 0, has_top_p=False, has_top_k_with_top_p=True, has_min_p=True),
+    DrawRules(1, None, 1, has_top_p=True, has_top_k_with_top_p=True, has_min_p=True),
+)
+"""Greedy, drawn, drawn within limits that come without and with a search: see `Sampler.rehearse`."""
+NUM_LOGPROBS = 32
+"""Most likely tokens that requests ask for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +78,21 @@ class Sampler:
         copy, is_finite = self._masked_copy(logits, group.rows, group.num_rows, mask)
         edit_logits(copy, edited.edits, history, rows.parameters)
         return copy, is_finite
+
+    def rehearse(self, logits: Tensor, parameters: Parameters) -> None:
+        """Call each operation in all ways that differ to it: `logits` [R, V] and `parameters` are as in a step."""
+        index = torch.zeros(1, dtype=torch.int64, device=logits.device)
+        mask = torch.zeros(1, -(-logits.shape[1] // 32), dtype=torch.int32, device=logits.device)
+        all_draws = [Draws(rules, parameters, index, index) for rules in ALL_RULES]
+        for rows in (None, index):
+            for draws in all_draws:
+                self._choose(logits, rows, draws)
+            for most in range(NUM_LOGPROBS + 1):
+                self.logprobs(logits, rows, index, most)
+            for allowed in (None, mask):
+                copy, _ = self._masked_copy(logits, rows, 1, allowed)
+        for draws in all_draws:
+            self._choose(copy, None, draws)
 
     def _token_ids(self, logits: Tensor, rows: SamplingRows) -> Tensor:
         rules = rows.rules

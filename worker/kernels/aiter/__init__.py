@@ -80,6 +80,9 @@ def _paged(decode: type[AssemblyDecode] | type[GluonDecode], name: str) -> Imple
     )  # fmt: skip
 
 
+COMPILER = None
+"""Kernels are compiled at their first launch: nothing else was ever tried on such a GPU."""
+
 IMPLEMENTATIONS: list[Implementation[Any, Any]] = [
     Implementation(RMS_NORM, "aiter", _has(NativeRmsNorm.NEEDS), lambda spec, device, _: NativeRmsNorm(device)),
     Implementation(RMS_NORM, "aiter Triton", _has(TritonRmsNorm.NEEDS, on=_anything), lambda *_: TritonRmsNorm()),

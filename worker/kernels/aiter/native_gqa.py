@@ -5,7 +5,7 @@ D / x, block_size, x] and [blocks, K, block_size / x, D, x].
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
@@ -76,6 +76,9 @@ class NativeGqa:
 
     def graph_contexts(self, num_rows: int, max_context_len: int) -> tuple[int, ...]:
         return (max_context_len,)
+
+    def all_steps(self, max_rows: int, max_tokens: int, max_context_len: int) -> Iterable[Step]:
+        return ()
 
     def prepare(self, step: Step, buffers: StepBuffers, block_size: int) -> Metadata:
         if step.num_uniform_rows:

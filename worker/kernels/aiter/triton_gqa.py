@@ -1,5 +1,6 @@
 """Attention over a paged cache through AITER's Triton kernels: one launch writes, one serves all rows of a step."""
 
+from collections.abc import Iterable
 from typing import ClassVar
 
 import torch
@@ -59,6 +60,9 @@ class TritonGqa:
 
     def graph_contexts(self, num_rows: int, max_context_len: int) -> tuple[int, ...]:
         return (max_context_len,)
+
+    def all_steps(self, max_rows: int, max_tokens: int, max_context_len: int) -> Iterable[Step]:
+        return ()
 
     def prepare(self, step: Step, buffers: StepBuffers, block_size: int) -> StepViews:
         return step_views(step, buffers)

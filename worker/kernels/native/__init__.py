@@ -8,6 +8,7 @@ from worker.kernels.native.gqa import NativeGqa, supports_gqa
 from worker.kernels.native.linear import NativeLinear, supports_linear
 from worker.kernels.select import Implementation
 
+COMPILER = None
 IMPLEMENTATIONS: list[Implementation[Any, Any]] = [
     Implementation(DECODER, "native", supports_decoder, lambda spec, *_: NativeDecoder(spec)),
     Implementation(LINEAR, "native", supports_linear, lambda spec, *_: NativeLinear(spec)),

@@ -1,5 +1,6 @@
 """Attention over the paged cache in the library: what it writes and reads, and the view of a step."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -41,6 +42,9 @@ class NativeGqa:
         return GqaPool(layers, [k.transpose(0, 1), v.transpose(0, 1)])
 
     def graph_contexts(self, num_rows: int, max_context_len: int) -> tuple[int, ...]:
+        return ()
+
+    def all_steps(self, max_rows: int, max_tokens: int, max_context_len: int) -> Iterable[Step]:
         return ()
 
     def prepare(self, step: Step, buffers: StepBuffers, block_size: int) -> StepMetadata:

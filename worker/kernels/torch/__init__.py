@@ -26,6 +26,7 @@ def _always(*_: Any) -> bool:
     return True
 
 
+COMPILER = None
 IMPLEMENTATIONS: list[Implementation[Any, Any]] = [
     Implementation(RMS_NORM, "torch", _always, lambda *_: RmsNorm()),
     Implementation(SILU_AND_MUL, "torch", _always, lambda *_: silu_and_mul),

@@ -13,6 +13,7 @@ context gathered from the cache.
 """
 
 import warnings
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import torch
@@ -99,6 +100,9 @@ class TorchGqa:
         return GqaPool(layers, [k.transpose(0, 1), v.transpose(0, 1)])
 
     def graph_contexts(self, num_rows: int, max_context_len: int) -> tuple[int, ...]:
+        return ()
+
+    def all_steps(self, max_rows: int, max_tokens: int, max_context_len: int) -> Iterable[Step]:
         return ()
 
     def prepare(self, step: Step, buffers: StepBuffers, block_size: int) -> Metadata:

@@ -16,6 +16,7 @@ from worker.kernels.interface import (
 )
 from worker.kernels.sampling import CHOOSE, LOGPROBS, MASKED_COPY
 from worker.kernels.select import Implementation
+from worker.kernels.triton.ahead import CompileAhead
 from worker.kernels.triton.elementwise import WIDEST_NORM, TritonRmsNorm, TritonSiluAndMul, embedding
 from worker.kernels.triton.gqa import TritonGqa, supports_gqa
 from worker.kernels.triton.linear import TritonLinear, supports_linear
@@ -33,6 +34,7 @@ def _supports_norm(spec: NormSpec, device: torch.device, dtype: torch.dtype) -> 
     return spec.size <= WIDEST_NORM
 
 
+COMPILER = CompileAhead
 IMPLEMENTATIONS: list[Implementation[Any, Any]] = [
     Implementation(
         RMS_NORM, "triton", _supports_norm, lambda spec, device, _: TritonRmsNorm(spec.size, machine_of(device))

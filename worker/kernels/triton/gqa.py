@@ -1,5 +1,6 @@
 """Attention over a paged cache of K and V per head, in Triton; long prompts through torch's cuDNN attention."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +13,8 @@ from worker.kernels.interface import GqaCache, GqaPool, GqaSpec, QkNorm, RopeTab
 from worker.kernels.step import Step, StepBuffers
 from worker.kernels.triton.gqa_attend import attend_kernel, reduce_kernel
 from worker.kernels.triton.gqa_parts import Dense, Paged, parts_of
-from worker.kernels.triton.gqa_splits import LONG, Splits, chunk_splits, deal_splits, usual_splits
+from worker.kernels.triton.gqa_splits import Splits, chunk_splits, deal_splits
+from worker.kernels.triton.gqa_steps import FEW_ROWS, all_steps, graph_contexts
 from worker.kernels.triton.gqa_write import HEADS, write_qkv_kernel
 from worker.kernels.triton.machine import Machine
 from worker.kernels.triton.overlap import launch_options
@@ -20,7 +22,6 @@ from worker.kernels.triton.overlap import launch_options
 Parts = tuple[Tensor, Tensor, Tensor]
 """Of splits: values mixed, float32; maximum and sum of the softmax."""
 
-FEW_ROWS = 16
 LOG2_E = 1.4426950408889634
 DENSE_BACKENDS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION]
 
@@ -66,8 +67,10 @@ class TritonGqa:
         return GqaPool(layers, [pool.permute(2, 0, 1, 3, 4, 5)])
 
     def graph_contexts(self, num_rows: int, max_context_len: int) -> tuple[int, ...]:
-        usual = usual_splits(self._machine, num_rows * self._spec.num_kv_heads)
-        return (max_context_len,) if usual * LONG >= max_context_len else (usual * LONG, max_context_len)
+        return graph_contexts(self._spec, self._machine, num_rows, max_context_len)
+
+    def all_steps(self, max_rows: int, max_tokens: int, max_context_len: int) -> Iterator[Step]:
+        return all_steps(self._spec, self._machine, max_rows, max_tokens, max_context_len)
 
     def prepare(self, step: Step, buffers: StepBuffers, block_size: int) -> Metadata:
         num_rows, tokens = step.num_uniform_rows, step.uniform_len

@@ -88,7 +88,10 @@ def _row_of_tile(tile, query_starts, first_row, num_rows, TOKENS: tl.constexpr):
     return first_row + low, tile - first_tile
 
 
-@triton.jit(do_not_specialize=["first_row", "num_rows", "start", "num_places", "skipped", "usual_splits"])
+@triton.jit(
+    do_not_specialize=["first_row", "num_rows", "start", "num_places", "skipped", "usual_splits"],
+    do_not_specialize_on_alignment=["part_best", "part_total", "splits_by_row", "first_extra", "extra_rows"],
+)
 def attend_kernel(
     q, k_cache, v_cache, sinks, out, part_mixed, part_best, part_total, query_starts, context_lens, block_tables,
     splits_by_row, first_extra, extra_rows,
@@ -187,7 +190,10 @@ def attend_kernel(
         tl.store(part_total + part, total, mask=is_query)
 
 
-@triton.jit(do_not_specialize=["num_places", "usual_splits"])
+@triton.jit(
+    do_not_specialize=["num_places", "usual_splits"],
+    do_not_specialize_on_alignment=["part_best", "part_total", "splits_by_row", "first_extra", "extra_rows"],
+)
 def reduce_kernel(
     sinks, out, part_mixed, part_best, part_total, context_lens, splits_by_row, first_extra, extra_rows,
     num_places, usual_splits,

@@ -48,7 +48,10 @@ class Splits:
         return MOST_SPLITS if self.num_extra else self.usual
 
 
-@triton.jit(do_not_specialize=["num_rows", "num_tokens", "usual", "num_extra"])
+@triton.jit(
+    do_not_specialize=["num_rows", "num_tokens", "usual", "num_extra"],
+    do_not_specialize_on_alignment=["by_row", "first_extra", "extra_rows"],
+)
 def _deal_kernel(
     context_lens, by_row, first_extra, extra_rows, num_rows, num_tokens, usual, num_extra,
     WINDOW: tl.constexpr, LONG: tl.constexpr, MOST_SPLITS: tl.constexpr, ROWS: tl.constexpr,

@@ -10,7 +10,10 @@ TILE = 256
 """Tokens, or entries of a block table, of a row that a program fills; rows that one remembers."""
 
 
-@triton.jit(do_not_specialize=["num_rows", "num_uniform_rows", "uniform_len", "table_width", "spare_slot"])
+@triton.jit(
+    do_not_specialize=["num_rows", "num_uniform_rows", "uniform_len", "table_width", "spare_slot"],
+    do_not_specialize_on_alignment=["row_slots", "row_starts", "row_lens"],
+)
 def _prepare_kernel(
     row_slots, row_starts, row_lens,
     slot_tokens, slot_lengths, slot_tables, slot_groups,
@@ -67,7 +70,7 @@ def prepare_step(rows: StagedRows, slots: SlotTables, step: Step, block_size: in
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit(do_not_specialize=["num_rows"], do_not_specialize_on_alignment=["rows", "positions", "token_ids"])
 def _remember_kernel(
     tokens, lengths, rows, positions, token_ids, num_rows, tokens_stride, ROWS: tl.constexpr
 ):  # fmt: skip

@@ -10,8 +10,8 @@ from worker.kernels.torch.sample import token_logprobs as torch_logprobs
 from worker.kernels.triton.sample import chunk_stats
 from worker.kernels.triton.sample_parts import load_logits
 
-MOST = 32
-"""Most likely tokens that a program finds; for more, torch."""
+FEW, MOST = 4, 32
+"""Most likely tokens that a program has places for; for more, torch."""
 TILE = 4096
 
 _CHUNK = tl.constexpr(CHUNK)
@@ -64,7 +64,7 @@ def _index_of(key):
     return 0x7FFFFFFF - (key & 0x7FFFFFFF).to(tl.int32)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["most"])
 def _logprobs_kernel(
     logits, rows, token_ids, ranks, chunk_best, chunk_mass, out_ids, out_logprobs, out_ranks,
     stride, vocab_size, num_chunks, most, HAS_ROWS: tl.constexpr, PAD: tl.constexpr, MOST: tl.constexpr,
@@ -138,6 +138,6 @@ def token_logprobs(logits: Tensor, rows: Tensor | None, token_ids: Tensor, most:
     _logprobs_kernel[(num_rows,)](
         logits, rows, token_ids, larger, best, mass, ids, logprobs, ranks,
         logits.stride(0), vocab_size, best.shape[1], most,
-        rows is not None, triton.next_power_of_2(best.shape[1]), triton.next_power_of_2(max(most, 1)), num_warps=8,
+        rows is not None, triton.next_power_of_2(best.shape[1]), FEW if most <= FEW else MOST, num_warps=8,
     )  # fmt: skip
     return ids, logprobs, ranks

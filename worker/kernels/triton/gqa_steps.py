@@ -1,0 +1,54 @@
+"""Steps that together need every kernel of attention that any step can need: what is compiled before the first one.
+
+A kernel depends on little of a step: on how many splits are usual, whether long rows get more, whether rows are few,
+and whether kernels overlap.
+"""
+
+from collections.abc import Iterator
+
+from worker.kernels.interface import GqaSpec
+from worker.kernels.step import Chunk, Step
+from worker.kernels.triton.gqa_splits import LONG, SHORT, usual_splits
+from worker.kernels.triton.machine import Machine
+from worker.kernels.triton.overlap import MOST_TOKENS
+
+FEW_ROWS = 16
+"""Uniform rows that take fewer keys at a time."""
+
+
+def graph_contexts(spec: GqaSpec, machine: Machine, num_rows: int, max_context_len: int) -> tuple[int, ...]:
+    """See `CacheBuilder.graph_contexts`."""
+    usual = usual_splits(machine, num_rows * spec.num_kv_heads)
+    return (max_context_len,) if usual * LONG >= max_context_len else (usual * LONG, max_context_len)
+
+
+def all_steps(spec: GqaSpec, machine: Machine, max_rows: int, max_tokens: int, max_context_len: int) -> Iterator[Step]:
+    """Each alone, and with so many tokens beside that kernels do not overlap."""
+    for num_rows in _kinds_of_rows(spec, machine, max_rows):
+        for longest in graph_contexts(spec, machine, num_rows, max_context_len):
+            yield Step(num_uniform_rows=num_rows, max_context_len=longest)
+            if num_rows < max_rows and num_rows + MOST_TOKENS < max_tokens:
+                chunk = Chunk(1 + MOST_TOKENS, min(2 + MOST_TOKENS, max_context_len))
+                yield Step(num_uniform_rows=num_rows, chunks=(chunk,), max_context_len=longest)
+    num_beside = min(MOST_TOKENS, max_rows - 1)
+    for longest in _doubling(SHORT, max_context_len):
+        yield Step(num_uniform_rows=0, chunks=(Chunk(1, longest),), max_context_len=longest)
+        chunk = Chunk(1 + MOST_TOKENS - num_beside, longest)
+        if num_beside + chunk.num_tokens <= max_tokens:
+            yield Step(num_uniform_rows=num_beside, chunks=(chunk,), max_context_len=longest)
+
+
+def _kinds_of_rows(spec: GqaSpec, machine: Machine, max_rows: int) -> list[int]:
+    """Numbers of uniform rows: the least of each kind."""
+    kinds: dict[tuple[int, bool], int] = {}
+    for num_rows in range(1, max_rows + 1):
+        kinds.setdefault((usual_splits(machine, num_rows * spec.num_kv_heads), num_rows <= FEW_ROWS), num_rows)
+    return list(kinds.values())
+
+
+def _doubling(first: int, last: int) -> Iterator[int]:
+    """From `first` while below `last`, and `last`."""
+    while first < last:
+        yield first
+        first *= 2
+    yield last

@@ -1,0 +1,70 @@
+"""All that steps can ask of the kernels, asked once before the first of them: so that they are compiled together, at
+start-up, and no request waits for that."""
+
+import logging
+import time
+from collections.abc import Hashable, Iterator
+
+import torch
+from torch import Tensor
+
+from worker.attention.context import ForwardContext, forward_context
+from worker.attention.interface import CacheLayer
+from worker.kernels.interface import REMEMBER
+from worker.kernels.select import KernelCompiler
+from worker.runner.model_runner import RunnerParts
+from worker.sampling.sampler import Sampler
+
+logger = logging.getLogger(__name__)
+
+MOST_TOKENS = 512
+"""Of rehearsed passes: what a kernel compiles in of the number of tokens, it does below."""
+
+
+def compile_kernels(compiler: KernelCompiler, parts: RunnerParts, max_context_len: int) -> None:
+    start = time.perf_counter()
+    with compiler.threads(), compiler.rehearsal():
+        rehearse(parts, max_context_len)
+    logger.info(
+        "kernels: %d made ready on %d threads in %.1f s",
+        compiler.num_kernels, compiler.num_threads, time.perf_counter() - start,
+    )  # fmt: skip
+
+
+@torch.inference_mode()
+def rehearse(parts: RunnerParts, max_context_len: int) -> None:
+    """Caches must be bound; their content, and the buffers', may be anything. All ranks must do this alike."""
+    parts.preparer.prepare_padding()
+    buffers = parts.preparer.buffers
+    nothing = buffers.positions[:1]
+    parts.kernels.choose(REMEMBER, None, torch.int64)(parts.slots.tables, nothing, nothing, nothing)
+    layers: dict[Hashable, tuple[CacheLayer, Tensor]] = {}
+    """One for each builder, and its input in the largest pass."""
+
+    def cut(layer: CacheLayer, x: Tensor) -> Tensor:
+        layers[layer.spec] = layer, x
+        return x.new_empty(len(x), layer.output_size)
+
+    max_rows, max_tokens = len(buffers.context_lens), len(buffers.input_ids)
+    logits = None
+    for num_tokens in _sizes(min(max_tokens, MOST_TOKENS)):
+        with forward_context(ForwardContext((), cut)):
+            hidden = parts.model(buffers.input_ids[:num_tokens])
+        logits = parts.model.logits(hidden[:max_rows])
+    if logits is not None:
+        Sampler(parts.kernels).rehearse(logits, parts.slots.parameters)
+    # Builders are in the order in which their kinds of layers come.
+    for number, (builder, (layer, x)) in enumerate(zip(parts.builders, layers.values(), strict=True)):
+        for step in builder.all_steps(max_rows, max_tokens, max_context_len):
+            metadata = (*[None] * number, builder.prepare(step, buffers))
+            with forward_context(ForwardContext(metadata)):
+                layer.attend(x.new_empty(step.num_tokens, *x.shape[1:]))
+
+
+def _sizes(largest: int) -> Iterator[int]:
+    """Powers of two below, and the largest."""
+    size = 1
+    while size < largest:
+        yield size
+        size *= 2
+    yield largest
