@@ -1,24 +1,23 @@
 """The client for asyncio; the same calls as `fissile.client`."""
 
+import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self, TypeVar, Unpack
+from typing import Any, Self, Unpack
 
 import grpc
 
 from fissile import requests, responses
-from fissile.address import router_target
 from fissile.channel import aio_channel, call_metadata
-from fissile.errors import from_rpc_error
+from fissile.errors import UnavailableError, from_rpc_error
 from fissile.options import Options
 from fissile.requests import Message, Prompt, Tool, ToolChoice
 from fissile.results import Delta, Generation, Model, Stats, Token
+from fissile.routers import ANSWER_SECONDS, Calls, Method, Routers, no_answer
 from fissile.tls import ClientTls
 from fissile.trace_context import trace_metadata
-from fissile.v1 import generation_pb2, generation_pb2_grpc
-
-R = TypeVar("R")
+from fissile.v1 import generation_pb2
 
 
 class AsyncStream(AsyncIterator[Delta]):
@@ -28,9 +27,9 @@ class AsyncStream(AsyncIterator[Delta]):
     Errors arrive as `fissile.errors.FissileError` from the iteration.
     """
 
-    def __init__(self, call: Any, cumulative: bool) -> None:
-        self._call = call
-        self._messages = aiter(call)
+    def __init__(self, calls: Calls, cumulative: bool) -> None:
+        self._calls = calls
+        self._begin(calls.first())
         self._collector = responses.Collector(cumulative=cumulative)
         self._ready: deque[Delta] = deque()
         self._generation: Generation | None = None
@@ -38,14 +37,33 @@ class AsyncStream(AsyncIterator[Delta]):
     async def __anext__(self) -> Delta:
         while not self._ready:
             try:
-                message = await anext(self._messages)
+                message = await self._receive()
             except StopAsyncIteration:
                 self._generation = self._collector.generation()
                 raise
             except grpc.RpcError as error:
-                raise from_rpc_error(error) from None
+                self._begin(self._calls.after(from_rpc_error(error)))
+                continue
+            except UnavailableError as error:
+                self._begin(self._calls.after(error))
+                continue
+            self._calls.answered()
             self._ready.extend(self._collector.add(message))
         return self._ready.popleft()
+
+    def _begin(self, call: Any) -> None:
+        self._call, self._messages = call, aiter(call)
+
+    async def _receive(self) -> Any:
+        """The next message. While there is another router to ask, this one must answer soon."""
+        if not self._calls.is_last:
+            try:
+                async with asyncio.timeout(ANSWER_SECONDS):
+                    await self._call.initial_metadata()
+            except TimeoutError:
+                self._call.cancel()
+                raise no_answer() from None
+        return await anext(self._messages)
 
     @property
     def request_id(self) -> str:
@@ -76,13 +94,16 @@ class AsyncClient:
     """A connection to a router, for one event loop.
 
     `model` may be left empty everywhere while the router serves one model. `timeout` is in seconds and travels to the
-    worker's scheduler; None waits for ever. `api_key` is shown where the router wants one; use TLS with it.
+    worker's scheduler; None waits for ever. `api_key` is shown where the router wants one; use TLS with it. `address`
+    may be several: a call goes on to the next router when one cannot be reached or is UNAVAILABLE, while nothing of
+    the answer has come.
     """
 
-    def __init__(self, address: str = "localhost:50051", *, tls: ClientTls | None = None, api_key: str = "") -> None:
+    def __init__(
+        self, address: str | Sequence[str] = "localhost:50051", *, tls: ClientTls | None = None, api_key: str = ""
+    ) -> None:
         self._metadata = call_metadata(api_key)
-        self._channel = aio_channel(router_target(address), tls)
-        self._stub = generation_pb2_grpc.GenerationServiceStub(self._channel)
+        self._routers = Routers(address, aio_channel, tls)
 
     def generate(
         self,
@@ -99,10 +120,7 @@ class AsyncClient:
         request = requests.generate_request(
             prompt, model=model, request_id=request_id, add_special_tokens=add_special_tokens, options=options
         )
-        return AsyncStream(
-            self._stub.Generate(request, timeout=timeout, metadata=[*self._metadata, *trace_metadata()]),
-            request.options.output.cumulative,
-        )
+        return self._stream(lambda stub: stub.Generate, request, timeout)
 
     def chat(
         self,
@@ -132,16 +150,13 @@ class AsyncClient:
             chat_template=chat_template,
             options=options,
         )
-        return AsyncStream(
-            self._stub.Chat(request, timeout=timeout, metadata=[*self._metadata, *trace_metadata()]),
-            request.options.output.cumulative,
-        )
+        return self._stream(lambda stub: stub.Chat, request, timeout)
 
     async def tokenize(
         self, text: str, *, model: str = "", add_special_tokens: bool = True, timeout: float | None = None
     ) -> tuple[Token, ...]:
         request = generation_pb2.TokenizeRequest(model=model, text=text, add_special_tokens=add_special_tokens)
-        return responses.tokens(await self._call(self._stub.Tokenize, request, timeout))
+        return responses.tokens(await self._call(lambda stub: stub.Tokenize, request, timeout))
 
     async def detokenize(
         self,
@@ -154,28 +169,40 @@ class AsyncClient:
         request = generation_pb2.DetokenizeRequest(
             model=model, token_ids=token_ids, skip_special_tokens=skip_special_tokens
         )
-        response: generation_pb2.DetokenizeResponse = await self._call(self._stub.Detokenize, request, timeout)
+        response: generation_pb2.DetokenizeResponse = await self._call(lambda stub: stub.Detokenize, request, timeout)
         return response.text
 
     async def models(self, *, timeout: float | None = None) -> tuple[Model, ...]:
         """All models that the router serves, in order of id."""
-        response = await self._call(self._stub.ListModels, generation_pb2.ListModelsRequest(), timeout)
+        response = await self._call(lambda stub: stub.ListModels, generation_pb2.ListModelsRequest(), timeout)
         return tuple(responses.model(entry) for entry in response.models)
 
     async def stats(self, *, window: int = 0, timeout: float | None = None) -> Stats:
         """Latencies of the last `window` seconds (0: all that the router keeps), counters, and each worker's state."""
         request = generation_pb2.GetStatsRequest(window_seconds=window)
-        return responses.stats(await self._call(self._stub.GetStats, request, timeout))
+        return responses.stats(await self._call(lambda stub: stub.GetStats, request, timeout))
 
-    async def _call(self, method: Callable[..., Awaitable[R]], request: object, timeout: float | None) -> R:
-        try:
-            return await method(request, timeout=timeout, metadata=self._metadata)
-        except grpc.RpcError as error:
-            raise from_rpc_error(error) from None
+    def _stream(self, method: Method, request: Any, timeout: float | None) -> AsyncStream:
+        metadata = [*self._metadata, *trace_metadata()]
+        calls = Calls(self._routers, method, request, timeout, metadata)
+        return AsyncStream(calls, request.options.output.cumulative)
+
+    async def _call(self, method: Method, request: Any, timeout: float | None) -> Any:
+        calls = Calls(self._routers, method, request, timeout, self._metadata)
+        call = calls.first()
+        while True:
+            try:
+                response = await call
+            except grpc.RpcError as error:
+                call = calls.after(from_rpc_error(error))
+            else:
+                calls.answered()
+                return response
 
     async def close(self) -> None:
         """Close the connection; open streams are cancelled. Idempotent."""
-        await self._channel.close()
+        for opened in self._routers.channels:
+            await opened.close()
 
     async def __aenter__(self) -> Self:
         return self

@@ -37,7 +37,10 @@ SERVER_OPTIONS: list[tuple[str, int]] = [
 
 CLIENT_OPTIONS: list[tuple[str, int]] = [
     *_MESSAGE_SIZE,
-    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_time_ms", 10_000),
+    # For the answer to any ping, those that measure a stream that runs among them; it acts where the time-out of
+    # keepalive alone does not. A process that is stopped answers none.
+    ("grpc.http2.ping_timeout_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
     # Reconnect soon after a restart: gRPC's own backoff grows to two minutes.

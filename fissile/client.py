@@ -1,24 +1,23 @@
 """The blocking client. `fissile.async_client` has the same for asyncio."""
 
+import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self, TypeVar, Unpack
+from typing import Any, Self, Unpack
 
 import grpc
 
 from fissile import requests, responses
-from fissile.address import router_target
 from fissile.channel import call_metadata, channel
-from fissile.errors import from_rpc_error
+from fissile.errors import UnavailableError, from_rpc_error
 from fissile.options import Options
 from fissile.requests import Message, Prompt, Tool, ToolChoice
 from fissile.results import Delta, Generation, Model, Stats, Token
+from fissile.routers import ANSWER_SECONDS, Calls, Method, Routers, no_answer
 from fissile.tls import ClientTls
 from fissile.trace_context import trace_metadata
-from fissile.v1 import generation_pb2, generation_pb2_grpc
-
-R = TypeVar("R")
+from fissile.v1 import generation_pb2
 
 
 class Stream(Iterator[Delta]):
@@ -28,8 +27,9 @@ class Stream(Iterator[Delta]):
     Errors arrive as `fissile.errors.FissileError` from the iteration.
     """
 
-    def __init__(self, call: Any, cumulative: bool) -> None:
-        self._call = call
+    def __init__(self, calls: Calls, cumulative: bool) -> None:
+        self._calls = calls
+        self._call = calls.first()
         self._collector = responses.Collector(cumulative=cumulative)
         self._ready: deque[Delta] = deque()
         self._generation: Generation | None = None
@@ -37,14 +37,25 @@ class Stream(Iterator[Delta]):
     def __next__(self) -> Delta:
         while not self._ready:
             try:
-                message = next(self._call)
+                message = self._receive()
             except StopIteration:
                 self._generation = self._collector.generation()
                 raise
             except grpc.RpcError as error:
-                raise from_rpc_error(error) from None
+                self._call = self._calls.after(from_rpc_error(error))
+                continue
+            except UnavailableError as error:
+                self._call = self._calls.after(error)
+                continue
+            self._calls.answered()
             self._ready.extend(self._collector.add(message))
         return self._ready.popleft()
+
+    def _receive(self) -> Any:
+        """The next message. While there is another router to ask, this one must answer soon."""
+        if not self._calls.is_last:
+            _wait_for_headers(self._call)
+        return next(self._call)
 
     @property
     def request_id(self) -> str:
@@ -71,17 +82,38 @@ class Stream(Iterator[Delta]):
         self.close()
 
 
+def _wait_for_headers(call: Any) -> None:
+    """Raises UnavailableError if they do not come in time. gRPC waits for them without end only."""
+    is_late = threading.Event()
+
+    def give_up() -> None:
+        is_late.set()
+        call.cancel()
+
+    timer = threading.Timer(ANSWER_SECONDS, give_up)
+    timer.start()
+    try:
+        call.initial_metadata()
+    finally:
+        timer.cancel()
+    if is_late.is_set():
+        raise no_answer()
+
+
 class Client:
     """A connection to a router. Thread-safe: share one among threads.
 
     `model` may be left empty everywhere while the router serves one model. `timeout` is in seconds and travels to the
-    worker's scheduler; None waits for ever. `api_key` is shown where the router wants one; use TLS with it.
+    worker's scheduler; None waits for ever. `api_key` is shown where the router wants one; use TLS with it. `address`
+    may be several: a call goes on to the next router when one cannot be reached or is UNAVAILABLE, while nothing of
+    the answer has come.
     """
 
-    def __init__(self, address: str = "localhost:50051", *, tls: ClientTls | None = None, api_key: str = "") -> None:
+    def __init__(
+        self, address: str | Sequence[str] = "localhost:50051", *, tls: ClientTls | None = None, api_key: str = ""
+    ) -> None:
         self._metadata = call_metadata(api_key)
-        self._channel = channel(router_target(address), tls)
-        self._stub = generation_pb2_grpc.GenerationServiceStub(self._channel)
+        self._routers = Routers(address, channel, tls)
 
     def generate(
         self,
@@ -98,10 +130,7 @@ class Client:
         request = requests.generate_request(
             prompt, model=model, request_id=request_id, add_special_tokens=add_special_tokens, options=options
         )
-        return Stream(
-            self._stub.Generate(request, timeout=timeout, metadata=[*self._metadata, *trace_metadata()]),
-            request.options.output.cumulative,
-        )
+        return self._stream(lambda stub: stub.Generate, request, timeout)
 
     def chat(
         self,
@@ -131,16 +160,13 @@ class Client:
             chat_template=chat_template,
             options=options,
         )
-        return Stream(
-            self._stub.Chat(request, timeout=timeout, metadata=[*self._metadata, *trace_metadata()]),
-            request.options.output.cumulative,
-        )
+        return self._stream(lambda stub: stub.Chat, request, timeout)
 
     def tokenize(
         self, text: str, *, model: str = "", add_special_tokens: bool = True, timeout: float | None = None
     ) -> tuple[Token, ...]:
         request = generation_pb2.TokenizeRequest(model=model, text=text, add_special_tokens=add_special_tokens)
-        return responses.tokens(self._call(self._stub.Tokenize, request, timeout))
+        return responses.tokens(self._call(lambda stub: stub.Tokenize.future, request, timeout))
 
     def detokenize(
         self,
@@ -153,28 +179,40 @@ class Client:
         request = generation_pb2.DetokenizeRequest(
             model=model, token_ids=token_ids, skip_special_tokens=skip_special_tokens
         )
-        response: generation_pb2.DetokenizeResponse = self._call(self._stub.Detokenize, request, timeout)
+        response: generation_pb2.DetokenizeResponse = self._call(lambda stub: stub.Detokenize.future, request, timeout)
         return response.text
 
     def models(self, *, timeout: float | None = None) -> tuple[Model, ...]:
         """All models that the router serves, in order of id."""
-        response = self._call(self._stub.ListModels, generation_pb2.ListModelsRequest(), timeout)
+        response = self._call(lambda stub: stub.ListModels.future, generation_pb2.ListModelsRequest(), timeout)
         return tuple(responses.model(entry) for entry in response.models)
 
     def stats(self, *, window: int = 0, timeout: float | None = None) -> Stats:
         """Latencies of the last `window` seconds (0: all that the router keeps), counters, and each worker's state."""
         request = generation_pb2.GetStatsRequest(window_seconds=window)
-        return responses.stats(self._call(self._stub.GetStats, request, timeout))
+        return responses.stats(self._call(lambda stub: stub.GetStats.future, request, timeout))
 
-    def _call(self, method: Callable[..., R], request: object, timeout: float | None) -> R:
-        try:
-            return method(request, timeout=timeout, metadata=self._metadata)
-        except grpc.RpcError as error:
-            raise from_rpc_error(error) from None
+    def _stream(self, method: Method, request: Any, timeout: float | None) -> Stream:
+        metadata = [*self._metadata, *trace_metadata()]
+        calls = Calls(self._routers, method, request, timeout, metadata)
+        return Stream(calls, request.options.output.cumulative)
+
+    def _call(self, method: Method, request: Any, timeout: float | None) -> Any:
+        calls = Calls(self._routers, method, request, timeout, self._metadata)
+        call = calls.first()
+        while True:
+            try:
+                response = call.result()
+            except grpc.RpcError as error:
+                call = calls.after(from_rpc_error(error))
+            else:
+                calls.answered()
+                return response
 
     def close(self) -> None:
         """Close the connection; open streams are cancelled. Idempotent."""
-        self._channel.close()
+        for opened in self._routers.channels:
+            opened.close()
 
     def __enter__(self) -> Self:
         return self

@@ -33,6 +33,7 @@ class Target:
     """Which router to talk to, and how."""
 
     address: str
+    """One, or several separated by commas."""
     tls: "ClientTls | None"
     api_key: str
 
@@ -48,11 +49,13 @@ _connection_flags = _apply(
         click.option(
             "-a",
             "--address",
-            default="localhost:50051",
+            "addresses",
+            multiple=True,
+            default=("localhost:50051",),
             show_default=True,
             envvar="FISSILE_ADDRESS",
             show_envvar=True,
-            help="Router: HOST, or HOST:PORT.",
+            help="Router: HOST, or HOST:PORT. Several, by commas or flags: the next is asked when one is missing.",
         ),
         click.option("--tls/--no-tls", default=None, envvar="FISSILE_TLS", show_envvar=True, help="Connect with TLS."),
         _tls_file("tls-ca", "CA certificate to trust, in place of the system's"),
@@ -75,7 +78,7 @@ def connection_options(command: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(command)
     def with_target(
         *,
-        address: str,
+        addresses: tuple[str, ...],
         tls: bool | None,
         tls_ca: Path | None,
         tls_certificate: Path | None,
@@ -83,6 +86,7 @@ def connection_options(command: Callable[..., Any]) -> Callable[..., Any]:
         api_key: str,
         **others: Any,
     ) -> Any:
+        address = ",".join(addresses)
         if tls is None:
             tls = bool(tls_ca or tls_certificate or tls_key)
         if (tls_certificate is None) != (tls_key is None):

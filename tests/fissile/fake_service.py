@@ -17,7 +17,13 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from fissile import v1
 from fissile.channel import SERVER_OPTIONS
-from fissile.errors import STATUS_DETAILS_KEY, InvalidArgumentError, NotFoundError, UnauthenticatedError
+from fissile.errors import (
+    STATUS_DETAILS_KEY,
+    InvalidArgumentError,
+    NotFoundError,
+    UnauthenticatedError,
+    UnavailableError,
+)
 from fissile.tls import ServerTls
 
 
@@ -147,6 +153,32 @@ class FakeService(v1.GenerationServiceServicer):
             ],
             uptime=seconds(3),
         )
+
+
+class Unavailable(FakeService):
+    """Says UNAVAILABLE to all calls; a stream after a first message, if that is asked for."""
+
+    def __init__(self, after_first=False):
+        super().__init__()
+        self.after_first = after_first
+
+    def Generate(self, request, context):
+        self.requests.append(request)
+        if self.after_first:
+            yield delta("r", 0, "one", 0)
+        abort(context, UnavailableError("draining"))
+
+    def ListModels(self, request, context):
+        abort(context, UnavailableError("draining"))
+
+
+class Silent(FakeService):
+    """As a router that is stopped: it takes calls and says nothing, until `cancelled`."""
+
+    def Generate(self, request, context):
+        self.requests.append(request)
+        self.cancelled.wait(20)
+        yield from ()
 
 
 def abort(context, error) -> None:

@@ -5,8 +5,9 @@ import asyncio
 import pytest
 
 from fissile import AsyncClient
-from fissile.errors import DeadlineExceededError, InternalError, InvalidArgumentError
+from fissile.errors import DeadlineExceededError, InternalError, InvalidArgumentError, UnavailableError
 from fissile.results import Delta
+from tests.fissile.fake_service import Silent, Unavailable, serve
 
 
 def run(address, use):
@@ -88,3 +89,28 @@ def test_cancelling_the_task_cancels_the_call(address, service):
 
     run(address, use)
     assert service.cancelled.wait(5)
+
+
+def test_a_call_goes_on_to_the_next_router(address, service, monkeypatch):
+    monkeypatch.setattr("fissile.async_client.ANSWER_SECONDS", 0.1)
+
+    async def use(client):
+        texts = [(await client.generate("one two").result()).text for _ in range(2)]
+        return texts, [model.id for model in await client.models()]
+
+    with serve(Silent()) as silent, serve(Unavailable()) as draining:
+        assert run(["localhost:1", silent, draining, address], use) == (["one two"] * 2, ["fake"])
+    assert len(service.requests) == 2
+
+
+def test_an_answer_that_has_begun_is_not_begun_again(address, service):
+    async def use(client):
+        stream = client.generate("one two")
+        first = await anext(stream)
+        with pytest.raises(UnavailableError, match="draining"):
+            await stream.result()
+        return first.text
+
+    with serve(Unavailable(after_first=True)) as draining:
+        assert run([draining, address], use) == "one"
+    assert service.requests == []

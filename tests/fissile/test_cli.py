@@ -171,6 +171,12 @@ def test_an_address_that_is_none_is_refused():
     )
 
 
+@pytest.mark.parametrize("flags", [("-a", "localhost:1", "-a", "{}"), ("-a", "localhost:1,{}")])
+def test_several_routers(address, flags):
+    result = CliRunner().invoke(main, ["generate", "hello you", *(flag.format(address) for flag in flags)])
+    assert (result.exit_code, "hello you" in result.output) == (0, True)
+
+
 def test_prompt_that_is_no_utf8():
     result = subprocess.run([FISSILE, "generate"], input=b"ab\xff", capture_output=True)
     assert (result.returncode, result.stderr) == (1, b"Error: the prompt is no valid UTF-8 at byte 2\n")

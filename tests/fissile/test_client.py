@@ -20,7 +20,7 @@ from fissile.results import (
     Usage,
 )
 from tests.fakes.certificates import Authority
-from tests.fissile.fake_service import FakeService, serve
+from tests.fissile.fake_service import FakeService, Silent, Unavailable, serve
 
 
 def test_deltas_join_to_the_text_of_the_result(client):
@@ -169,3 +169,56 @@ def test_importing_the_stubs_loads_no_client():
     code = "import sys, fissile.v1; print('fissile.client' in sys.modules, 'rich' in sys.modules)"
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert printed == "False False\n"
+
+
+def test_a_call_goes_on_to_the_next_router_and_stays_there(address, service):
+    with serve(Unavailable()) as draining, Client(["localhost:1", draining, address]) as client:
+        for _ in range(2):
+            assert client.generate("one two", timeout=30).result().text == "one two"
+        assert [model.id for model in client.models()] == ["fake"]
+    assert len(service.requests) == 2
+
+
+def test_unary_calls_go_on_too_and_the_last_error_is_the_answer(address):
+    with serve(Unavailable()) as draining:
+        with Client(f"{draining}, {address}") as client:
+            assert [model.id for model in client.models()] == ["fake"]
+        with Client(["localhost:1", draining]) as client, pytest.raises(UnavailableError, match="draining"):
+            client.models(timeout=5)
+
+
+def test_an_answer_that_has_begun_is_not_begun_again(address, service):
+    with serve(Unavailable(after_first=True)) as draining, Client([draining, address]) as client:
+        stream = client.generate("one two")
+        assert next(stream).text == "one"
+        with pytest.raises(UnavailableError, match="draining"):
+            stream.result()
+    assert service.requests == []
+
+
+def test_other_errors_are_answers(address):
+    other = FakeService()
+    with serve(other) as second, Client([address, second]) as client, pytest.raises(InvalidArgumentError):
+        client.generate("fail").result()
+    assert other.requests == []
+
+
+def test_a_router_that_says_nothing_is_left(address, monkeypatch):
+    monkeypatch.setattr("fissile.client.ANSWER_SECONDS", 0.1)
+    silent = Silent()
+    with serve(silent) as stopped:
+        with Client([stopped, address]) as client:
+            assert client.generate("one").result().text == "one"
+        with Client([stopped]) as client, pytest.raises(DeadlineExceededError):
+            client.generate("one", timeout=0.5).result()
+
+
+def test_the_deadline_is_of_all_routers_together(monkeypatch):
+    monkeypatch.setattr("fissile.client.ANSWER_SECONDS", 0.2)
+    with serve(Silent()) as a, serve(Silent()) as b, Client([a, b]) as client, pytest.raises(DeadlineExceededError):
+        client.generate("one", timeout=0.5).result()
+
+
+def test_no_router_is_no_address():
+    with pytest.raises(InvalidArgumentError, match="at least one router"):
+        Client([])
