@@ -1,7 +1,7 @@
 """What is counted of a request when it is closed, and the one line that the log has of it."""
 
 import logging
-import uuid
+import os
 from collections.abc import Sequence
 
 from common.tracing import Span, Tracer, trace_id
@@ -25,7 +25,7 @@ class Account:
         """`request_id`, `model` and `traceparent` are the client's, or empty; `operation` is OpenTelemetry's name of
         what is asked for."""
         self.watch = Stopwatch()
-        self.request_id = request_id or uuid.uuid4().hex
+        self.request_id = request_id or os.urandom(16).hex()
         self.model = ""
         """Id of the model that serves it, once that is known."""
         self.end = "cancelled"

@@ -124,7 +124,7 @@ class RouterMetrics:
     """One per router."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._registry = registry
+        self.registry = registry
         self._started = time.monotonic()
         self.latency = LatencyWindows()
         self.finished: Tally[str] = Tally()
@@ -166,7 +166,7 @@ class RouterMetrics:
 
     def watch(self, gauges: Callable[[], Gauges]) -> None:
         """Add gauges."""
-        self._registry.register(_GaugeCollector(gauges))
+        self.registry.register(_GaugeCollector(gauges))
 
     def hop(self, model: str, worker: str, windows: LatencyWindows) -> HopMetrics:
         """`windows`: of the requests on this worker."""

@@ -1,6 +1,9 @@
 """What requests may call a model, and a chat template that the router was told."""
 
+import re
+
 import pytest
+from prometheus_client import generate_latest
 
 from fissile import InvalidArgumentError, NotFoundError
 from fissile.v1 import ChatMessage, ChatRequest, ChatRole, GenerateRequest, GetModelRequest, ListModelsRequest
@@ -100,3 +103,17 @@ def test_a_bad_template_is_refused_at_start_with_its_line(tmp_path):
     path.write_text("{% for m in messages %}\n{{ m.content }\n{% endfor %}")
     with pytest.raises(InvalidArgumentError, match=f"chat-template {path}, line 2: unexpected '}}'"):
         RouterServer(RouterSettings(chat_template=path))
+
+
+def test_what_is_asked_for_in_vain_makes_no_labels():
+    """Or a client could fill the memory of the router and of Prometheus."""
+
+    async def scenario(system):
+        for number in range(20):
+            await error_of(system.ask(GenerateRequest(model=f"m{number}", text="a")))
+        await system.ask(GenerateRequest(model="toy", text="a"))
+        return generate_latest(system.router.metrics.registry).decode()
+
+    told = run_system(scenario, FakeWorker(says("x")))
+    assert set(re.findall(r'model="([^"]*)"', told)) == {"", "toy"}
+    assert 'fissile_router_requests_total{end="not_found",model="",worker=""} 20.0' in told
