@@ -4,10 +4,12 @@ Knows every open sequence, so the promise that each ends exactly once is kept he
 Used on the event loop only.
 """
 
+import asyncio
 import itertools
 import logging
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from fissile import v1
 from fissile.errors import (
@@ -49,6 +51,7 @@ ABORT_SECONDS = 5.0
 class DrainResult:
     num_finished: int
     num_aborted: int
+    is_undone: bool
 
 
 class Broker:
@@ -75,6 +78,8 @@ class Broker:
         self._next_engine_id = itertools.count(1)
         self._refusal: FissileError | None = None
         """Why nothing is accepted any more."""
+        self._undrained: asyncio.Event | None = None
+        """While it drains: set when that is taken back."""
         self.progress = Progress()
         """Of the engine: signalled at each report."""
 
@@ -146,7 +151,7 @@ class Broker:
 
     def fail(self, detail: str) -> None:
         """The engine is lost: every open sequence ends with ERROR, then every stream."""
-        self._refusal = UnavailableError(f"the worker failed: {detail}")
+        self._refusal, self._undrained = UnavailableError(f"the worker failed: {detail}"), None
         self._end_all(EngineLostError(self._refusal.message))
         self.end_streams(self._refusal)
 
@@ -155,17 +160,36 @@ class Broker:
         for stream in self._streams:
             stream.end_with(error)
 
-    async def drain(self, timeout: float) -> DrainResult:
-        """Accept nothing any more, give what is open `timeout` seconds, then abort it. May be called again."""
+    def close(self) -> None:
+        """Accept nothing any more, for good."""
+        if self._refusal is None or self._undrained is not None:
+            self._refusal = UnavailableError("the worker is shutting down")
+        self._undrained = None
+
+    async def drain(self, timeout: float, take_health_down: Callable[[], Awaitable[None]]) -> DrainResult:
+        """Accept nothing any more, say so, give what is open `timeout` seconds, then abort it. May be called again. Ends
+        early and aborts nothing if it is taken back."""
         if self._refusal is None:
             self._refusal = UnavailableError("the worker is draining")
-        num_open = len(self._open)
-        if await self._open.wait_until_empty(timeout):
-            return DrainResult(num_open, 0)
-        num_aborted = len(self._open)
-        logger.warning("aborting %d sequences that did not finish in %.1f s", num_aborted, timeout)
-        await self._abort_all("the worker is shutting down")
-        return DrainResult(num_open - num_aborted, num_aborted)
+            self._undrained = asyncio.Event()
+        undrained = self._undrained or asyncio.Event()
+        open_before = self._open.ids()
+        await take_health_down()
+        await _first_of(self._open.wait_until_empty(timeout), undrained.wait())
+        num_left = sum(self._open.get(engine_id) is not None for engine_id in open_before)
+        if num_left and not undrained.is_set():
+            logger.warning("aborting %d sequences that did not finish in %.1f s", num_left, timeout)
+            await self._abort_all("the worker is shutting down")
+            return DrainResult(len(open_before) - num_left, num_left, is_undone=False)
+        return DrainResult(len(open_before) - num_left, 0, is_undone=undrained.is_set())
+
+    def undrain(self) -> None:
+        """Accept again. Idempotent. Raises UnavailableError for a worker that has failed or shuts down."""
+        if self._undrained is not None:
+            self._undrained.set()
+            self._undrained = self._refusal = None
+        if self._refusal is not None:
+            raise self._refusal
 
     async def _abort_all(self, detail: str) -> None:
         """Through the engine; if that does not answer (a step hangs), without it."""
@@ -269,3 +293,13 @@ def _compile_error(sequences: list[Sequence], error: BaseException) -> FissileEr
         return EngineLostError("the worker failed while it compiled a grammar")
     kind = next(seq.sampling.grammar.kind for seq in sequences if seq.sampling.grammar is not None)
     return InvalidArgumentError.of(f"sampling.structured_output.{kind.value}", str(error))
+
+
+async def _first_of(*waits: Coroutine[Any, Any, Any]) -> None:
+    """Until one of them is over; the others are cancelled."""
+    tasks = [asyncio.ensure_future(wait) for wait in waits]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()

@@ -83,7 +83,7 @@ class WorkerServer:
         self._registry = new_registry()
         self._metrics = WorkerMetrics(self._registry, settings.model_names[0])
         self._tracer = tracer_of("worker", settings.otlp_traces_endpoint)
-        self._service = WorkerService(settings, self._take_health_down)
+        self._service = WorkerService(settings, self._set_serving)
         self._access = _access(settings)
         self._server = ServiceServer(
             SERVICE_NAME,
@@ -208,11 +208,13 @@ class WorkerServer:
 
     async def stop(self) -> None:
         """Drain and end everything. What still loads is left to the end of the process."""
-        await self._take_health_down()
-        if self._broker is not None:
+        if self._broker is None:
+            await self._set_serving(False)
+        else:
+            self._broker.close()
             if num_open := self._broker.num_open:
                 logger.info("draining: open sequences (%d) have %g s to finish", num_open, self._settings.drain_timeout)
-            await self._broker.drain(self._settings.drain_timeout)
+            await self._broker.drain(self._settings.drain_timeout, partial(self._set_serving, False))
             self._broker.end_streams(UnavailableError("the worker is shutting down"))
         await self._server.stop(CLOSE_SECONDS)
         if self._watch is not None:
@@ -227,8 +229,8 @@ class WorkerServer:
             self._stop_metrics()
         logger.info("stopped")
 
-    async def _take_health_down(self) -> None:
-        await self._server.set_serving(False)
+    async def _set_serving(self, serving: bool) -> None:
+        await self._server.set_serving(serving)
 
     def _on_report(self, report: StepReport) -> None:
         if self._broker is not None:

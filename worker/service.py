@@ -59,10 +59,10 @@ class LoadedWorker:
 class WorkerService(v1.WorkerServiceServicer):
     """Answers UNAVAILABLE until `attach`: the port is open while the model loads, so that probes get an answer."""
 
-    def __init__(self, settings: WorkerSettings, on_drain: Callable[[], Awaitable[None]]) -> None:
-        """`on_drain` takes health down."""
+    def __init__(self, settings: WorkerSettings, set_serving: Callable[[bool], Awaitable[None]]) -> None:
+        """`set_serving` says what health is to answer."""
         self._settings = settings
-        self._on_drain = on_drain
+        self._set_serving = set_serving
         self._epoch = uuid.uuid4().hex
         self._started_at = time.monotonic()
         self._worker: LoadedWorker | None = None
@@ -161,12 +161,18 @@ class WorkerService(v1.WorkerServiceServicer):
 
     async def Drain(self, request: v1.DrainRequest, context: grpc.aio.ServicerContext) -> v1.DrainResponse:
         broker = self._loaded().broker
-        await self._on_drain()
         timeout = self._settings.drain_timeout
         if request.HasField("timeout"):
             timeout = request.timeout.ToNanoseconds() / 1e9
-        result = await broker.drain(timeout)
-        return v1.DrainResponse(num_finished=result.num_finished, num_aborted=result.num_aborted)
+        result = await broker.drain(timeout, partial(self._set_serving, False))
+        return v1.DrainResponse(
+            num_finished=result.num_finished, num_aborted=result.num_aborted, undrained=result.is_undone
+        )
+
+    async def Undrain(self, request: v1.UndrainRequest, context: grpc.aio.ServicerContext) -> v1.UndrainResponse:
+        self._loaded().broker.undrain()
+        await self._set_serving(True)
+        return v1.UndrainResponse()
 
     async def ClearPrefixCache(
         self, request: v1.ClearPrefixCacheRequest, context: grpc.aio.ServicerContext

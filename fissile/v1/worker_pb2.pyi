@@ -173,12 +173,22 @@ class DrainRequest(_message.Message):
     def __init__(self, timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class DrainResponse(_message.Message):
-    __slots__ = ("num_finished", "num_aborted")
+    __slots__ = ("num_finished", "num_aborted", "undrained")
     NUM_FINISHED_FIELD_NUMBER: _ClassVar[int]
     NUM_ABORTED_FIELD_NUMBER: _ClassVar[int]
+    UNDRAINED_FIELD_NUMBER: _ClassVar[int]
     num_finished: int
     num_aborted: int
-    def __init__(self, num_finished: _Optional[int] = ..., num_aborted: _Optional[int] = ...) -> None: ...
+    undrained: bool
+    def __init__(self, num_finished: _Optional[int] = ..., num_aborted: _Optional[int] = ..., undrained: bool = ...) -> None: ...
+
+class UndrainRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class UndrainResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class ClearPrefixCacheRequest(_message.Message):
     __slots__ = ()

@@ -65,6 +65,11 @@ class WorkerServiceStub(object):
                 request_serializer=fissile_dot_v1_dot_worker__pb2.DrainRequest.SerializeToString,
                 response_deserializer=fissile_dot_v1_dot_worker__pb2.DrainResponse.FromString,
                 _registered_method=True)
+        self.Undrain = channel.unary_unary(
+                '/fissile.v1.WorkerService/Undrain',
+                request_serializer=fissile_dot_v1_dot_worker__pb2.UndrainRequest.SerializeToString,
+                response_deserializer=fissile_dot_v1_dot_worker__pb2.UndrainResponse.FromString,
+                _registered_method=True)
         self.ClearPrefixCache = channel.unary_unary(
                 '/fissile.v1.WorkerService/ClearPrefixCache',
                 request_serializer=fissile_dot_v1_dot_worker__pb2.ClearPrefixCacheRequest.SerializeToString,
@@ -130,6 +135,13 @@ class WorkerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Undrain(self, request, context):
+        """Accept again after Drain, or while it still waits: what runs then goes on. Without a drain it does nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ClearPrefixCache(self, request, context):
         """Forget all cached prefixes that no sequence uses.
         """
@@ -183,6 +195,11 @@ def add_WorkerServiceServicer_to_server(servicer, server):
                     servicer.Drain,
                     request_deserializer=fissile_dot_v1_dot_worker__pb2.DrainRequest.FromString,
                     response_serializer=fissile_dot_v1_dot_worker__pb2.DrainResponse.SerializeToString,
+            ),
+            'Undrain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Undrain,
+                    request_deserializer=fissile_dot_v1_dot_worker__pb2.UndrainRequest.FromString,
+                    response_serializer=fissile_dot_v1_dot_worker__pb2.UndrainResponse.SerializeToString,
             ),
             'ClearPrefixCache': grpc.unary_unary_rpc_method_handler(
                     servicer.ClearPrefixCache,
@@ -363,6 +380,33 @@ class WorkerService(object):
             '/fissile.v1.WorkerService/Drain',
             fissile_dot_v1_dot_worker__pb2.DrainRequest.SerializeToString,
             fissile_dot_v1_dot_worker__pb2.DrainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Undrain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fissile.v1.WorkerService/Undrain',
+            fissile_dot_v1_dot_worker__pb2.UndrainRequest.SerializeToString,
+            fissile_dot_v1_dot_worker__pb2.UndrainResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -48,6 +48,8 @@ class WorkerServiceStub:
     """How busy it is."""
     Drain: _grpc.UnaryUnaryMultiCallable[_worker_pb2.DrainRequest, _worker_pb2.DrainResponse]
     """Stop accepting, finish what runs, then report. The process stays up until it is signalled."""
+    Undrain: _grpc.UnaryUnaryMultiCallable[_worker_pb2.UndrainRequest, _worker_pb2.UndrainResponse]
+    """Accept again after Drain, or while it still waits: what runs then goes on. Without a drain it does nothing."""
     ClearPrefixCache: _grpc.UnaryUnaryMultiCallable[_worker_pb2.ClearPrefixCacheRequest, _worker_pb2.ClearPrefixCacheResponse]
     """Forget all cached prefixes that no sequence uses."""
     StartProfile: _grpc.UnaryUnaryMultiCallable[_worker_pb2.StartProfileRequest, _worker_pb2.StartProfileResponse]
@@ -75,6 +77,8 @@ class WorkerServiceAsyncStub(WorkerServiceStub):
     """How busy it is."""
     Drain: _aio.UnaryUnaryMultiCallable[_worker_pb2.DrainRequest, _worker_pb2.DrainResponse]  # type: ignore[assignment]
     """Stop accepting, finish what runs, then report. The process stays up until it is signalled."""
+    Undrain: _aio.UnaryUnaryMultiCallable[_worker_pb2.UndrainRequest, _worker_pb2.UndrainResponse]  # type: ignore[assignment]
+    """Accept again after Drain, or while it still waits: what runs then goes on. Without a drain it does nothing."""
     ClearPrefixCache: _aio.UnaryUnaryMultiCallable[_worker_pb2.ClearPrefixCacheRequest, _worker_pb2.ClearPrefixCacheResponse]  # type: ignore[assignment]
     """Forget all cached prefixes that no sequence uses."""
     StartProfile: _aio.UnaryUnaryMultiCallable[_worker_pb2.StartProfileRequest, _worker_pb2.StartProfileResponse]  # type: ignore[assignment]
@@ -135,6 +139,14 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_worker_pb2.DrainResponse, _abc.Awaitable[_worker_pb2.DrainResponse]]:
         """Stop accepting, finish what runs, then report. The process stays up until it is signalled."""
+
+    @_abc_1.abstractmethod
+    def Undrain(
+        self,
+        request: _worker_pb2.UndrainRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_worker_pb2.UndrainResponse, _abc.Awaitable[_worker_pb2.UndrainResponse]]:
+        """Accept again after Drain, or while it still waits: what runs then goes on. Without a drain it does nothing."""
 
     @_abc_1.abstractmethod
     def ClearPrefixCache(

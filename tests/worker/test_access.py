@@ -26,6 +26,7 @@ UNARY = {
     "StartProfile": v1.StartProfileRequest(),
     "StopProfile": v1.StopProfileRequest(),
     "Drain": v1.DrainRequest(),
+    "Undrain": v1.UndrainRequest(),
 }
 STREAMS = {"GetTokenizer": v1.GetTokenizerRequest(), "WatchKvEvents": v1.WatchKvEventsRequest()}
 FOR_ROUTERS = {"Execute", "GetWorker", "GetTokenizer", "GetLoad", "WatchKvEvents"}

@@ -13,7 +13,7 @@ from google.rpc import code_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from fissile.channel import aio_channel
-from fissile.v1 import DrainRequest, FinishReason, GetWorkerRequest
+from fissile.v1 import DrainRequest, FinishReason, GetWorkerRequest, UndrainRequest
 from tests.worker.fake_executor import FakeExecutor
 from tests.worker.harness import FILES, connect, quiet, run_all, run_worker, sequence, until
 from worker.config import WorkerSettings
@@ -100,6 +100,66 @@ def test_drain_aborts_what_does_not_finish_in_time():
     router, result = run_worker(scenario, max_model_len=200_000, num_blocks=20_000, max_num_seqs=4)
     assert (result.num_finished, result.num_aborted) == (0, 1)
     assert router.ended[1].finish_reason == ABORTED
+
+
+def test_undrain_accepts_again_on_streams_that_stayed_and_on_new_ones():
+    async def scenario(system):
+        router = connect(system)
+        await router.send(sequence(1))
+        await router.finish(1)
+        result = await _drain(system)
+        drained = await health(system)
+        for _ in range(2):
+            await system.stub.Undrain(UndrainRequest())
+        late = await run_all(system, sequence(1))
+        await router.send(sequence(2))
+        await router.finish(2)
+        return router, late, result, drained, await health(system)
+
+    router, late, result, drained, undrained = run_worker(scenario)
+    assert (result.num_finished, result.num_aborted, result.undrained) == (0, 0, False)
+    assert (drained, undrained) == (NOT_SERVING, SERVING)
+    assert [router.ended[2].finish_reason, late.ended[1].finish_reason] == [LENGTH, LENGTH]
+
+
+def test_undrain_ends_a_drain_that_waits_and_what_runs_goes_on():
+    async def scenario(system):
+        system.executor.open.clear()
+        router = connect(system)
+        await router.send(sequence(1), sequence(2))
+        await until(lambda: system.server._broker.num_open == 2)
+        drains = [asyncio.create_task(_drain(system)) for _ in range(2)]
+        await until_health(system, NOT_SERVING)
+        await system.stub.Undrain(UndrainRequest())
+        results = [await drain for drain in drains]
+        status = await health(system)
+        await router.send(sequence(3))
+        system.executor.open.set()
+        await router.finish(1, 2, 3)
+        again = await _drain(system)
+        return router, results, status, again
+
+    router, results, status, again = run_worker(scenario)
+    assert [(r.num_finished, r.num_aborted, r.undrained) for r in results] == [(0, 0, True)] * 2
+    assert (status, again.undrained) == (SERVING, False)
+    assert [router.ended[id].finish_reason for id in (1, 2, 3)] == [LENGTH] * 3
+
+
+def test_a_worker_that_shuts_down_cannot_be_undrained():
+    async def scenario(system):
+        system.executor.open.clear()
+        await connect(system).send(sequence(1))
+        await until(lambda: system.server._broker.num_open == 1)
+        stopping = asyncio.create_task(system.server.stop())
+        await until_health(system, NOT_SERVING)
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await system.stub.Undrain(UndrainRequest())
+        status = await health(system)
+        system.executor.open.set()
+        await stopping
+        return refused.value.details(), status
+
+    assert run_worker(scenario) == ("the worker is shutting down", NOT_SERVING)
 
 
 def test_shutdown_finishes_what_runs_then_ends_the_streams():
