@@ -21,6 +21,7 @@ from grpc_reflection.v1alpha.reflection import SERVICE_NAME as REFLECTION
 from grpc_reflection.v1alpha.reflection import enable_server_reflection
 
 from common.decoding import decode
+from common.faults import log_fault
 from fissile.channel import MAX_MESSAGE_BYTES, SERVER_OPTIONS
 from fissile.errors import STATUS_DETAILS_KEY, FissileError, InternalError, UnavailableError
 from fissile.tls import ServerTls
@@ -155,7 +156,7 @@ async def abort(context: grpc.aio.ServicerContext, error: Exception, method: str
     if isinstance(error, grpc.aio.InternalError):
         raise asyncio.CancelledError from error
     if not isinstance(error, FissileError):
-        logger.exception("%s failed", method, exc_info=error)
+        log_fault(logger, error, "%s failed", method)
         error = InternalError("internal error; the server's log has the details")
     status = error.to_status()
     try:

@@ -1,5 +1,6 @@
 """Who may call what on the worker's port: routers serve requests, operators do all the rest as well."""
 
+import logging
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -10,6 +11,8 @@ import grpc
 from common.authentication import KeyTable, digest_of, header_of
 from common.server import OPEN_SERVICES, service_of
 from fissile.errors import PermissionDeniedError, UnauthenticatedError
+
+logger = logging.getLogger(__name__)
 
 SERVICE_NAME = "fissile.v1.WorkerService"
 FOR_ROUTERS = frozenset(
@@ -49,14 +52,18 @@ class Access:
 
     def check(self, method: str, context: grpc.aio.ServicerContext) -> None:
         """Raises UnauthenticatedError for a caller without any role, PermissionDeniedError for a router that calls what
-        is for operators."""
-        if self.is_open or service_of(method) in OPEN_SERVICES:
+        is for operators. What operators do is logged, and who is refused."""
+        if service_of(method) in OPEN_SERVICES:
             return
-        role = max(self._roles(context), default=None)
+        role = Role.OPERATOR if self.is_open else max(self._roles(context), default=None)
+        if role == Role.OPERATOR or (role == Role.ROUTER and method in FOR_ROUTERS):
+            if method not in FOR_ROUTERS:
+                logger.info("%s by %s", method, _described(context))
+            return
+        logger.info("%s by %s is refused", method, _described(context))
         if role is None:
             raise UnauthenticatedError("a key or a certificate of a router or an operator is needed")
-        if role < Role.OPERATOR and method not in FOR_ROUTERS:
-            raise PermissionDeniedError(f"{method} is for operators")
+        raise PermissionDeniedError(f"{method} is for operators")
 
     def _roles(self, context: grpc.aio.ServicerContext) -> list[Role]:
         roles = [self._by_name[name] for name in certificate_names(context) if name in self._by_name]
@@ -65,6 +72,10 @@ class Access:
             with suppress(UnauthenticatedError):
                 roles.append(self._by_key.find(header))
         return roles
+
+
+def _described(context: grpc.aio.ServicerContext) -> str:
+    return ", ".join([context.peer(), *sorted(certificate_names(context))])
 
 
 def certificate_names(context: grpc.aio.ServicerContext) -> set[str]:

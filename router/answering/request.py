@@ -10,6 +10,7 @@ import logging
 from collections.abc import Sequence as List
 from dataclasses import dataclass, field
 
+from common.faults import log_fault
 from fissile.errors import FissileError, InternalError, ResourceExhaustedError
 from fissile.v1 import FinishReason, RequestOutput, RequestTimings, TokenLogprobs, Usage
 from router.admission.unread import UnreadBytes
@@ -237,7 +238,7 @@ class OpenRequest:
 
     def crash(self, error: Exception) -> None:
         """End by a fault of our own."""
-        logger.error("request %s failed", self.spec.request_id, exc_info=error)
+        log_fault(logger, error, "request %s failed", self.spec.request_id)
         self.fail(InternalError("internal error; the server's log has the details"))
 
     def close(self) -> None:

@@ -21,7 +21,7 @@ from router.http.answers import Json
 from router.http.callers import caller_of
 from router.http.endpoints import KEEP_ALIVE_SECONDS, Chat, Completions
 from router.http.errors import error_object, headers_of, plain_error, status_of
-from router.http.middleware import Identification, WholeBody
+from router.http.middleware import FaultLog, Identification, WholeBody
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ def build_app(api: GenerationApi, is_ready: Callable[[], bool], config: AppConfi
         Middleware(Identification, callers=config.callers),
         Middleware(WholeBody, limit=config.max_body_bytes),
     ]
-    app = Starlette(
+    starlette = Starlette(
         routes=[
             Route("/v1/completions", Completions(api, config.keep_alive), methods=["POST"]),
             Route("/v1/chat/completions", Chat(api, config.keep_alive), methods=["POST"]),
@@ -57,6 +57,7 @@ def build_app(api: GenerationApi, is_ready: Callable[[], bool], config: AppConfi
         middleware=middleware,
         exception_handlers={FissileError: _fissile_error, HTTPException: _http_error, Exception: _fault},
     )
+    app = FaultLog(starlette)
     if not config.allowed_origins:
         return app
     # Around everything: a browser asks without a key whether it may ask, and shows its page no error without headers.
@@ -117,5 +118,5 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 
 async def _fault(_request: Request, _error: Exception) -> Response:
-    """Ours. It is raised again after this, and logged by the server."""
+    """Ours. It is raised again after this, and logged around the app."""
     return JSONResponse(error_object(InternalError("internal error; the server's log has the details")), 500)

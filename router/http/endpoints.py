@@ -12,9 +12,8 @@ from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
 from common.tracing import TRACEPARENT, valid_traceparent
-from fissile.errors import MAX_VIOLATIONS, FissileError
+from fissile.errors import FissileError
 from fissile.v1 import ChatResponse, DetokenizeRequest, GenerateResponse, GetModelRequest, TokenizeRequest
-from router.account import shown
 from router.api import GenerationApi
 from router.callers.caller import Caller
 from router.http.answers import Envelope, Writer, join
@@ -47,14 +46,14 @@ class Completions:
         http = Request(scope, receive)
         raw, caller = await http.body(), caller_of(http)
         async with self._api.turns.turn_if_large(caller.name, len(raw)):
-            with _refusals_logged(scope["path"]):
+            with _refusals_logged(scope["path"], CompletionBody):
                 body = parse_body(raw, CompletionBody)
         names = completion_names(body)
         try:
             envelope = await _envelope(self._api, body, caller, "cmpl")
             echo = await self._echo(body, caller) if body.echo else None
             writer = CompletionWriter(envelope, 1 if body.n is None else body.n, body.logprobs, echo)
-            with _refusals_logged(scope["path"]):
+            with _refusals_logged(scope["path"], CompletionBody):
                 request = completion_request(body, envelope.id, self._keep_alive)
             answers = self._api.generate(request, caller, traceparent=_traceparent(http))
             await _Exchange(answers, writer, names, envelope.id, bool(body.stream)).respond(scope, receive, send)
@@ -99,13 +98,13 @@ class Chat:
         http = Request(scope, receive)
         raw, caller = await http.body(), caller_of(http)
         async with self._api.turns.turn_if_large(caller.name, len(raw)):
-            with _refusals_logged(scope["path"]):
+            with _refusals_logged(scope["path"], ChatBody):
                 body = parse_body(raw, ChatBody)
         names = chat_names(body)
         try:
             envelope = await _envelope(self._api, body, caller, "chatcmpl")
             writer = ChatWriter(envelope, (body.top_logprobs or 0) if body.logprobs else None)
-            with _refusals_logged(scope["path"]):
+            with _refusals_logged(scope["path"], ChatBody):
                 request = chat_request(body, envelope.id, self._keep_alive)
             answers = self._api.chat(request, caller, traceparent=_traceparent(http))
             await _Exchange(answers, writer, names, envelope.id, bool(body.stream)).respond(scope, receive, send)
@@ -118,14 +117,20 @@ def _traceparent(http: Request) -> str:
 
 
 @contextmanager
-def _refusals_logged(path: str) -> Iterator[None]:
-    """Around what makes a request of a body: what is refused there comes to no account, which would log it."""
+def _refusals_logged(path: str, body: type[GenerationBody]) -> Iterator[None]:
+    """Around what makes a request of a body: what is refused there comes to no account, which would log it. Names of
+    fields are logged as far as they are ours: what else is in a body is the client's."""
     try:
         yield
     except FissileError as error:
-        fields = "".join(f", {shown(violation.field)}" for violation in error.violations[:MAX_VIOLATIONS])
-        logger.info("POST %s refused: %s%s", path, error.code.name.lower(), fields)
+        names = dict.fromkeys(_field_name(violation.field, body) for violation in error.violations)
+        logger.info("POST %s refused: %s", path, ", ".join([error.code.name.lower(), *names]))
         raise
+
+
+def _field_name(path: str, body: type[GenerationBody]) -> str:
+    name = path.partition(".")[0].partition("[")[0]
+    return name if name in body.model_fields else "another field"
 
 
 async def _envelope(api: GenerationApi, body: GenerationBody, caller: Caller, prefix: str) -> Envelope:

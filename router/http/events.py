@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from starlette.types import Send
 
+from common.faults import log_fault
 from fissile.errors import FissileError, InternalError
 from router.http.answers import Json, Writer
 from router.http.errors import error_object
@@ -35,8 +36,8 @@ async def events(first: M, rest: AsyncIterator[M], writer: Writer[M], names: Fie
             yield _event_of(answer, writer)
     except FissileError as error:
         yield event(error_object(names.translate(error)))
-    except Exception:
-        logger.exception("a stream failed")
+    except Exception as error:
+        log_fault(logger, error, "a stream failed")
         yield event(error_object(InternalError("internal error; the server's log has the details")))
     else:
         yield DONE

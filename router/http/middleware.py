@@ -7,6 +7,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from common.authentication import HEADER
+from common.faults import log_fault
 from fissile.errors import UnauthenticatedError
 from router.account import shown
 from router.callers.callers import Callers
@@ -17,6 +18,20 @@ logger = logging.getLogger(__name__)
 
 OPEN_PATHS = frozenset({"/health"})
 """Asked by load balancers, which have no key."""
+
+
+class FaultLog:
+    """The end of the way of what nobody caught: uvicorn would log all that it says. The client has its answer, or sees
+    the connection end."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await self._app(scope, receive, send)
+        except Exception as error:
+            log_fault(logger, error, "%s %s failed", scope["method"], shown(scope["path"]))
 
 
 class Identification:

@@ -105,7 +105,7 @@ def test_a_body_that_is_no_request_has_a_line_too(caplog):
     said = [record.getMessage() for record in caplog.records if record.name.startswith("router.http")]
     assert [line for line in said if "refused" in line] == [
         "POST /v1/completions refused: invalid_argument",
-        "POST /v1/chat/completions refused: invalid_argument, messages, 'no\\nsense'",
+        "POST /v1/chat/completions refused: invalid_argument, messages, another field",
     ]
 
 

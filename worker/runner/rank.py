@@ -23,6 +23,7 @@ from typing import NoReturn
 import torch
 import torch.distributed as dist
 
+from common.faults import log_fault
 from common.logging import setup_logging
 from common.stopwatch import Stopwatch, process_seconds
 from fissile.parent import EXIT_ORPHANED, die_with_parent
@@ -165,9 +166,9 @@ def _compile(compiler: GrammarCompiler, message: Compile, replies: Replies) -> N
         compiler.compile(message.grammar)
     except GrammarError as raised:
         error = str(raised)
-    except Exception:
+    except Exception as raised:
         # The text is a client's: whatever it does to the library, the rank lives on.
-        logger.exception("compiling a grammar failed")
+        log_fault(logger, raised, "compiling a grammar failed")
         error = "it cannot be compiled"
     try:
         replies.send(Compiled(message.key, error))
