@@ -62,6 +62,18 @@ class Decay(CacheLayer):
         return out
 
 
+class DecayMixer(nn.Module):
+    """In place of a `SelfAttention`."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.decay = Decay(size)
+
+    def forward(self, x: Tensor, wanted: Tensor | None = None) -> Tensor:
+        out = self.decay(x)
+        return out if wanted is None else out.index_select(0, wanted)
+
+
 class DecayBuilder:
     def __init__(self, spec: DecaySpec, layers: Sequence[Decay], number: int) -> None:
         self.spec, self.layers, self.number = spec, layers, number
@@ -98,7 +110,7 @@ class Hybrid(CausalLM):
         super().__init__()
         self.vocab_size = VOCABULARY
         shape = AttentionShape(hidden_size=HIDDEN, num_heads=4, num_kv_heads=2, head_dim=8)
-        mixers: list[nn.Module] = [Decay(HIDDEN), SelfAttention(setup, shape, None), Decay(HIDDEN)]
+        mixers: list[nn.Module] = [DecayMixer(HIDDEN), SelfAttention(setup, shape, None), DecayMixer(HIDDEN)]
         layers = [DecoderLayer(setup, mixer, GatedMLP(setup, HIDDEN, 48), HIDDEN, 1e-5) for mixer in mixers]
         self.model = Decoder(setup, VOCABULARY, HIDDEN, layers, 1e-5)
         self.lm_head = OutputHead(setup, VOCABULARY, HIDDEN)
