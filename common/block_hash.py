@@ -77,13 +77,22 @@ def hash_block(parent: int, content: bytes, hasher: BlockHasher = default_hasher
 
 def hash_chain(token_ids: Sequence[int], block_size: int, salt: bytes = b"") -> list[int]:
     """Hashes of all full blocks of `token_ids`, in order. A partial last block has none."""
-    packed = pack_tokens(token_ids)
+    hashes: list[int] = []
+    extend_chain(hashes, token_ids, block_size, salt)
+    return hashes
+
+
+def extend_chain(
+    hashes: list[int], token_ids: Sequence[int], block_size: int, salt: bytes = b"", num_blocks: int | None = None
+) -> None:
+    """Add to the hashes of the first blocks of `token_ids` those that follow, until there are `num_blocks` or, where
+    that is less or not given, all full blocks."""
+    num_full = len(token_ids) // block_size
+    num_wanted = num_full if num_blocks is None else min(num_blocks, num_full)
+    packed = pack_tokens(token_ids[len(hashes) * block_size : num_wanted * block_size])
     num_bytes = block_size * TOKEN_BYTES
-    hashes = []
-    parent = ROOT_HASH
-    extra = encode_salt(salt)
-    for start in range(0, len(packed) - num_bytes + 1, num_bytes):
+    parent, extra = (hashes[-1], b"") if hashes else (ROOT_HASH, encode_salt(salt))
+    for start in range(0, len(packed), num_bytes):
         parent = hash_block(parent, packed[start : start + num_bytes] + extra)
         hashes.append(parent)
         extra = b""
-    return hashes

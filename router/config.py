@@ -17,7 +17,9 @@ _ORIGIN = re.compile(r"\*|https?://[^/\s]+")
 _SHARE = re.compile(r"(?P<model>.+)@(?P<version>[A-Za-z0-9._-]+)=(?P<share>0?\.[0-9]+|0|1(\.0*)?)")
 
 
-PolicyName = Literal["least_loaded", "round_robin", "random", "power_of_two", "consistent_hash"]
+PolicyName = Literal[
+    "prefix", "prefix_history", "least_loaded", "round_robin", "random", "power_of_two", "consistent_hash"
+]
 
 
 class RouterSettings(Settings):
@@ -48,7 +50,14 @@ class RouterSettings(Settings):
     )
     load_interval: float = Field(1.0, gt=0, description="Seconds between load reports of a quiet worker.")
 
-    policy: PolicyName = Field("least_loaded", description="How a worker is chosen.")
+    policy: PolicyName = Field(
+        "prefix",
+        description="How a worker is chosen. prefix: by load and by what workers tell of their caches; prefix_history: "
+        "by what this router has sent them instead.",
+    )
+    prefix_index_mib: int = Field(
+        128, gt=0, description="Bound of what policies by prefix know of workers' caches, in MiB."
+    )
     worker_wait: float = Field(5.0, ge=0, description="Seconds a request waits for a healthy worker.")
     max_retries: int = Field(3, ge=0, description="Times a request may move to another worker between two tokens.")
     first_token_timeout: float = Field(

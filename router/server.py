@@ -29,7 +29,9 @@ from router.config import RouterSettings
 from router.fleet.discovery.dns import Resolver, resolve_name
 from router.fleet.discovery.sources import make_source
 from router.fleet.dispatch import Dispatcher
-from router.fleet.policies.catalogue import make_policy
+from router.fleet.policies.catalogue import goes_by_prefix, make_policy
+from router.fleet.prefixes.following import PrefixFollower
+from router.fleet.prefixes.prefixes import Prefixes
 from router.fleet.quarantine import Quarantine
 from router.fleet.retry_budget import RetryBudget
 from router.fleet.versions import VersionChoice
@@ -64,7 +66,9 @@ class RouterServer:
         self.workers = WorkerSet(settings, tokenizers, sources)
         admission = make_admission(settings)
         self.open_requests = OpenRequests(admission.places)
-        policy = make_policy(settings.policy)
+        self.prefixes = Prefixes(settings.prefix_index_mib << 20)
+        self._follower = PrefixFollower(self.workers, self.prefixes, use_events=settings.policy == "prefix")
+        policy = make_policy(settings.policy, self.prefixes)
         dispatcher = Dispatcher(self.workers, policy, settings, self.metrics, Quarantine(), RetryBudget())
         self.pacer = Pacer(settings.max_message_rate)
         self._tracer = tracer_of("router", settings.otlp_traces_endpoint)
@@ -122,6 +126,8 @@ class RouterServer:
         self._warn_if_exposed()
         self._loop_lag.start()
         self.workers.start()
+        if goes_by_prefix(settings.policy):
+            self._follower.start()
         self._health = asyncio.create_task(self._follow_health())
         self._key_file = asyncio.create_task(self.callers.follow_file())
         if settings.port_file is not None:
@@ -158,6 +164,7 @@ class RouterServer:
         if self._http:
             await self._http.stop()
         await self._server.stop(CLOSE_SECONDS)
+        await self._follower.close()
         await self.workers.close()
         await self._tracer.close()
         self._loop_lag.stop()

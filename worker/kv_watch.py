@@ -13,6 +13,8 @@ from worker.engine import Engine
 EVENT_CAPACITY = 16_384
 """Events kept for watchers. One that falls further behind gets a snapshot."""
 SNAPSHOT_PART_TOKENS = 65_536
+MIN_INTERVAL_SECONDS = 0.05
+"""Between two messages of changes: gRPC costs per message, on both sides, and a step may be a few milliseconds."""
 
 
 class Progress:
@@ -56,6 +58,7 @@ async def watch_kv_events(
             pb_events = [event_to_pb(event, block_size) for _, event in events]
             yield v1.WatchKvEventsResponse(sequence_number=events[0][0], events=pb_events)
             number = events[-1][0]
+            await asyncio.sleep(MIN_INTERVAL_SECONDS)
         else:
             await changed
 

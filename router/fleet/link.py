@@ -74,6 +74,8 @@ class WorkerLink:
         """Of the last connection, kept while disconnected."""
         self.tokenizer: Tokenizer | None = None
         self.version: Version | None = None
+        self.stub: WorkerServiceStub | None = None
+        """Of the connection; None: there is none."""
         self.detail = "not connected yet"
         """Why it is not available; empty when it is."""
         self.is_retired = False
@@ -179,6 +181,7 @@ class WorkerLink:
                 logging.INFO if is_expected else logging.WARNING, "waiting for worker %s: %s", self.address, detail
             )
         self._connected = self._serving = False
+        self.stub = None
         self.detail = detail
         sinks = self._sequences.clear()
         self._outbox.clear()
@@ -205,7 +208,7 @@ class WorkerLink:
             tokenizer = await self._tokenizers.load(files)
         if self.info is None or info.epoch != self.info.epoch:
             self.breaker.reset()
-        self.info, self.tokenizer, self.version = info, tokenizer, Version.of(info)
+        self.info, self.tokenizer, self.version, self.stub = info, tokenizer, Version.of(info), stub
         self.load.block_size = info.block_size
         self._connected = True
         self._num_sessions += 1

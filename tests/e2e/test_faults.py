@@ -24,7 +24,8 @@ def test_a_lost_workers_streams_go_on_elsewhere_token_for_token(cluster, service
     """Killed, or told to leave at once: three completions of a prompt are resumed where each of them was (E6)."""
     victim, victim_address = services.start("victim", "worker", *WORKER_ARGUMENTS, "--drain-timeout", "0")
     survivor = next(iter(cluster.workers.values()))
-    _, address = services.start("router", "router", "--workers", f"{victim_address},{survivor}")
+    workers = f"{victim_address},{survivor}"
+    _, address = services.start("router", "router", "--workers", workers, "--policy", "least_loaded")
     options = {"max_tokens": 60, "ignore_eos": True, "return_token_ids": True, "n": 3}
     with Client(address) as client:
         deadline = time.monotonic() + 10

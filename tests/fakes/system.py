@@ -28,7 +28,9 @@ QUICK = {
     "probe_timeout": 0.5,
     "worker_wait": 1.0,
     "drain_timeout": 5.0,
+    "policy": "least_loaded",
 }
+"""Workers that are equal take turns: tests know where requests go."""
 
 
 Key = int | tuple[int, int]

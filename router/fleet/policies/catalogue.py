@@ -7,16 +7,25 @@ from router.fleet.policies.chance import PowerOfTwo, RandomChoice
 from router.fleet.policies.consistent_hash import ConsistentHash, KeyFirst
 from router.fleet.policies.least_loaded import LeastLoaded
 from router.fleet.policies.policy import Policy
+from router.fleet.policies.prefix_aware import PrefixAware
 from router.fleet.policies.round_robin import RoundRobin
+from router.fleet.prefixes.prefixes import Prefixes
 
 
-def make_policy(name: PolicyName, rng: random.Random | None = None) -> Policy:
+def make_policy(name: PolicyName, prefixes: Prefixes, rng: random.Random | None = None) -> Policy:
     """Whatever its name, requests with a `routing_key` go by that."""
-    return KeyFirst(_make(name, rng or random.Random()))
+    return KeyFirst(_make(name, prefixes, rng or random.Random()))
 
 
-def _make(name: PolicyName, rng: random.Random) -> Policy:
+def goes_by_prefix(name: PolicyName) -> bool:
+    """Only then must the `prefixes` be fed."""
+    return name in ("prefix", "prefix_history")
+
+
+def _make(name: PolicyName, prefixes: Prefixes, rng: random.Random) -> Policy:
     match name:
+        case "prefix" | "prefix_history":
+            return PrefixAware(prefixes, rng)
         case "least_loaded":
             return LeastLoaded()
         case "round_robin":

@@ -4,11 +4,15 @@ Who could not serve it is filtered out before: wrong model, tokenizer or rank, n
 scores the others and picks one.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
+from common.block_hash import extend_chain
 from router.fleet.load import LoadTracker
+from router.fleet.retries import Session
+
+HASHES_AT_ONCE = 32
 
 
 class Candidate(Protocol):
@@ -16,6 +20,9 @@ class Candidate(Protocol):
 
     @property
     def address(self) -> str: ...
+
+    @property
+    def session(self) -> Session: ...
 
     @property
     def load(self) -> LoadTracker: ...
@@ -36,11 +43,22 @@ class Work:
     """Tokens that other workers have made of it already, of all completions."""
     reads_cache: bool = True
     """False: all of the prompt is computed, whatever is cached, as log probabilities of it are asked for."""
+    _hashes: dict[int, list[int]] = field(default_factory=dict)
 
     @property
     def num_tokens(self) -> int:
         """To be computed before the next one comes, where nothing is cached."""
         return len(self.token_ids) + self.num_generated
+
+    def block_hashes(self, block_size: int, num_blocks: int) -> Iterator[int]:
+        """Of the prompt's first blocks, under its salt. Most prompts share little with others, so no more are made than
+        are taken."""
+        hashes = self._hashes.setdefault(block_size, [])
+        for start in range(0, num_blocks, HASHES_AT_ONCE):
+            end = min(start + HASHES_AT_ONCE, num_blocks)
+            if len(hashes) < end:
+                extend_chain(hashes, self.token_ids, block_size, self.cache_salt, end)
+            yield from hashes[start:end]
 
 
 @dataclass(frozen=True, slots=True)

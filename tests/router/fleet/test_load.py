@@ -1,5 +1,7 @@
 """What counts as load of a worker."""
 
+import math
+
 from fissile.v1 import WorkerLoad
 from router.fleet.load import LoadTracker
 
@@ -48,12 +50,12 @@ def test_prompts_of_others_that_wait_count():
     assert load.num_prefill_tokens == 150
 
 
-def test_room_is_what_is_free_without_what_is_on_its_way():
-    load = tracker((1, 100))
-    assert load.has_room(1 << 40)
-    load.reported(WorkerLoad(num_blocks=20, num_used_blocks=10))
-    assert load.num_kv_tokens == 160
-    assert load.has_room(60) and not load.has_room(61)
+def test_the_cache_counts_in_tokens_once_the_worker_has_said_how_it_is_made():
+    load = tracker()
+    load.reported(WorkerLoad(num_running=1))
+    assert (load.num_kv_tokens, load.num_free_tokens) == (0, math.inf)
+    load.reported(WorkerLoad(num_blocks=30, num_used_blocks=10))
+    assert (load.num_kv_tokens, load.num_free_tokens) == (160, 320)
 
 
 def test_reset_forgets_everything():

@@ -9,6 +9,7 @@ from router.fleet.policies.consistent_hash import ConsistentHash
 from router.fleet.policies.least_loaded import LeastLoaded
 from router.fleet.policies.policy import Work
 from router.fleet.policies.round_robin import RoundRobin
+from router.fleet.prefixes.prefixes import Prefixes
 from tests.router.fleet.policies.workers import NOTHING, chosen, workers
 
 
@@ -102,7 +103,7 @@ def test_without_a_key_the_beginning_of_the_prompt_counts():
 
 
 def test_a_key_goes_before_any_policy():
-    policy = make_policy("round_robin")
+    policy = make_policy("round_robin", Prefixes(1 << 20))
     candidates = workers(0, 0, 0)
     assert len({chosen(policy, candidates, work=keyed("k")) for _ in range(9)}) == 1
     assert chosen(policy, candidates, 3) == "abc"

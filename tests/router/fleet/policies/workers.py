@@ -14,9 +14,7 @@ NOTHING = Work(())
 @dataclass
 class Worker:
     address: str
-    load: LoadTracker = field(default_factory=LoadTracker)
-    block_size: int = 4
-    has_kv_events: bool = True
+    load: LoadTracker = field(default_factory=lambda: LoadTracker(block_size=4))
 
     @property
     def session(self) -> tuple[str, int]:
