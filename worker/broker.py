@@ -167,8 +167,8 @@ class Broker:
         self._undrained = None
 
     async def drain(self, timeout: float, take_health_down: Callable[[], Awaitable[None]]) -> DrainResult:
-        """Accept nothing any more, say so, give what is open `timeout` seconds, then abort it. May be called again. Ends
-        early and aborts nothing if it is taken back."""
+        """Accept nothing any more, say so, give what is open `timeout` seconds, then abort it. May be called again.
+        Ends early and aborts nothing if it is taken back."""
         if self._refusal is None:
             self._refusal = UnavailableError("the worker is draining")
             self._undrained = asyncio.Event()
