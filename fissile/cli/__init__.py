@@ -5,6 +5,7 @@ import click
 from fissile.cli.bench import bench
 from fissile.cli.chat import chat
 from fissile.cli.demo import demo
+from fissile.cli.drain import drain, undrain
 from fissile.cli.generate import generate
 from fissile.cli.inspect import models, stats
 from fissile.cli.services import router, worker
@@ -36,5 +37,5 @@ def main() -> None:
     """
 
 
-for command in (up, router, worker, generate, chat, bench, models, stats, top, demo):
+for command in (up, router, worker, generate, chat, bench, models, stats, top, demo, drain, undrain):
     main.add_command(command)

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fissile.cli.options import EXIT_INTERRUPTED, Target, connection_options
+from fissile.cli.connection import Target, connection_options
+from fissile.cli.options import EXIT_INTERRUPTED
 
 if TYPE_CHECKING:
     from fissile.cli.load import LoadConfig, Outcome

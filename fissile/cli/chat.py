@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fissile.cli.options import Target, connection_options, request_options, sampling_options, valid_text
+from fissile.cli.connection import Target, connection_options
+from fissile.cli.options import request_options, sampling_options, valid_text
 
 if TYPE_CHECKING:
     from fissile import Client

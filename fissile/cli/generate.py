@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fissile.cli.connection import Target, connection_options
 from fissile.cli.options import (
     EXIT_INTERRUPTED,
-    Target,
-    connection_options,
     request_options,
     sampling_options,
     valid_text,

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fissile.cli.options import Target, connection_options
+from fissile.cli.connection import Target, connection_options
 
 if TYPE_CHECKING:
     from fissile.results import Model, ModelVersion, Quantiles, Worker

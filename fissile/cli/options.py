@@ -1,25 +1,21 @@
 """Options that several commands share."""
 
-import functools
-import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar, cast
 
 import click
 
 if TYPE_CHECKING:
-    from fissile.errors import UnreachableError
     from fissile.options import Options
-    from fissile.tls import ClientTls
 
 EXIT_INTERRUPTED = 130
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def _apply(decorators: Sequence[Callable[[F], F]]) -> Callable[[F], F]:
+def apply(decorators: Sequence[Callable[[F], F]]) -> Callable[[F], F]:
+    """Several as one; their flags are listed in this order."""
+
     def decorate(command: F) -> F:
         for decorator in reversed(decorators):
             command = decorator(command)
@@ -28,97 +24,7 @@ def _apply(decorators: Sequence[Callable[[F], F]]) -> Callable[[F], F]:
     return decorate
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
-    """Which router to talk to, and how."""
-
-    address: str
-    """One, or several separated by commas."""
-    tls: "ClientTls | None"
-    api_key: str
-
-
-def _tls_file(name: str, what: str) -> Callable[[F], F]:
-    envvar = f"FISSILE_{name.upper().replace('-', '_')}"
-    path = click.Path(exists=True, dir_okay=False, path_type=Path)
-    return click.option(f"--{name}", type=path, envvar=envvar, show_envvar=True, help=f"{what} (PEM); implies --tls.")
-
-
-_connection_flags = _apply(
-    [
-        click.option(
-            "-a",
-            "--address",
-            "addresses",
-            multiple=True,
-            default=("localhost:50051",),
-            show_default=True,
-            envvar="FISSILE_ADDRESS",
-            show_envvar=True,
-            help="Router: HOST, or HOST:PORT. Several, by commas or flags: the next is asked when one is missing.",
-        ),
-        click.option("--tls/--no-tls", default=None, envvar="FISSILE_TLS", show_envvar=True, help="Connect with TLS."),
-        _tls_file("tls-ca", "CA certificate to trust, in place of the system's"),
-        _tls_file("tls-certificate", "Certificate to show to a router that wants one"),
-        _tls_file("tls-key", "Its key"),
-        click.option(
-            "--api-key",
-            default="",
-            envvar="FISSILE_API_KEY",
-            show_envvar=True,
-            help="What a router with --api-key wants to see. Better in the environment: flags can be seen by others.",
-        ),
-    ]
-)
-
-
-def connection_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The flags that say which router to talk to, and how; `command` gets them as one `Target` called `to`."""
-
-    @functools.wraps(command)
-    def with_target(
-        *,
-        addresses: tuple[str, ...],
-        tls: bool | None,
-        tls_ca: Path | None,
-        tls_certificate: Path | None,
-        tls_key: Path | None,
-        api_key: str,
-        **others: Any,
-    ) -> Any:
-        address = ",".join(addresses)
-        if tls is None:
-            tls = bool(tls_ca or tls_certificate or tls_key)
-        if (tls_certificate is None) != (tls_key is None):
-            raise click.UsageError("--tls-certificate and --tls-key go together")
-        # Before grpc is imported: what it would say on standard error is in the errors that it raises.
-        os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-        client_tls = _client_tls(tls_ca, tls_certificate, tls_key) if tls else None
-        from fissile.errors import UnreachableError
-
-        try:
-            return command(to=Target(address, client_tls, api_key), **others)
-        except UnreachableError as error:
-            raise click.ClickException(_not_reached(address, error)) from None
-
-    return _connection_flags(with_target)
-
-
-def _not_reached(address: str, error: "UnreachableError") -> str:
-    from fissile.errors import NOT_REACHABLE, NOTHING_LISTENS
-
-    if error.cause == NOTHING_LISTENS:
-        return f"no router at {address}. Start one with `fissile up`, or name another with --address."
-    return f"no router at {address}: {error.message if error.cause == NOT_REACHABLE else error.cause}"
-
-
-def _client_tls(ca: Path | None, certificate: Path | None, key: Path | None) -> "ClientTls":
-    from fissile.tls import ClientTls
-
-    return ClientTls(ca, certificate, key)
-
-
-sampling_options = _apply(
+sampling_options = apply(
     [
         click.option("-m", "--model", default="", help="Model id. Not needed while the router serves one model."),
         click.option("--max-tokens", type=click.IntRange(min=1), default=256, show_default=True, help="Most tokens."),

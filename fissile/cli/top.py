@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fissile.cli.options import Target, connection_options
+from fissile.cli.connection import Target, connection_options
 
 if TYPE_CHECKING:
     from rich.live import Live

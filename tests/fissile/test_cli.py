@@ -166,8 +166,7 @@ def test_an_address_that_is_none_is_refused():
     result = CliRunner().invoke(main, ["models", "--address", "http://localhost:50051"])
     assert result.exit_code == 1
     assert result.output == (
-        "Error: invalid argument: address: 'http://localhost:50051' is a URL; wanted is HOST:PORT, with the router's "
-        "gRPC port\n"
+        "Error: invalid argument: address: 'http://localhost:50051' is a URL; wanted is HOST:PORT, with the gRPC port\n"
     )
 
 
