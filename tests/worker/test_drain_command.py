@@ -5,12 +5,13 @@ import asyncio
 from click.testing import CliRunner
 
 from fissile.cli import main
+from fissile.v1 import UndrainRequest
 from tests.worker.harness import connect, run_worker, sequence, until
 from tests.worker.test_lifecycle import NOT_SERVING, SERVING, health, until_health
 
 
 async def command(*arguments, **environment):
-    """Its exit code and what it printed."""
+    """Its exit code and what it printed. One at a time: each takes standard output for itself."""
     result = await asyncio.to_thread(CliRunner().invoke, main, arguments, env=environment)
     return result.exit_code, result.output
 
@@ -35,7 +36,7 @@ def test_a_drain_that_is_undone_says_so_and_one_with_a_timeout_aborts():
         await until(lambda: system.server._broker.num_open == 1)
         drain = asyncio.create_task(command("drain", system.address))
         await until_health(system, NOT_SERVING)
-        await command("undrain", system.address)
+        await system.stub.Undrain(UndrainRequest())
         undone = await drain
         system.executor.open.set()
         await router.finish(1)
