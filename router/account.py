@@ -21,9 +21,11 @@ MAX_SHOWN = 128
 class Account:
     """Of one request, from its arrival to its end. Exactly one `close`, whatever becomes of it."""
 
-    def __init__(self, request_id: str, model: str, operation: str, tracer: Tracer, traceparent: str) -> None:
-        """`request_id`, `model` and `traceparent` are the client's, or empty; `operation` is OpenTelemetry's name of
-        what is asked for."""
+    def __init__(
+        self, request_id: str, model: str, caller: str, operation: str, tracer: Tracer, traceparent: str
+    ) -> None:
+        """`request_id`, `model` and `traceparent` are the client's, or empty; `caller` is its name; `operation` is
+        OpenTelemetry's name of what is asked for."""
         self.watch = Stopwatch()
         self.request_id = request_id or os.urandom(16).hex()
         self.model = ""
@@ -31,6 +33,7 @@ class Account:
         self.end = "cancelled"
         """Finish reason or gRPC status, in lower case; nobody says so when a client goes."""
         self._asked_model = model
+        self._caller = caller
         self._operation = operation
         self._tracer = tracer
         asked = {"gen_ai.operation.name": operation, "gen_ai.request.model": shown(model)} if tracer.is_on else None
@@ -90,8 +93,9 @@ class Account:
         request_id, model = shown(self.request_id), shown(self.model or self._asked_model)
         trace = trace_id(self.span.traceparent)
         logger.info(
-            "request %s%s: model %s, worker %s, %d tokens in, %d cached, %d out, TTFT %s, total %.1f ms, %s",
+            "request %s from %s%s: model %s, worker %s, %d tokens in, %d cached, %d out, TTFT %s, total %.1f ms, %s",
             request_id,
+            self._caller,
             f" of trace {trace}" if trace else "",
             model or "-",
             " ".join(workers) or "-",
@@ -103,6 +107,7 @@ class Account:
             totals.end,
             extra={
                 "request_id": request_id,
+                "caller": self._caller,
                 "model": model,
                 "worker": " ".join(workers),
                 "num_prompt_tokens": totals.num_prompt_tokens,

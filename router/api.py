@@ -99,14 +99,19 @@ class GenerationApi:
     def generate(
         self, request: GenerateRequest, caller: Caller, time_left: TimeLeft = no_deadline, traceparent: str = ""
     ) -> AsyncGenerator[GenerateResponse]:
-        account = Account(request.request_id, request.model, "text_completion", self._tracer, traceparent)
+        account = self._account(request, caller, "text_completion", traceparent)
         return self._run(request, caller, time_left, account, responses.generate_response)
 
     def chat(
         self, request: ChatRequest, caller: Caller, time_left: TimeLeft = no_deadline, traceparent: str = ""
     ) -> AsyncGenerator[ChatResponse]:
-        account = Account(request.request_id, request.model, "chat", self._tracer, traceparent)
+        account = self._account(request, caller, "chat", traceparent)
         return self._run(request, caller, time_left, account, responses.chat_response)
+
+    def _account(
+        self, request: GenerateRequest | ChatRequest, caller: Caller, operation: str, traceparent: str
+    ) -> Account:
+        return Account(request.request_id, request.model, caller.name, operation, self._tracer, traceparent)
 
     async def _run(
         self,

@@ -8,6 +8,7 @@ from fissile.cli.demo import demo
 from fissile.cli.drain import drain, undrain
 from fissile.cli.generate import generate
 from fissile.cli.inspect import models, stats
+from fissile.cli.key import key
 from fissile.cli.services import router, worker
 from fissile.cli.top import top
 from fissile.cli.up import up
@@ -37,5 +38,5 @@ def main() -> None:
     """
 
 
-for command in (up, router, worker, generate, chat, bench, models, stats, top, demo, drain, undrain):
+for command in (up, router, worker, generate, chat, bench, models, stats, top, key, demo, drain, undrain):
     main.add_command(command)

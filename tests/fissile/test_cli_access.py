@@ -3,8 +3,11 @@
 import pytest
 from click.testing import CliRunner
 
+from common.authentication import digest_of
 from fissile.cli import main
 from fissile.tls import ClientTls
+from router.callers.caller import Caller
+from router.callers.key_file import parse_keys
 from tests.fakes.certificates import Authority
 from tests.fissile.fake_service import FakeService, serve
 
@@ -84,3 +87,18 @@ def test_a_key_may_come_from_the_environment_and_a_wrong_one_is_told_in_one_line
         result = run(address, "models", FISSILE_API_KEY="other")
     assert result.exit_code == 1
     assert result.output == "Error: unauthenticated: authorization: a valid API key is needed\n"
+
+
+def test_a_key_is_an_entry_of_the_routers_file_and_the_secret_apart():
+    made = [CliRunner().invoke(main, ["key", *given]) for given in (['a "b" ü'], ["c", "--tenant", ""])]
+    first, second = (result.stderr.strip() for result in made)
+    assert parse_keys("".join(result.stdout for result in made).encode()) == {
+        digest_of(first): Caller('a "b" ü', 'a "b" ü'),
+        digest_of(second): Caller("c", ""),
+    }
+    assert first not in made[0].stdout and len(first) >= 40
+
+
+@pytest.mark.parametrize("name", ["", "a\nb", "x" * 65])
+def test_a_key_with_a_name_that_the_router_would_refuse_is_not_made(name):
+    assert CliRunner().invoke(main, ["key", name]).exit_code == 2

@@ -30,10 +30,11 @@ def test_a_request_that_was_served(caplog):
 
     run_system(scenario, worker)
     (line,) = lines(caplog)
-    said = f"request mine: model toy, worker {worker.address}, 2 tokens in, 4 cached, 5 out, TTFT "
+    said = f"request mine from 127.0.0.1: model toy, worker {worker.address}, 2 tokens in, 4 cached, 5 out, TTFT "
     assert line.getMessage().startswith(said)
     assert re.fullmatch(r"[\d.]+ ms, total [\d.]+ ms, length", line.getMessage().removeprefix(said))
-    assert (line.request_id, line.model, line.worker, line.end) == ("mine", "toy", worker.address, "length")
+    assert (line.request_id, line.caller, line.model) == ("mine", "127.0.0.1", "toy")
+    assert (line.worker, line.end) == (worker.address, "length")
     assert (line.num_prompt_tokens, line.num_cached_tokens, line.num_completion_tokens) == (2, 4, 5)
     assert 0 < line.ttft_seconds <= line.e2e_seconds < 20
 
@@ -43,11 +44,18 @@ def test_a_request_that_was_served(caplog):
     [
         (
             GenerateRequest(request_id="x", text=""),
-            r"request x: model toy, worker -, 0 tokens in, 0 cached, 0 out, TTFT -, total [\d.]+ ms, invalid_argument",
+            r"request x from 127.0.0.1: model toy, worker -, 0 tokens in, 0 cached, 0 out, TTFT -, total [\d.]+ ms, "
+            "invalid_argument",
         ),
-        (GenerateRequest(text="a", model="other"), r"request [0-9a-f]{32}: model other, worker -, .*, not_found"),
-        (GenerateRequest(text="a", model="\n" * 500), r"request \w+: model '(\\n){128}\\u2026', .*, not_found"),
-        (GenerateRequest(request_id="a\nb", text="a"), r"request 'a\\nb': .*, invalid_argument"),
+        (
+            GenerateRequest(text="a", model="other"),
+            r"request [0-9a-f]{32} from 127.0.0.1: model other, worker -, .*, not_found",
+        ),
+        (
+            GenerateRequest(text="a", model="\n" * 500),
+            r"request \w+ from [\d.]+: model '(\\n){128}\\u2026', .*, not_found",
+        ),
+        (GenerateRequest(request_id="a\nb", text="a"), r"request 'a\\nb' from .*, invalid_argument"),
         (ChatRequest(), r"request .*, invalid_argument"),
     ],
 )

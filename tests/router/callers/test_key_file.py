@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import logging
+from pathlib import Path
 
 import pytest
 
@@ -125,3 +126,11 @@ def test_the_file_is_read_again_and_a_bad_one_changes_nothing(tmp_path, caplog, 
     assert len(complaints) == 1, "once for each fault, not for each look"
     assert "keys.toml: keys[0]: secret: must be" in complaints[0].getMessage()
     assert "short" not in caplog.text and BOB not in caplog.text
+
+
+def test_the_example_of_the_documentation_is_a_file_of_keys():
+    page = (Path(__file__).parents[3] / "docs/operations.md").read_text()
+    example = page.partition("```toml\n")[2].partition("```")[0]
+    alice, batch = parse_keys(example.encode()).values()
+    assert alice == Caller("alice", "alice")
+    assert batch == Caller("batch-jobs", "acme", Quota(64, 600, 500_000, 10, frozenset({"llama-3"})))
