@@ -3,7 +3,6 @@
 `service.py` puts it on gRPC, `http/` on HTTP. Both speak the messages of the contract.
 """
 
-import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from copy import copy
@@ -36,10 +35,11 @@ from router.admission.turns import LARGE_BYTES, Turns
 from router.admission.unread import UnreadBytes
 from router.answering import responses
 from router.answering.answer import Answer
-from router.answering.pacing import Pacer
+from router.answering.pacing import News, Pacer
 from router.answering.parts import parts
-from router.answering.request import OpenRequest, Update
+from router.answering.request import OpenRequest
 from router.answering.trace import RequestTrace
+from router.answering.update import Update
 from router.callers.caller import Caller
 from router.callers.quotas import Quotas
 from router.config import RouterSettings
@@ -162,7 +162,7 @@ class GenerationApi:
         async with self.turns.turn(caller.name, request.ByteSize()):
             with account.part("tokenise"):
                 served, specs = await self._preparation.specs(request, model, account.request_id, salt)
-        news = asyncio.Event()
+        news = News(caller.name)
         opened = [
             OpenRequest(
                 spec,

@@ -90,7 +90,7 @@ class RouterSettings(Settings):
         "that would take more is refused or ended. One client alone gets four fifths of them.",
     )
     max_unread_bytes: int = Field(
-        128 * 1024 * 1024, gt=0, description="The same, of one answer that is not read yet; past it, it is ended."
+        64 * 1024 * 1024, gt=0, description="The same, of one answer that is not read yet; past it, it is ended."
     )
     write_timeout: float = Field(
         30.0, gt=0, description="Seconds after which a client that reads nothing of what was sent loses its request."

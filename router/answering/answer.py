@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 from fissile.v1 import RequestTimings, Usage
 from router.answering.completion import Delta
-from router.answering.request import OpenRequest, Update
+from router.answering.request import OpenRequest
+from router.answering.update import MAX_ENTRIES, Update
 
 
 class Answer:
@@ -23,7 +24,6 @@ class Answer:
         """By position, those that have not said all."""
         self._usages: list[Usage] = []
         self._timings: list[RequestTimings] = []
-        self._held: list[Delta] = []
 
     async def next(self) -> Update:
         """Waits for what is new. It is empty after `heartbeat` seconds of silence; the last one has usage and timings
@@ -54,23 +54,29 @@ class Answer:
         return False
 
     def _take_all(self) -> Update | None:
-        deltas, self._held = self._held, []
+        if self._final_only and not all(request.is_finished for request in self._open.values()):
+            return None
+        deltas: list[Delta] = []
+        max_entries = MAX_ENTRIES
         for position, request in list(self._open.items()):
-            update = request.take()
+            update = request.take(max_entries)
             if update is None:
                 continue
             for delta in update.deltas:
                 delta.prompt_index = position
             deltas += update.deltas
+            max_entries -= update.num_entries
             if update.usage and update.timings:
                 del self._open[position]
                 self._usages.append(update.usage)
                 self._timings.append(update.timings)
+            elif self._final_only:
+                break  # the next message goes on with it
+            if max_entries <= 0:
+                self._news.set()
+                break
         if not self._open:
             return Update(deltas, usage=_sum(self._usages), timings=_slowest(self._timings))
-        if self._final_only:
-            self._held = deltas
-            return None
         return Update(deltas) if deltas else None
 
 

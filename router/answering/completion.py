@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fissile.errors import InternalError
+from fissile.errors import InternalError, InvalidArgumentError
 from fissile.v1 import (
     BeamHypothesis,
     Finish,
@@ -13,8 +13,9 @@ from fissile.v1 import (
     TokenLogprobs,
     ToolCallDelta,
 )
-from router.answering.logprobs import TokenBytes, with_text
+from router.answering.logprobs import TokenBytes
 from router.answering.pending_calls import PendingCalls
+from router.answering.pending_logprobs import PendingLogprobs
 from router.answering.stop_strings import StopMatcher
 from router.asking.spec import TextRules
 from router.formats.events import Content, Event, Reasoning
@@ -22,6 +23,9 @@ from router.model.detokenizer import Detokenizer
 
 _ENDING_TOKEN = {FinishReason.FINISH_REASON_EOS, FinishReason.FINISH_REASON_STOP_TOKEN}
 """Reasons whose last token is no part of the text."""
+
+MAX_CUMULATIVE_ENTRIES = 65_536
+"""Of log probabilities in one completion of a message that has everything so far."""
 
 
 class TokenGapError(Exception):
@@ -57,26 +61,56 @@ class Completion:
         """Up to and including the one that closed the reasoning; the one that opened it is none."""
         self._rules = rules
         self._detokenizer = detokenizer
-        self._token_bytes = token_bytes
         self._parser = rules.reading.parser() if rules.reading else None
         self._matcher = StopMatcher(rules.stops, include_stop=rules.include_stop)
         self._pending_text: list[str] = []
         self._pending_reasoning: list[str] = []
         self._pending_calls = PendingCalls()
         self._pending_ids: list[int] = []
-        self._pending_logprobs: list[TokenLogprobs] = []
+        self._pending_logprobs = PendingLogprobs(token_bytes)
 
-    def take(self, *, cumulative: bool) -> Delta:
-        """What is new, or with `cumulative` everything so far. Call it when there is news: it has `finish` once."""
+    @property
+    def num_entries(self) -> int:
+        """Of log probabilities that were not sent yet."""
+        return self._pending_logprobs.num_entries
+
+    def take(self, *, cumulative: bool, max_entries: int) -> Delta:
+        """What is new, or with `cumulative` everything so far, but no more entries of log probabilities than that: then
+        there is still news, and text, tool calls and the end are in the last delta. Call it when there is news. Raises
+        InvalidArgumentError where too much is `cumulative`."""
+        if cumulative:
+            return self._take_all_so_far()
+        if self.num_entries > max_entries:
+            return self._take_piece(self._pending_logprobs.num_within(max_entries))
+        self.has_news = False
+        delta = Delta(
+            self.index,
+            "".join(self._pending_text),
+            "".join(self._pending_reasoning),
+            self._pending_calls.take(cumulative=False),
+            self._pending_ids,
+            self._pending_logprobs.take(len(self._pending_logprobs)),
+            self.finish,
+        )
+        self._pending_text, self._pending_reasoning, self._pending_ids = [], [], []
+        return delta
+
+    def _take_piece(self, num_tokens: int) -> Delta:
+        token_ids = self._pending_ids[:num_tokens]
+        del self._pending_ids[:num_tokens]
+        return Delta(self.index, "", "", [], token_ids, self._pending_logprobs.take(num_tokens), None)
+
+    def _take_all_so_far(self) -> Delta:
+        if self.num_entries > MAX_CUMULATIVE_ENTRIES:
+            raise InvalidArgumentError.of(
+                "options.output.cumulative", "what there is so far is too large for one message"
+            )
         self.has_news = False
         text, reasoning = "".join(self._pending_text), "".join(self._pending_reasoning)
-        calls = self._pending_calls.take(cumulative=cumulative)
-        delta = Delta(self.index, text, reasoning, calls, self._pending_ids, self._pending_logprobs, self.finish)
-        self._pending_text = [text] if cumulative else []
-        self._pending_reasoning = [reasoning] if cumulative else []
-        self._pending_ids = self._pending_ids.copy() if cumulative else []
-        self._pending_logprobs = self._pending_logprobs.copy() if cumulative else []
-        return delta
+        calls = self._pending_calls.take(cumulative=True)
+        logprobs = self._pending_logprobs.read(len(self._pending_logprobs))
+        self._pending_text, self._pending_reasoning = [text], [reasoning]
+        return Delta(self.index, text, reasoning, calls, self._pending_ids.copy(), logprobs, self.finish)
 
     def accept(self, output: RequestOutput) -> None:
         """Add an output's tokens and end. Repeated tokens are dropped. Raises TokenGapError on missing ones."""
@@ -197,7 +231,7 @@ class Completion:
             self._pending_ids.extend(token_ids)
             self.has_news = True
         if logprobs:
-            self._pending_logprobs += with_text(logprobs, self._token_bytes)
+            self._pending_logprobs.add(logprobs)
             self.has_news = True
 
     def _show(self, text: str) -> None:

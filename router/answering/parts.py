@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from fissile.errors import InvalidArgumentError
 from router.answering.completion import Delta
-from router.answering.request import Update
+from router.answering.update import Update
 
 MAX_PART_BYTES = 2 * 1024 * 1024
 """By estimate. gRPC keeps one of them for a client that does not read, and clients in other languages take 4 MiB."""

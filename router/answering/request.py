@@ -7,20 +7,19 @@ client costs the tokens of its completion and what it asked for with them, up to
 
 import asyncio
 import logging
-from collections.abc import Sequence as List
-from dataclasses import dataclass, field
 
 from common.faults import log_fault
 from fissile.errors import FissileError, InternalError, ResourceExhaustedError
-from fissile.v1 import FinishReason, RequestOutput, RequestTimings, TokenLogprobs, Usage
+from fissile.v1 import FinishReason, RequestOutput, Usage
 from router.admission.unread import UnreadBytes
 from router.answering.completion import Completion, Delta, TokenGapError
 from router.answering.hop import Attempt, Hop, Loss, OnLoss
-from router.answering.pacing import Pacer
-from router.answering.prompt_logprobs import PromptLogprobs, prompt_logprob_bytes
+from router.answering.pacing import News, Pacer
+from router.answering.prompt_logprobs import PromptLogprobs
 from router.answering.refusals import error_of
 from router.answering.timing import Timing
 from router.answering.trace import RequestTrace
+from router.answering.update import ENTRIES_PER_MESSAGE, ENTRY_BYTES, MAX_ENTRIES, Update, unread_bytes
 from router.asking.spec import RequestSpec
 from router.latency import Stopwatch
 from router.metrics import RouterMetrics
@@ -31,22 +30,6 @@ logger = logging.getLogger(__name__)
 # Looking a value up in a protobuf enum takes as long as decoding a token.
 _ERROR = FinishReason.FINISH_REASON_ERROR
 _ABORTED = FinishReason.FINISH_REASON_ABORTED
-
-# Of memory, as long as the client has not read it: a token with its text, and an entry of its log probabilities.
-TOKEN_BYTES = 64
-ENTRY_BYTES = 160
-
-
-@dataclass(slots=True)
-class Update:
-    """One message to the client."""
-
-    deltas: list[Delta] = field(default_factory=list)
-    usage: Usage | None = None
-    """Set in the last one."""
-    timings: RequestTimings | None = None
-    prompt_token_ids: List[int] = ()
-    prompt_logprobs: List[TokenLogprobs] = ()
 
 
 class OpenRequest:
@@ -59,7 +42,7 @@ class OpenRequest:
         watch: Stopwatch,
         metrics: RouterMetrics,
         pacer: Pacer,
-        news: asyncio.Event,
+        news: News,
         unread: UnreadBytes,
         trace: RequestTrace,
     ) -> None:
@@ -79,6 +62,7 @@ class OpenRequest:
         self._pacer = pacer
         self._unread = unread
         self._has_sent = False
+        self._next_completion = 0
         self._hop: Hop | None = None
         self._attempt: Attempt | None = None
         self._on_loss: OnLoss | None = None
@@ -164,7 +148,7 @@ class OpenRequest:
         if output.index == 0 and not self.num_cached_tokens:
             # Later completions share the first one's prompt, and a resumed one finds what it had computed itself.
             self.num_cached_tokens = output.num_cached_tokens
-        self._unread.add(_num_bytes(output))
+        self._unread.add(unread_bytes(output))
         if output.prompt_logprobs:
             self._prompt_logprobs.accept(output)
         if output.token_ids and not self._prompt_logprobs.is_complete:
@@ -267,8 +251,9 @@ class OpenRequest:
         self._hop_timer = None
         return True
 
-    def take(self) -> Update | None:
-        """What is new for the client; None when nothing is. Has `usage` when it is the last."""
+    def take(self, max_entries: int = MAX_ENTRIES) -> Update | None:
+        """What is new for the client; None when nothing is. Has `usage` when it is the last. It has no more entries of
+        log probabilities than that: the rest comes in turn."""
         finished = self.is_finished
         if not finished and self.spec.final_only:
             return None
@@ -276,8 +261,8 @@ class OpenRequest:
         if self._prompt_logprobs.num_parts > 1:
             self.news.set()  # there is more
         elif self._prompt_logprobs.is_complete or finished:
-            update.deltas = [c.take(cumulative=self.spec.cumulative) for c in self.completions if c.has_news]
-            if finished:
+            update.deltas = self._take_deltas(max_entries)
+            if finished and not any(c.has_news for c in self.completions):
                 longest = max(len(c.token_ids) for c in self.completions)
                 update.usage, update.timings = self._usage(), self.timing.completed(longest)
             elif not update.deltas:
@@ -288,9 +273,36 @@ class OpenRequest:
         if not self._has_sent and self.spec.send_prompt:
             update.prompt_token_ids = self.spec.prompt.token_ids
         self._has_sent = True
+        self._pacer.charge(self.news, update.num_entries / ENTRIES_PER_MESSAGE)
         if not self.spec.cumulative:
-            self._unread.taken(self._prompt_logprobs.num_bytes)
+            self._unread.taken(self._num_unread_bytes())
         return update
+
+    def _take_deltas(self, max_entries: int) -> list[Delta]:
+        """From where the last update was cut, if it was."""
+        first, num = self._next_completion, len(self.completions)
+        deltas: list[Delta] = []
+        for index in (*range(first, num), *range(first)):
+            completion = self.completions[index]
+            if not completion.has_news:
+                continue
+            self._next_completion = index
+            if max_entries <= 0:
+                break
+            num_entries = completion.num_entries
+            deltas.append(completion.take(cumulative=self.spec.cumulative, max_entries=max_entries))
+            max_entries -= num_entries
+            if completion.has_news:
+                break
+        else:
+            self._next_completion = 0
+            return deltas
+        self._pacer.wake_in_turn(self.news)
+        return deltas
+
+    def _num_unread_bytes(self) -> int:
+        num_entries = sum(c.num_entries for c in self.completions)
+        return num_entries * ENTRY_BYTES + self._prompt_logprobs.num_bytes
 
     def _usage(self) -> Usage:
         return Usage(
@@ -299,13 +311,3 @@ class OpenRequest:
             num_cached_tokens=self.num_cached_tokens,
             num_reasoning_tokens=sum(c.num_reasoning_tokens for c in self.completions),
         )
-
-
-def _num_bytes(output: RequestOutput) -> int:
-    """That it takes until the client has read it."""
-    num_bytes = len(output.token_ids) * TOKEN_BYTES
-    if output.logprobs:
-        num_bytes += len(output.logprobs) * len(output.logprobs[0].token_ids) * ENTRY_BYTES
-    if output.prompt_logprobs:
-        num_bytes += prompt_logprob_bytes(output.prompt_logprobs)
-    return num_bytes

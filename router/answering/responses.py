@@ -6,7 +6,7 @@ from fissile.v1 import (
     CompletionDelta,
     GenerateResponse,
 )
-from router.answering.request import Update
+from router.answering.update import Update
 
 
 def generate_response(request_id: str, update: Update) -> GenerateResponse:

@@ -6,7 +6,8 @@ import grpc
 
 from fissile.channel import aio_channel
 from fissile.v1 import GenerateRequest, GenerationOptions, GenerationServiceStub
-from tests.fakes.system import error_of, run_system, until
+from router.answering.update import MAX_ENTRIES
+from tests.fakes.system import Answer, error_of, run_system, until
 from tests.fakes.worker import FakeWorker, counts
 
 LOGPROBS = {"sampling": {"num_logprobs": 64}}
@@ -65,7 +66,7 @@ def test_what_waits_for_a_reader_is_bounded_in_bytes():
         await system.quiet()
         return error, system.router.api._admission.held_bytes.num_taken
 
-    error, held = run_system(scenario, worker, max_unread_bytes=16 * 1024 * 1024, max_message_rate=1e9)
+    error, held = run_system(scenario, worker, max_unread_bytes=2 * 1024 * 1024, max_message_rate=1e9)
     assert error.code == grpc.StatusCode.RESOURCE_EXHAUSTED
     assert "max-unread-bytes" in error.message
     assert held == 0
@@ -84,15 +85,19 @@ def test_who_asks_for_the_end_only_is_bounded_too():
     assert "max-held-bytes" in error.message
 
 
-def test_a_slow_reader_keeps_its_request():
-    """It takes something within the time-out, again and again."""
-    worker = FakeWorker(counts(1000), step_seconds=0.001, tokens_per_step=20, max_model_len=10_000)
+def test_a_slow_reader_keeps_its_request_and_gets_all_of_it():
+    """It takes something within the time-out, again and again; what waits meanwhile comes in parts."""
+    worker = FakeWorker(counts(60), step_seconds=0.001, tokens_per_step=20, max_model_len=10_000)
 
     async def scenario(system):
-        call, num_tokens = system.stub.Generate(ask(output={"token_ids": True})), 0
+        call, answer = system.stub.Generate(ask(n=16, output={"token_ids": True})), Answer()
         while (message := await call.read()) is not grpc.aio.EOF:
-            num_tokens += sum(len(delta.token_ids) for delta in message.completions)
-            await asyncio.sleep(0.02)
-        return num_tokens
+            answer.add(message)
+            await asyncio.sleep(0.005)
+        return answer
 
-    assert run_system(scenario, worker, write_timeout=0.4, max_message_rate=1e9) == 1000
+    answer = run_system(scenario, worker, write_timeout=0.4, max_message_rate=1e9)
+    assert sorted(answer.tokens.values()) == sorted(counts(60)(sequence) for sequence in worker.received)
+    assert {key: len(positions) for key, positions in answer.logprobs.items()} == dict.fromkeys(range(16), 60)
+    entries = [sum(len(p.logprobs) for d in m.completions for p in d.logprobs) for m in answer.messages]
+    assert MAX_ENTRIES / 2 < max(entries) <= MAX_ENTRIES

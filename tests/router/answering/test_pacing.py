@@ -3,7 +3,7 @@
 import asyncio
 
 from fissile.v1 import FinishReason, GenerateRequest, GenerationOptions, OutputOptions
-from router.answering.pacing import BURST_SECONDS, Pacer
+from router.answering.pacing import BURST_SECONDS, News, Pacer
 from tests.fakes.system import WAIT_SECONDS, collect, run_system
 from tests.fakes.worker import FakeWorker, counts
 
@@ -27,7 +27,7 @@ def run(scenario, *args):
 
 def test_nothing_waits_below_the_rate_and_the_rest_waits_in_order():
     async def scenario(pacer):
-        events = [asyncio.Event() for _ in range(5)]
+        events = [News("a") for _ in range(5)]
         for event in events:
             pacer.wake_in_turn(event)
         return [e.is_set() for e in events], list(pacer._waiting) == events[3:]
@@ -37,7 +37,7 @@ def test_nothing_waits_below_the_rate_and_the_rest_waits_in_order():
 
 def test_a_stream_waits_once_however_many_tokens_come():
     async def scenario(pacer):
-        first, second = asyncio.Event(), asyncio.Event()
+        first, second = News("a"), News("a")
         pacer.wake_in_turn(first)
         for _ in range(10):
             pacer.wake_in_turn(first)
@@ -49,7 +49,7 @@ def test_a_stream_waits_once_however_many_tokens_come():
 
 def test_an_urgent_message_goes_out_of_turn_and_is_counted():
     async def scenario(pacer):
-        urgent, late = asyncio.Event(), asyncio.Event()
+        urgent, late = News("a"), News("a")
         pacer.wake_now(urgent)
         pacer.wake_in_turn(late)
         waited = late.is_set()
@@ -61,8 +61,8 @@ def test_an_urgent_message_goes_out_of_turn_and_is_counted():
 
 def test_a_stream_that_is_gone_takes_no_turn():
     async def scenario(pacer):
-        gone, other = asyncio.Event(), asyncio.Event()
-        pacer.wake_now(asyncio.Event())
+        gone, other = News("a"), News("a")
+        pacer.wake_now(News("a"))
         pacer.wake_in_turn(gone)
         pacer.wake_in_turn(other)
         pacer.forget(gone)
@@ -71,6 +71,20 @@ def test_a_stream_that_is_gone_takes_no_turn():
         return gone.is_set(), pacer._timer
 
     assert run(scenario, pacer_with_burst(1)) == (False, None)
+
+
+def test_clients_take_turns_and_not_streams_and_large_messages_count_as_several():
+    async def scenario(pacer):
+        pacer._allowance = 0
+        flood, other = [News("flood") for _ in range(10)], [News("other") for _ in range(3)]
+        for news in (*flood, *other):
+            pacer.wake_in_turn(news)
+        pacer.charge(flood[0], 2)
+        pacer._allowance = 4
+        pacer._advance()
+        return sum(n.is_set() for n in flood), sum(n.is_set() for n in other)
+
+    assert run(scenario, pacer_with_burst(4)) == (1, 3)
 
 
 def ask(**output):

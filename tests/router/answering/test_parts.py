@@ -7,8 +7,8 @@ from fissile.v1 import Finish, FinishReason, OutputOptions, TokenLogprob, TokenL
 from router.answering import parts as parts_module
 from router.answering.completion import Delta
 from router.answering.parts import parts
-from router.answering.request import Update
 from router.answering.responses import generate_response
+from router.answering.update import Update
 from router.http.answers import join
 from tests.fakes.system import error_of, run_system
 from tests.fakes.worker import FakeWorker, counts

@@ -1,0 +1,45 @@
+"""What goes to a client at a time, and what it takes while it waits for that."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from fissile.v1 import RequestOutput, RequestTimings, TokenLogprobs, Usage
+from router.answering.completion import Delta
+from router.answering.prompt_logprobs import prompt_logprob_bytes
+
+# Of memory, as long as the client has not read it: a token with its text, and an entry of its log probabilities.
+TOKEN_BYTES = 64
+ENTRY_BYTES = 16
+
+MAX_ENTRIES = 8192
+"""Of log probabilities in one update. Writing their text takes some ten milliseconds of the event loop."""
+ENTRIES_PER_MESSAGE = 256
+"""That cost what a message costs."""
+
+
+@dataclass(slots=True)
+class Update:
+    """One message to the client."""
+
+    deltas: list[Delta] = field(default_factory=list)
+    usage: Usage | None = None
+    """Set in the last one."""
+    timings: RequestTimings | None = None
+    prompt_token_ids: Sequence[int] = ()
+    prompt_logprobs: Sequence[TokenLogprobs] = ()
+
+    @property
+    def num_entries(self) -> int:
+        """Of log probabilities."""
+        lists = (self.prompt_logprobs, *(delta.logprobs for delta in self.deltas))
+        return sum(len(positions) * len(positions[0].logprobs) for positions in lists if positions)
+
+
+def unread_bytes(output: RequestOutput) -> int:
+    """That it takes until the client has read it."""
+    num_bytes = len(output.token_ids) * TOKEN_BYTES
+    if output.logprobs:
+        num_bytes += len(output.logprobs) * len(output.logprobs[0].token_ids) * ENTRY_BYTES
+    if output.prompt_logprobs:
+        num_bytes += prompt_logprob_bytes(output.prompt_logprobs)
+    return num_bytes
