@@ -12,6 +12,7 @@ import torch
 from tests.kernels.rig import BACKENDS, DTYPES, Rig, Rows
 from tests.runner.conftest import greedy_reference, make_driver, random_prompt, save_llama
 from worker.kernels.select import Kernels
+from worker.parallel.symmetric import Parts
 
 DEVICES = [torch.device(device) for name, device in BACKENDS if name == "triton"]
 pytestmark = pytest.mark.skipif(not DEVICES, reason="needs an NVIDIA GPU, or Triton's interpreter: make kernels")
@@ -89,6 +90,30 @@ def test_keys_are_split_where_chunks_are_few(rig: Rig, monkeypatch: pytest.Monke
         rows = Rows(rig, (4, 1, 16), [1, 5, 3], [20, 260, 3], 16, window=window, has_sinks=window is not None)
         assert gqa_splits.chunk_splits(rows.kernel._machine, 2, 260).usual > 1
         rig.assert_close(rows.attend(), rows.exact())
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_parts_of_a_sum_are_added_up_where_the_norm_is(rig: Rig, size: int) -> None:
+    """On one of the ranks; the others have come to all meetings already."""
+    from worker.kernels.triton.sum_norm import sum_and_norm
+
+    rank, num_rows, width = 1, 3, 24
+    before = rig.noise(5 * width)  # something else in each rank's memory
+    memories = [torch.cat([before, rig.noise(num_rows * width, seed=r)]) for r in range(size)]
+    flags = [torch.zeros(num_rows * size, dtype=torch.int32, device=rig.device) for _ in range(size)]
+    flags[rank].view(-1, size)[:, [r for r in range(size) if r != rank]] = 1
+    addresses = [torch.tensor([x.data_ptr() for x in xs], device=rig.device) for xs in (memories, flags)]
+    parts = Parts(*addresses, num_meetings=num_rows, offset=before.numel() * before.itemsize, rank=rank)
+    residual, weight = rig.noise(num_rows, width, seed=8), rig.noise(width, seed=9)
+    total = residual.double() + sum(memory.double()[-num_rows * width :].view(num_rows, width) for memory in memories)
+    exact = total / (total.square().mean(-1, keepdim=True) + 1e-6).sqrt() * weight.double()
+
+    rig.assert_close(sum_and_norm(parts, residual, weight, 1e-6, overlaps=False, num_warps=1), exact)
+    rig.assert_close(residual, total)
+    for r, seen in enumerate(flags):
+        told = torch.zeros(num_rows, size, dtype=torch.int32)
+        told[:, rank] = int(r != rank)
+        assert torch.equal(seen.cpu().view(-1, size), told), r
 
 
 @pytest.mark.parametrize("capability", [80, 90])

@@ -1,5 +1,6 @@
 """Sums over ranks: which go through symmetric memory, where the result is, and when it is not used at all."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,11 +13,16 @@ from tests.runner.conftest import greedy_reference, random_prompt
 from tests.runner.driver import Driver
 from worker.parallel import symmetric as module
 from worker.parallel.group import Group
-from worker.parallel.symmetric import SymmetricSums, symmetric_sums
+from worker.parallel.symmetric import Parts, SymmetricSums, symmetric_sums
 from worker.runner.build import build_runner
 from worker.runner.config import RunnerConfig
 
 CUDA = torch.device("cuda")
+
+
+def symmetric_sums_of(buffer: Tensor, reduce: Callable[[Tensor], object]) -> SymmetricSums:
+    addresses = torch.full((2,), buffer.data_ptr())
+    return SymmetricSums(buffer, reduce, Parts(addresses, addresses, num_meetings=1, offset=0, rank=0))
 
 
 def sums_of_equal_ranks(part: Tensor) -> None:
@@ -28,7 +34,7 @@ def sums_of_equal_ranks(part: Tensor) -> None:
 def group(monkeypatch: pytest.MonkeyPatch) -> Group:
     """Of two ranks, where NCCL multiplies by a thousand: the tests see who did it."""
     monkeypatch.setattr(dist, "all_reduce", lambda x, group=None: x.mul_(1000))
-    return Group(0, 2, None, SymmetricSums(torch.zeros(2048, dtype=torch.uint8), sums_of_equal_ranks))
+    return Group(0, 2, None, symmetric_sums_of(torch.zeros(2048, dtype=torch.uint8), sums_of_equal_ranks))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -89,6 +95,13 @@ class Alone(Group):
         return total
 
 
+def test_all_ranks_parts_are_known_of_what_is_in_its_place(group: Group) -> None:
+    assert Group().parts(torch.ones(4)) is None and group.parts(torch.ones(4)) is None
+    places = [group.place(4, 8, dtype=torch.float32) for _ in range(3)]
+    found = [group.parts(place) for place in places if place is not None]
+    assert [part.offset for part in found if part is not None] == [1024, 0, 1024]
+
+
 def test_a_model_keeps_nothing_where_sums_go(tiny: tuple[Path, LlamaForCausalLM]) -> None:
     """Each sum poisons all else that is there, the sum before it among that."""
     buffer = torch.full((1 << 20,), 255, dtype=torch.uint8)
@@ -100,7 +113,7 @@ def test_a_model_keeps_nothing_where_sums_go(tiny: tuple[Path, LlamaForCausalLM]
         part.copy_(total)
         sums.append(part.data_ptr())
 
-    group = Alone(symmetric=SymmetricSums(buffer, add_up))
+    group = Alone(symmetric=symmetric_sums_of(buffer, add_up))
     config = RunnerConfig(model=str(tiny[0]), device="cpu", num_blocks=64, max_num_seqs=16)
     runner, info = build_runner(config, group)
     sums.clear()
@@ -134,7 +147,7 @@ def test_symmetric_memory_is_used_where_all_of_it_works(
     monkeypatch: pytest.MonkeyPatch,
     is_one_host: bool, see_each_other: bool, has_memory: bool, is_right: bool, expected: bool,
 ) -> None:  # fmt: skip
-    sums = SymmetricSums(torch.zeros(64, dtype=torch.uint8), sums_of_equal_ranks)
+    sums = symmetric_sums_of(torch.zeros(64, dtype=torch.uint8), sums_of_equal_ranks)
 
     def allocate(*_: object) -> SymmetricSums:
         if not has_memory:

@@ -9,6 +9,7 @@ host, and can be captured.
 import logging
 import os
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from itertools import permutations
 from math import prod
 
@@ -22,19 +23,38 @@ MAX_BYTES = 8 << 20
 """The largest sum that was measured, at 33 µs against NCCL's 60. Above, all is bandwidth, which NCCL knows to use."""
 NUM_PLACES = 2
 ALIGNMENT = 16
+FLAG_BYTES = 4
 DTYPES = (torch.bfloat16, torch.float32)
 """What torch's operation adds up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """All ranks' parts of a sum, for a kernel that reads them itself."""
+
+    buffers: Tensor
+    """int64 [ranks], on the device: where each rank's memory begins."""
+    flags: Tensor
+    """int64 [ranks]: where each rank's flags begin, int32, 0 between sums. Number i × ranks + r says to their owner
+    that rank r has come to meeting i; the owner takes it back."""
+    num_meetings: int
+    """At a time."""
+    offset: int
+    """Of this sum's part in each rank's memory, in bytes."""
+    rank: int
 
 
 class SymmetricSums:
     """Two places, which parts of sums, or sums, take in turns: each is valid until the second next one is asked for.
 
-    All ranks must ask alike, so that the parts of a sum are in the same place on each. An operation ends on a rank once
-    all ranks have read what they need of it, so that it may overwrite the place at once.
+    All ranks must ask alike, so that the parts of a sum are in the same place on each. A place is overwritten by the
+    second next sum at the earliest: who has come to the next one has read it.
     """
 
-    def __init__(self, buffer: Tensor, reduce: Callable[[Tensor], object]) -> None:
-        """`buffer`: bytes, at the same offsets on each rank. `reduce` adds up a part of it in place."""
+    def __init__(self, buffer: Tensor, reduce: Callable[[Tensor], object], parts: Parts) -> None:
+        """`buffer`: bytes, at the same offsets on each rank. `reduce` adds up a part of it in place. `parts`: those at
+        the buffer's beginning."""
+        self._parts = parts
         self._places = buffer.chunk(NUM_PLACES)
         self._turn = 0
         self._reduce = reduce
@@ -47,6 +67,11 @@ class SymmetricSums:
             return None
         self._turn = (self._turn + 1) % NUM_PLACES
         return self._places[self._turn][:num_bytes].view(dtype).view(shape)
+
+    def parts(self, x: Tensor) -> Parts | None:
+        """None if x is not in a place of ours."""
+        at = x.data_ptr()
+        return replace(self._parts, offset=at - self._addresses.start) if at in self._addresses else None
 
     def all_reduce(self, x: Tensor) -> Tensor | None:
         """The sum over ranks, in a place of ours; None if x is not for us."""
@@ -91,9 +116,15 @@ def _allocate(group: dist.ProcessGroup, device: torch.device) -> SymmetricSums:
 
     operation = torch.ops.symm_mem.two_shot_all_reduce_
     buffer = symmetric_memory.empty(NUM_PLACES * MAX_BYTES, dtype=torch.uint8, device=device)
-    symmetric_memory.rendezvous(buffer, group)
+    memory = symmetric_memory.rendezvous(buffer, group)
     name = group.group_name
-    return SymmetricSums(buffer, lambda part: operation(part, "sum", name))
+    buffers, flags = (
+        torch.tensor(addresses, dtype=torch.int64, device=device)
+        for addresses in (memory.buffer_ptrs, memory.signal_pad_ptrs)
+    )
+    num_meetings = memory.signal_pad_size // FLAG_BYTES // group.size()
+    parts = Parts(buffers, flags, num_meetings, 0, group.rank())
+    return SymmetricSums(buffer, lambda part: operation(part, "sum", name), parts)
 
 
 def _is_right(sums: SymmetricSums, size: int, device: torch.device) -> bool:
