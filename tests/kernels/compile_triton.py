@@ -24,7 +24,7 @@ from worker.kernels.triton.machine import Machine
 from worker.kernels.triton.prepare import prepare_step, remember
 from worker.kernels.triton.sum_norm import sum_and_norm
 from worker.parallel.group import Group
-from worker.parallel.symmetric import Parts
+from worker.parallel.symmetric import Inboxes
 
 META = torch.device("meta")
 MACHINES = {
@@ -121,9 +121,10 @@ def main() -> None:
         linear(empty(num_rows, 4096), PackedLinear(empty(6144, 4096), None))
         linear.gated(empty(num_rows, 4096), PackedLinear(empty(6144, 4096), None))
     TritonRmsNorm(4096, machine).add_norm(empty(8, 4096), empty(8, 4096), empty(4096), 1e-6, Group())
-    for rank in range(2):
-        parts = Parts(integers(2), integers(2), num_meetings=256, offset=0, rank=rank)
-        sum_and_norm(parts, empty(8, 4096), empty(4096), 1e-6, overlaps=machine.can_overlap, num_warps=8)
+    for rank, dtype in ((0, torch.bfloat16), (1, torch.float32)):
+        inboxes = Inboxes(integers(2), empty(64, dtype=torch.int32), 4096, rank)
+        x, residual, weight = empty(8, 4096, dtype=dtype), empty(8, 4096, dtype=dtype), empty(4096, dtype=dtype)
+        sum_and_norm(x, residual, weight, 1e-6, inboxes, overlaps=machine.can_overlap, num_warps=8)
     TritonSiluAndMul(machine)(empty(8, 24576))
     embedding(integers(8), empty(1000, 4096))
     slots = SlotTables(empty(9, 99, dtype=torch.int32), integers(9), empty(9, 128, dtype=torch.int32), integers(9))

@@ -12,7 +12,7 @@ import torch
 from tests.kernels.rig import BACKENDS, DTYPES, Rig, Rows
 from tests.runner.conftest import greedy_reference, make_driver, random_prompt, save_llama
 from worker.kernels.select import Kernels
-from worker.parallel.symmetric import Parts
+from worker.parallel.symmetric import Inboxes
 
 DEVICES = [torch.device(device) for name, device in BACKENDS if name == "triton"]
 pytestmark = pytest.mark.skipif(not DEVICES, reason="needs an NVIDIA GPU, or Triton's interpreter: make kernels")
@@ -94,26 +94,31 @@ def test_keys_are_split_where_chunks_are_few(rig: Rig, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("size", [2, 4])
 def test_parts_of_a_sum_are_added_up_where_the_norm_is(rig: Rig, size: int) -> None:
-    """On one of the ranks; the others have come to all meetings already."""
+    """On one of the ranks, twice; what the others send is there already."""
     from worker.kernels.triton.sum_norm import sum_and_norm
 
-    rank, num_rows, width = 1, 3, 24
-    before = rig.noise(5 * width)  # something else in each rank's memory
-    memories = [torch.cat([before, rig.noise(num_rows * width, seed=r)]) for r in range(size)]
-    flags = [torch.zeros(num_rows * size, dtype=torch.int32, device=rig.device) for _ in range(size)]
-    flags[rank].view(-1, size)[:, [r for r in range(size) if r != rank]] = 1
-    addresses = [torch.tensor([x.data_ptr() for x in xs], device=rig.device) for xs in (memories, flags)]
-    parts = Parts(*addresses, num_meetings=num_rows, offset=before.numel() * before.itemsize, rank=rank)
+    rank, num_rows, width, num_words = 1, 3, 24, 32
+    inboxes = [torch.zeros(64, 2, size, num_words, dtype=torch.int64, device=rig.device) for _ in range(size)]
+    addresses = torch.tensor([inbox.data_ptr() for inbox in inboxes], device=rig.device)
+    there = Inboxes(addresses, torch.zeros(64, dtype=torch.int32, device=rig.device), num_words, rank)
     residual, weight = rig.noise(num_rows, width, seed=8), rig.noise(width, seed=9)
-    total = residual.double() + sum(memory.double()[-num_rows * width :].view(num_rows, width) for memory in memories)
-    exact = total / (total.square().mean(-1, keepdim=True) + 1e-6).sqrt() * weight.double()
+    for epoch in (1, 2):
+        xs = [rig.noise(num_rows, width, seed=10 * epoch + r) for r in range(size)]
+        messages = [(x.view(torch.int32).long() & 0xFFFFFFFF) | epoch << 32 for x in xs]
+        at = slice(messages[0].shape[1])
+        for r, message in enumerate(messages):
+            if r != rank:
+                inboxes[rank][:num_rows, epoch % 2, r, at] = message
+        total = residual.double() + sum(x.double() for x in xs)
+        exact = total / (total.square().mean(-1, keepdim=True) + 1e-6).sqrt() * weight.double()
 
-    rig.assert_close(sum_and_norm(parts, residual, weight, 1e-6, overlaps=False, num_warps=1), exact)
-    rig.assert_close(residual, total)
-    for r, seen in enumerate(flags):
-        told = torch.zeros(num_rows, size, dtype=torch.int32)
-        told[:, rank] = int(r != rank)
-        assert torch.equal(seen.cpu().view(-1, size), told), r
+        assert there.hold(xs[rank])
+        rig.assert_close(sum_and_norm(xs[rank], residual, weight, 1e-6, there, overlaps=False, num_warps=1), exact)
+        rig.assert_close(residual, total)
+        assert there.epochs.tolist() == [epoch] * num_rows + [0] * 61
+        for r, inbox in enumerate(inboxes):
+            if r != rank:
+                assert torch.equal(inbox[:num_rows, epoch % 2, rank, at], messages[rank]), r
 
 
 @pytest.mark.parametrize("capability", [80, 90])

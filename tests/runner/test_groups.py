@@ -1,6 +1,5 @@
 """Sums over ranks: which go through symmetric memory, where the result is, and when it is not used at all."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,16 +12,11 @@ from tests.runner.conftest import greedy_reference, random_prompt
 from tests.runner.driver import Driver
 from worker.parallel import symmetric as module
 from worker.parallel.group import Group
-from worker.parallel.symmetric import Parts, SymmetricSums, symmetric_sums
+from worker.parallel.symmetric import Inboxes, SymmetricSums, symmetric_sums
 from worker.runner.build import build_runner
 from worker.runner.config import RunnerConfig
 
 CUDA = torch.device("cuda")
-
-
-def symmetric_sums_of(buffer: Tensor, reduce: Callable[[Tensor], object]) -> SymmetricSums:
-    addresses = torch.full((2,), buffer.data_ptr())
-    return SymmetricSums(buffer, reduce, Parts(addresses, addresses, num_meetings=1, offset=0, rank=0))
 
 
 def sums_of_equal_ranks(part: Tensor) -> None:
@@ -34,7 +28,7 @@ def sums_of_equal_ranks(part: Tensor) -> None:
 def group(monkeypatch: pytest.MonkeyPatch) -> Group:
     """Of two ranks, where NCCL multiplies by a thousand: the tests see who did it."""
     monkeypatch.setattr(dist, "all_reduce", lambda x, group=None: x.mul_(1000))
-    return Group(0, 2, None, symmetric_sums_of(torch.zeros(2048, dtype=torch.uint8), sums_of_equal_ranks))
+    return Group(0, 2, None, SymmetricSums(torch.zeros(2048, dtype=torch.uint8), sums_of_equal_ranks))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -95,11 +89,19 @@ class Alone(Group):
         return total
 
 
-def test_all_ranks_parts_are_known_of_what_is_in_its_place(group: Group) -> None:
-    assert Group().parts(torch.ones(4)) is None and group.parts(torch.ones(4)) is None
-    places = [group.place(4, 8, dtype=torch.float32) for _ in range(3)]
-    found = [group.parts(place) for place in places if place is not None]
-    assert [part.offset for part in found if part is not None] == [1024, 0, 1024]
+@pytest.mark.parametrize(
+    ("shape", "dtype", "expected"),
+    [
+        ((64, 8192), torch.bfloat16, True),
+        ((1, 4096), torch.float32, True),
+        ((65, 64), torch.bfloat16, False),
+        ((0, 64), torch.bfloat16, False),
+        ((1, 8194), torch.bfloat16, False),
+        ((1, 33), torch.bfloat16, False),
+    ],
+)
+def test_inboxes_hold_rows_of_their_size(shape: tuple[int, int], dtype: torch.dtype, expected: bool) -> None:
+    assert Inboxes.of([0, 0], 0, torch.device("cpu")).hold(torch.empty(shape, dtype=dtype)) == expected
 
 
 def test_a_model_keeps_nothing_where_sums_go(tiny: tuple[Path, LlamaForCausalLM]) -> None:
@@ -113,7 +115,7 @@ def test_a_model_keeps_nothing_where_sums_go(tiny: tuple[Path, LlamaForCausalLM]
         part.copy_(total)
         sums.append(part.data_ptr())
 
-    group = Alone(symmetric=symmetric_sums_of(buffer, add_up))
+    group = Alone(symmetric=SymmetricSums(buffer, add_up))
     config = RunnerConfig(model=str(tiny[0]), device="cpu", num_blocks=64, max_num_seqs=16)
     runner, info = build_runner(config, group)
     sums.clear()
@@ -147,7 +149,7 @@ def test_symmetric_memory_is_used_where_all_of_it_works(
     monkeypatch: pytest.MonkeyPatch,
     is_one_host: bool, see_each_other: bool, has_memory: bool, is_right: bool, expected: bool,
 ) -> None:  # fmt: skip
-    sums = symmetric_sums_of(torch.zeros(64, dtype=torch.uint8), sums_of_equal_ranks)
+    sums = SymmetricSums(torch.zeros(64, dtype=torch.uint8), sums_of_equal_ranks)
 
     def allocate(*_: object) -> SymmetricSums:
         if not has_memory:

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from worker.parallel.symmetric import Parts, SymmetricSums
+from worker.parallel.symmetric import Inboxes, SymmetricSums
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +34,10 @@ class Group:
             return x
         return total
 
-    def parts(self, x: Tensor) -> Parts | None:
-        """Where all ranks have their parts of a sum, if x, this rank's, is in memory that they all read; None: only
-        `all_reduce` adds them up."""
-        return None if self.symmetric is None else self.symmetric.parts(x)
+    @property
+    def inboxes(self) -> Inboxes | None:
+        """Where ranks send each other parts of sums, for kernels that add up as they go; None: `all_reduce` alone."""
+        return None if self.symmetric is None else self.symmetric.inboxes
 
     def gather_last(self, x: Tensor) -> Tensor | None:
         """[..., n] of each rank → [..., size × n] in the order of ranks, on rank 0; None on the others."""

@@ -9,7 +9,7 @@ host, and can be captured.
 import logging
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import permutations
 from math import prod
 
@@ -23,38 +23,53 @@ MAX_BYTES = 8 << 20
 """The largest sum that was measured, at 33 µs against NCCL's 60. Above, all is bandwidth, which NCCL knows to use."""
 NUM_PLACES = 2
 ALIGNMENT = 16
-FLAG_BYTES = 4
+INBOX_ROWS = 64
+"""Of the sums of decode steps; larger ones are bound by bandwidth, of which flags take half."""
+INBOX_WORDS = 4096
+"""A row of 8,192 elements in 16 bits."""
 DTYPES = (torch.bfloat16, torch.float32)
 """What torch's operation adds up."""
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
-    """All ranks' parts of a sum, for a kernel that reads them itself."""
+class Inboxes:
+    """Memory of each rank that the others write to, for kernels that send and wait themselves. A message is a row of a
+    sum, of at most `num_words` words of 32 bits, each with its epoch beside it."""
 
-    buffers: Tensor
-    """int64 [ranks], on the device: where each rank's memory begins."""
-    flags: Tensor
-    """int64 [ranks]: where each rank's flags begin, int32, 0 between sums. Number i × ranks + r says to their owner
-    that rank r has come to meeting i; the owner takes it back."""
-    num_meetings: int
-    """At a time."""
-    offset: int
-    """Of this sum's part in each rank's memory, in bytes."""
+    addresses: Tensor
+    """int64 [ranks], on the device: where each rank's inbox begins; int64 [rows, 2, ranks, num_words], by row, by the
+    epoch's parity, by sender. All 0 at first."""
+    epochs: Tensor
+    """int32 [rows]: of each row's last message, the same on all ranks."""
+    num_words: int
     rank: int
+
+    def hold(self, x: Tensor) -> bool:
+        """Whether there is room for these rows, [R, N] of 16 or 32 bits."""
+        row_bytes = x.shape[1] * x.element_size()
+        return 0 < len(x) <= len(self.epochs) and row_bytes <= 4 * self.num_words and row_bytes % 4 == 0
+
+    @classmethod
+    def of(cls, addresses: list[int], rank: int, device: torch.device) -> "Inboxes":
+        """Of memory that is `inbox_bytes` long and 0 on every rank."""
+        epochs = torch.zeros(INBOX_ROWS, dtype=torch.int32, device=device)
+        return cls(torch.tensor(addresses, dtype=torch.int64, device=device), epochs, INBOX_WORDS, rank)
+
+
+def inbox_bytes(num_ranks: int) -> int:
+    return INBOX_ROWS * 2 * num_ranks * INBOX_WORDS * 8
 
 
 class SymmetricSums:
     """Two places, which parts of sums, or sums, take in turns: each is valid until the second next one is asked for.
 
-    All ranks must ask alike, so that the parts of a sum are in the same place on each. A place is overwritten by the
-    second next sum at the earliest: who has come to the next one has read it.
+    All ranks must ask alike, so that the parts of a sum are in the same place on each. An operation ends on a rank once
+    all ranks have read what they need of it, so that it may overwrite the place at once.
     """
 
-    def __init__(self, buffer: Tensor, reduce: Callable[[Tensor], object], parts: Parts) -> None:
-        """`buffer`: bytes, at the same offsets on each rank. `reduce` adds up a part of it in place. `parts`: those at
-        the buffer's beginning."""
-        self._parts = parts
+    def __init__(self, buffer: Tensor, reduce: Callable[[Tensor], object], inboxes: Inboxes | None = None) -> None:
+        """`buffer`: bytes, at the same offsets on each rank. `reduce` adds up a part of it in place."""
+        self.inboxes = inboxes
         self._places = buffer.chunk(NUM_PLACES)
         self._turn = 0
         self._reduce = reduce
@@ -67,11 +82,6 @@ class SymmetricSums:
             return None
         self._turn = (self._turn + 1) % NUM_PLACES
         return self._places[self._turn][:num_bytes].view(dtype).view(shape)
-
-    def parts(self, x: Tensor) -> Parts | None:
-        """None if x is not in a place of ours."""
-        at = x.data_ptr()
-        return replace(self._parts, offset=at - self._addresses.start) if at in self._addresses else None
 
     def all_reduce(self, x: Tensor) -> Tensor | None:
         """The sum over ranks, in a place of ours; None if x is not for us."""
@@ -116,15 +126,12 @@ def _allocate(group: dist.ProcessGroup, device: torch.device) -> SymmetricSums:
 
     operation = torch.ops.symm_mem.two_shot_all_reduce_
     buffer = symmetric_memory.empty(NUM_PLACES * MAX_BYTES, dtype=torch.uint8, device=device)
-    memory = symmetric_memory.rendezvous(buffer, group)
+    symmetric_memory.rendezvous(buffer, group)
+    inbox = symmetric_memory.empty(inbox_bytes(group.size()), dtype=torch.uint8, device=device).zero_()
+    addresses = list(symmetric_memory.rendezvous(inbox, group).buffer_ptrs)
+    torch.cuda.synchronize(device)  # nobody sends before all of them are empty: what follows is collective
     name = group.group_name
-    buffers, flags = (
-        torch.tensor(addresses, dtype=torch.int64, device=device)
-        for addresses in (memory.buffer_ptrs, memory.signal_pad_ptrs)
-    )
-    num_meetings = memory.signal_pad_size // FLAG_BYTES // group.size()
-    parts = Parts(buffers, flags, num_meetings, 0, group.rank())
-    return SymmetricSums(buffer, lambda part: operation(part, "sum", name), parts)
+    return SymmetricSums(buffer, lambda part: operation(part, "sum", name), Inboxes.of(addresses, group.rank(), device))
 
 
 def _is_right(sums: SymmetricSums, size: int, device: torch.device) -> bool:

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from worker.kernels.triton.machine import Machine
 from worker.kernels.triton.overlap import launch_options, let_next_begin, wait_for_kernel_before
-from worker.kernels.triton.sum_norm import MOST_ROWS, sum_and_norm
+from worker.kernels.triton.sum_norm import sum_and_norm
 from worker.parallel.group import Group
 
 WIDEST_NORM = 1 << 15
@@ -74,11 +74,11 @@ class TritonRmsNorm:
         return out.view(x.shape)
 
     def add_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, group: Group) -> tuple[Tensor, Tensor]:
-        parts = group.parts(x) if 0 < len(x) <= MOST_ROWS else None
-        if parts is not None and len(x) <= parts.num_meetings:
+        inboxes = group.inboxes
+        if inboxes is not None and inboxes.hold(x):
             overlaps = self._machine.overlaps(len(x))
-            out = sum_and_norm(parts, residual, weight, eps, overlaps=overlaps, num_warps=self._num_warps)
-            return out, residual
+            x = sum_and_norm(x, residual, weight, eps, inboxes, overlaps=overlaps, num_warps=self._num_warps)
+            return x, residual
         x = group.all_reduce(x)
         self._launch(x, residual, weight, x, eps, has_residual=True)
         return x, residual

@@ -1,75 +1,105 @@
-"""The sum over ranks, the residual and the norm behind it in one kernel, through memory that the ranks read directly.
+"""The sum over ranks, the residual and the norm behind it in one kernel, for the few rows of a decode step.
 
-A rank's program meets those of the same row on the other ranks in flags in their memory, reads all ranks' parts of the
-row and adds them up in the order of the ranks, so that all get the same bits. For few rows the time is that of the
-meeting and of one read over NVLink; whatever else is a kernel of its own costs more than it does. (One-shot all-reduce,
-as in NVIDIA's TensorRT-LLM and PyTorch's symmetric memory.)
+Each rank sends its part of a row to all others and waits for theirs; nobody asks, and no fence is needed, since a flag
+travels with each word of the data (the LL protocol of NVIDIA's NCCL). All add up in the order of the ranks, so that all
+get the same bits.
+
+Two messages of a row can be under way: who sends the second next one has received the next, which its sender sent after
+all of its programs had read the one before.
 """
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from worker.kernels.triton.overlap import launch_options, let_next_begin, wait_for_kernel_before
-from worker.parallel.symmetric import Parts
-
-MOST_ROWS = 256
-"""Above, every rank reading all parts is more traffic than it saves time."""
+from worker.parallel.symmetric import Inboxes
 
 
 @triton.jit
-def _meet(signals, meeting, RANK: tl.constexpr, SIZE: tl.constexpr):
-    """Returns once all ranks are here; flags are 0 again then. What they wrote before can be read."""
-    flag = tl.pointer_type(tl.int32)
-    for other in tl.static_range(SIZE):
-        if other != RANK:
-            theirs = tl.load(signals + other).to(flag) + meeting * SIZE + RANK
-            while tl.atomic_cas(theirs, 0, 1, sem="release", scope="sys") != 0:
-                pass
-    for other in tl.static_range(SIZE):
-        if other != RANK:
-            ours = tl.load(signals + RANK).to(flag) + meeting * SIZE + other
-            while tl.atomic_cas(ours, 1, 0, sem="acquire", scope="sys") != 1:
-                pass
+def _floats(words, dtype: tl.constexpr, IS_HALF: tl.constexpr):
+    """What is in 32 bits: one float32, twice, or two half ones."""
+    if IS_HALF:
+        low = (words & 0xFFFF).to(tl.uint16).to(dtype, bitcast=True).to(tl.float32)
+        high = ((words >> 16) & 0xFFFF).to(tl.uint16).to(dtype, bitcast=True).to(tl.float32)
+        return low, high
+    one = words.to(tl.float32, bitcast=True)
+    return one, one
+
+
+@triton.jit
+def _words(low, high, dtype: tl.constexpr, IS_HALF: tl.constexpr):
+    if IS_HALF:
+        low_bits = low.to(dtype).to(tl.uint16, bitcast=True).to(tl.uint32)
+        high_bits = high.to(dtype).to(tl.uint16, bitcast=True).to(tl.uint32)
+        return (low_bits | (high_bits << 16)).to(tl.int32, bitcast=True)
+    return low.to(tl.int32, bitcast=True)
+
+
+@triton.jit
+def _receive(inbox, word, inside, epoch):
+    """Waits for words that carry this epoch."""
+    wanted = epoch.to(tl.int64) << 32
+    message = tl.load(inbox + word, mask=inside, other=wanted, volatile=True)
+    while tl.sum(((message >> 32) != epoch).to(tl.int32)) > 0:
+        message = tl.load(inbox + word, mask=inside, other=wanted, volatile=True)
+    return message.to(tl.int32)
 
 
 @triton.jit
 def _sum_norm_kernel(
-    buffers, signals, offset, residual, weight, out, eps, N: tl.constexpr, BLOCK: tl.constexpr, RANK: tl.constexpr,
-    SIZE: tl.constexpr, OVERLAPS: tl.constexpr,
+    x, inboxes, epochs, residual, weight, out, eps, row_stride, dtype: tl.constexpr, IS_HALF: tl.constexpr,
+    WORDS: tl.constexpr, BLOCK: tl.constexpr, RANK: tl.constexpr, SIZE: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
-    """A program a row; `offset`: of the parts in the buffers, in elements."""
+    """A program a row; tensors are given as int32 words. `row_stride`: words that an inbox has for a message."""
     row = tl.program_id(0).to(tl.int64)
-    column = tl.arange(0, BLOCK)
-    inside = column < N
+    word = tl.arange(0, BLOCK)
+    inside = word < WORDS
     let_next_begin(OVERLAPS)
     wait_for_kernel_before(OVERLAPS)
-    _meet(signals, row, RANK, SIZE)
-    at = offset + row * N + column
-    values = tl.load(residual + row * N + column, mask=inside, other=0.0).to(tl.float32)
+    epoch = tl.load(epochs + row) + 1
+    mine = tl.load(x + row * WORDS + word, mask=inside, other=0)
+    message = mine.to(tl.uint32, bitcast=True).to(tl.int64) | (epoch.to(tl.int64) << 32)
+    places = (row * 2 + epoch % 2) * SIZE
+    for other in tl.static_range(SIZE):
+        if other != RANK:
+            theirs = tl.load(inboxes + other).to(tl.pointer_type(tl.int64)) + (places + RANK) * row_stride
+            tl.store(theirs + word, message, mask=inside, cache_modifier=".wt")
+    ours = tl.load(inboxes + RANK).to(tl.pointer_type(tl.int64))
+    low, high = _floats(tl.load(residual + row * WORDS + word, mask=inside, other=0), dtype, IS_HALF)
     for rank in tl.static_range(SIZE):
-        part = tl.load(buffers + rank).to(tl.pointer_type(residual.dtype.element_ty))
-        values += tl.load(part + at, mask=inside, other=0.0, cache_modifier=".cg").to(tl.float32)
-    rounded = values.to(residual.dtype.element_ty)
-    tl.store(residual + row * N + column, rounded, mask=inside)
-    values = rounded.to(tl.float32)
-    scale = 1 / tl.sqrt(tl.sum(values * values) / N + eps)
-    scaled = values * scale * tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + row * N + column, scaled.to(out.dtype.element_ty), mask=inside)
+        if rank == RANK:
+            part = mine
+        else:
+            part = _receive(ours + (places + rank) * row_stride, word, inside, epoch)
+        part_low, part_high = _floats(part, dtype, IS_HALF)
+        low += part_low
+        high += part_high
+    tl.store(epochs + row, epoch)
+    total = _words(low, high, dtype, IS_HALF)
+    tl.store(residual + row * WORDS + word, total, mask=inside)
+    low, high = _floats(total, dtype, IS_HALF)
+    mean = tl.sum(low * low + high * high) / (2 * WORDS)
+    scale = 1 / tl.sqrt(mean + eps)
+    w_low, w_high = _floats(tl.load(weight + word, mask=inside, other=0), dtype, IS_HALF)
+    scaled = _words(low * scale * w_low, high * scale * w_high, dtype, IS_HALF)
+    tl.store(out + row * WORDS + word, scaled, mask=inside)
 
 
 def sum_and_norm(
-    parts: Parts, residual: Tensor, weight: Tensor, eps: float, *, overlaps: bool, num_warps: int
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, inboxes: Inboxes, *, overlaps: bool, num_warps: int
 ) -> Tensor:
-    """residual [R, N] += the sum of all ranks' parts [R, N], in place; returns its norm, a new tensor.
-
-    A part may be overwritten once the sum after this one is done: whoever is there has read it.
-    """
-    out = residual.new_empty(residual.shape)
-    num_rows, size = residual.shape
-    _sum_norm_kernel[(num_rows,)](
-        parts.buffers, parts.flags, parts.offset // residual.element_size(), residual, weight, out, eps, size,
-        triton.next_power_of_2(size), parts.rank, len(parts.buffers), overlaps, num_warps=num_warps,
-        **launch_options(overlaps),
+    """residual [R, N] += the sum of all ranks' x [R, N], in place; returns its norm, in place of x. The inboxes must
+    have room (`Inboxes.hold`)."""
+    num_words = x.shape[1] * x.element_size() // 4
+    x_words, residual_words, weight_words = (tensor.view(torch.int32) for tensor in (x, residual, weight))
+    _sum_norm_kernel[(len(x),)](
+        x_words, inboxes.addresses, inboxes.epochs, residual_words, weight_words, x_words, eps, inboxes.num_words,
+        _TRITON_DTYPES[x.dtype], x.element_size() == 2, num_words, triton.next_power_of_2(num_words), inboxes.rank,
+        len(inboxes.addresses), overlaps, num_warps=num_warps, **launch_options(overlaps),
     )  # fmt: skip
-    return out
+    return x
+
+
+_TRITON_DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
