@@ -121,6 +121,12 @@ def main() -> None:
         linear(empty(num_rows, 4096), PackedLinear(empty(6144, 4096), None))
         linear.gated(empty(num_rows, 4096), PackedLinear(empty(6144, 4096), None))
     TritonRmsNorm(4096, machine).add_norm(empty(8, 4096), empty(8, 4096), empty(4096), 1e-6, Group())
+    linear, packed = (
+        TritonLinear(LinearSpec(1024, 6144), machine, torch.bfloat16),
+        PackedLinear(empty(6144, 1024), None),
+    )
+    for is_gated in (False, True):
+        linear.of_norm(empty(1, 1024), empty(1, 1024), empty(1024), 1e-6, packed, is_gated=is_gated)
     for rank, dtype in ((0, torch.bfloat16), (1, torch.float32)):
         inboxes = Inboxes(integers(2), empty(64, dtype=torch.int32), 4096, rank)
         x, residual, weight = empty(8, 4096, dtype=dtype), empty(8, 4096, dtype=dtype), empty(4096, dtype=dtype)

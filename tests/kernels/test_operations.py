@@ -84,6 +84,27 @@ def test_gated_linear(rig: Rig, rows: int, with_bias: bool) -> None:
     rig.assert_close(gated, torch.nn.functional.silu(gate) * up)
 
 
+@pytest.mark.parametrize("is_gated", [False, True])
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_linear_of_a_norm(rig: Rig, is_gated: bool, with_bias: bool) -> None:
+    """Of one row; wider than a piece, and not a multiple of it."""
+    size = 1104
+    x, residual, norm_weight = rig.noise(1, size), rig.noise(1, size, seed=3), rig.noise(size, seed=4)
+    weight, bias = rig.noise(20, size, seed=1), rig.noise(20, seed=2) if with_bias else None
+    linear = rig.choose(LINEAR, LinearSpec(size, 20))
+    found = linear.of_norm(x, residual, norm_weight, 1e-6, linear.pack(Dense(weight, bias)), is_gated=is_gated)
+    if found is None:
+        return  # the layer does it in two
+    total = (x.double() + residual.double()).to(rig.dtype)
+    assert torch.equal(found[1], total)
+    exact = total.double() / (total.double().square().mean(-1, keepdim=True) + 1e-6).sqrt() * norm_weight.double()
+    exact = exact @ weight.double().T + (bias.double() if bias is not None else 0)
+    if is_gated:
+        gate, up = exact.chunk(2, -1)
+        exact = torch.nn.functional.silu(gate) * up
+    rig.assert_close(found[0], exact)
+
+
 # --- the runner's own
 
 

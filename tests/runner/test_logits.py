@@ -156,7 +156,7 @@ def test_the_last_layer_computes_only_the_tokens_that_are_wanted(tiny: tuple[Pat
     seen: list[list[int]] = [[], []]
     layers = driver.runner._model.model.layers  # type: ignore[union-attr]
     for layer, numbers in zip((layers[0], layers[-1]), seen, strict=True):
-        layer.mlp.register_forward_pre_hook(lambda _, args, numbers=numbers: numbers.append(len(args[0])))
+        layer.mlp.down_proj.register_forward_pre_hook(lambda _, args, numbers=numbers: numbers.append(len(args[0])))
     a, b = driver.add(random_prompt(20, 1)), driver.add(random_prompt(30, 2))
     driver.run([(a, 8), (b, 30)])
     driver.run([(a, 12), (b, 1)])

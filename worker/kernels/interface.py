@@ -86,6 +86,11 @@ class LinearKernel(Protocol):
     def __call__(self, x: Tensor, packed: PackedWeight, out: Tensor | None = None) -> Tensor:
         """x @ weightᵀ + bias; x [T, in] → [T, out], into `out` where given."""
 
+    def of_norm(
+        self, x: Tensor, residual: Tensor, norm_weight: Tensor, eps: float, packed: PackedWeight, *, is_gated: bool
+    ) -> tuple[Tensor, Tensor] | None:
+        """(product, or gated product, of the RMS norm of residual + x; residual + x), both new; None as in `gated`."""
+
     def gated(self, x: Tensor, packed: PackedWeight) -> Tensor | None:
         """silu(gate) × up, [T, out / 2], where the product's first half is the gate and the other one up; None where
         the kernel cannot do that in one pass, which may depend on the number of tokens."""

@@ -48,9 +48,13 @@ class SelfAttention(nn.Module):
         )
         self.attention = GqaAttention(setup, self.spec, norm, rope)
 
-    def forward(self, x: Tensor, wanted: Tensor | None = None) -> Tensor:
-        """Of all tokens, or of those `wanted`, int64 [W]; keys and values are kept of all."""
-        return self.o_proj(_rows(self.attention(self.qkv_proj(x)), wanted))
+    def forward(
+        self, norm: RMSNorm, x: Tensor, residual: Tensor, wanted: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """(of norm(residual + x), residual + x), of all tokens or of those `wanted`, int64 [W]; keys and values are
+        kept of all."""
+        qkv, residual = self.qkv_proj.of_norm(norm, x, residual)
+        return self.o_proj(_rows(self.attention(qkv), wanted)), _rows(residual, wanted)
 
 
 class GatedMLP(nn.Module):
@@ -64,12 +68,15 @@ class GatedMLP(nn.Module):
         self.gate_up_proj = GatedLinear(setup, hidden_size, parts, bias)
         self.down_proj = RowLinear(setup, intermediate_size, 1, hidden_size, bias)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(self.gate_up_proj(x))
+    def forward(self, norm: RMSNorm, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """(of norm(residual + x), residual + x)"""
+        hidden, residual = self.gate_up_proj.of_norm(norm, x, residual)
+        return self.down_proj(hidden), residual
 
 
 class DecoderLayer(nn.Module):
-    """Attention and MLP, each with a norm before it and a residual around it."""
+    """Attention and MLP, each with a norm before it, which it may take into its first product, and a residual around
+    it."""
 
     def __init__(self, setup: LayerSetup, attention: nn.Module, mlp: nn.Module, hidden_size: int, eps: float) -> None:
         super().__init__()
@@ -81,10 +88,8 @@ class DecoderLayer(nn.Module):
     def forward(self, x: Tensor, residual: Tensor, wanted: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """x is this rank's part of what the layer before adds to the residual stream. `wanted`, int64 [W]: the tokens
         that the result is of; None: all."""
-        x, residual = self.input_layernorm.add_norm(x, residual)
-        x = self.self_attn(x, wanted)
-        x, residual = self.post_attention_layernorm.add_norm(x, _rows(residual, wanted))
-        return self.mlp(x), residual
+        x, residual = self.self_attn(self.input_layernorm, x, residual, wanted)
+        return self.mlp(self.post_attention_layernorm, x, residual)
 
 
 def _rows(x: Tensor, rows: Tensor | None) -> Tensor:

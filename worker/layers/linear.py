@@ -2,12 +2,14 @@
 
 from collections.abc import Iterable
 from functools import partial
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from worker.kernels.interface import LINEAR, SILU_AND_MUL, ActivationSpec, LinearSpec, PackedWeight
 from worker.kernels.weights import Dense
+from worker.layers.norm import RMSNorm
 from worker.layers.setup import LayerSetup
 from worker.layers.weighted import WeightedLayer, expect_shape, sibling
 from worker.loader.checkpoint import LazyTensor, WeightTarget
@@ -16,6 +18,8 @@ from worker.parallel.group import Group
 
 class LinearBase(WeightedLayer):
     """y = x Wᵀ + b over this rank's shard, [out, in]."""
+
+    is_gated: ClassVar[bool] = False
 
     def __init__(self, setup: LayerSetup, out_features: int, in_features: int, bias: bool) -> None:
         super().__init__()
@@ -38,6 +42,16 @@ class LinearBase(WeightedLayer):
 
     def forward(self, x: Tensor) -> Tensor:
         return self._kernel(x, self._packed)
+
+    def of_norm(self, norm: RMSNorm, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """(this layer of norm(residual + x), residual + x), in one operation where the kernel can; x and residual as in
+        `RMSNorm.add_norm`."""
+        if norm.is_of_one_rank:
+            found = self._kernel.of_norm(x, residual, norm.weight, norm.eps, self._packed, is_gated=self.is_gated)
+            if found is not None:
+                return found
+        x, residual = norm.add_norm(x, residual)
+        return self(x), residual
 
 
 class MergedColumnLinear(LinearBase):
@@ -75,6 +89,8 @@ class MergedColumnLinear(LinearBase):
 
 class GatedLinear(MergedColumnLinear):
     """silu(gate) × up of the two projections gate and up: [T, in] → [T, out / 2]."""
+
+    is_gated = True
 
     def __init__(
         self, setup: LayerSetup, in_features: int, parts: dict[str, tuple[int, int]], bias: bool = False

@@ -37,3 +37,8 @@ class RMSNorm(WeightedLayer):
         x is this rank's part of a sum over the tensor-parallel ranks, as a `RowLinear` leaves it.
         """
         return self._kernel.add_norm(x, residual, self.weight, self.eps, self._tp)
+
+    @property
+    def is_of_one_rank(self) -> bool:
+        """What is normed is complete: there are no parts to be added up."""
+        return self._tp.size == 1

@@ -8,6 +8,7 @@ from torch import Tensor
 from worker.kernels.interface import LinearSpec
 from worker.kernels.native.library import Matrix, engine, obstacle, pointer
 from worker.kernels.native.memory import arena
+from worker.kernels.torch.linear import UnfusedLinear
 from worker.kernels.weights import Dense, Weight
 
 
@@ -19,7 +20,7 @@ class PackedMatrix:
     bias: Tensor | None
 
 
-class NativeLinear:
+class NativeLinear(UnfusedLinear):
     """See `LinearKernel` and `TableKernel`."""
 
     def __init__(self, spec: LinearSpec) -> None:
@@ -39,9 +40,6 @@ class NativeLinear:
             out = torch.empty(len(x), self._spec.out_features)
         self._engine.product(packed.view, x.contiguous(), out)
         return out
-
-    def gated(self, x: Tensor, packed: PackedMatrix) -> Tensor | None:
-        return None
 
     def rows(self, packed: PackedMatrix, ids: Tensor) -> Tensor:
         out = torch.empty(len(ids), self._spec.in_features)

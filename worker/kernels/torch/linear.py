@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from worker.kernels.interface import LinearSpec
+from worker.kernels.interface import LinearSpec, PackedWeight
 from worker.kernels.weights import Dense, Weight
 
 logger = logging.getLogger(__name__)
@@ -28,7 +28,19 @@ class PackedLinear(NamedTuple):
     bias: Tensor | None
 
 
-class PlainLinear:
+class UnfusedLinear:
+    """The product is all that such a kernel does in one pass."""
+
+    def gated(self, x: Tensor, packed: PackedWeight) -> Tensor | None:
+        return None
+
+    def of_norm(
+        self, x: Tensor, residual: Tensor, norm_weight: Tensor, eps: float, packed: PackedWeight, *, is_gated: bool
+    ) -> tuple[Tensor, Tensor] | None:
+        return None
+
+
+class PlainLinear(UnfusedLinear):
     """`F.linear`, on every device."""
 
     def pack(self, weight: Weight) -> PackedLinear:
@@ -42,11 +54,8 @@ class PlainLinear:
             return torch.mm(x, packed.weight.T, out=out)
         return torch.addmm(packed.bias, x, packed.weight.T, out=out)
 
-    def gated(self, x: Tensor, packed: PackedLinear) -> Tensor | None:
-        return None
 
-
-class OneDnnLinear:
+class OneDnnLinear(UnfusedLinear):
     """Packed oneDNN product, on a CPU."""
 
     def __init__(self) -> None:
@@ -60,9 +69,6 @@ class OneDnnLinear:
     def __call__(self, x: Tensor, packed: PackedLinear, out: Tensor | None = None) -> Tensor:
         product: Tensor = self._product(x, packed.weight, packed.bias, "none", [], "")
         return product if out is None else out.copy_(product)
-
-    def gated(self, x: Tensor, packed: PackedLinear) -> Tensor | None:
-        return None
 
 
 def supports_dense(spec: LinearSpec, device: torch.device, dtype: torch.dtype) -> bool:

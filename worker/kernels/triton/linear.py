@@ -29,6 +29,9 @@ LATE_ROWS = 32
 VECTOR_PIECE = 1024
 """Input features that the product of one row takes at a time."""
 
+WIDEST_NORM = 2048
+"""Input features of which each program of a product works out the norm: of more, that is more work than a kernel."""
+
 
 @dataclass(frozen=True, slots=True)
 class Tile:
@@ -68,12 +71,31 @@ def _silu_times(gate, up):
 
 
 @triton.jit
-def _vector_kernel(
-    x, weight, bias, out, N, K: tl.constexpr, PIECE: tl.constexpr, HAS_BIAS: tl.constexpr, IS_GATED: tl.constexpr,
-    OVERLAPS: tl.constexpr,
+def _input_piece(
+    x, residual, norm_weight, new_residual, k, K: tl.constexpr, HAS_NORM: tl.constexpr, IS_FIRST
 ):  # fmt: skip
-    """out[n] = weight[n] · x, of N outputs; gated with weight[N + n] · x."""
+    """(the input of a product at k, up to the norm's scale; what it adds to the norm's sum of squares)"""
+    inside = k < K
+    value = tl.load(x + k, mask=inside, other=0.0).to(tl.float32)
+    if not HAS_NORM:
+        return value, value
+    value += tl.load(residual + k, mask=inside, other=0.0).to(tl.float32)
+    rounded = value.to(residual.dtype.element_ty)
+    if IS_FIRST:
+        tl.store(new_residual + k, rounded, mask=inside)
+    value = rounded.to(tl.float32)
+    return value * tl.load(norm_weight + k, mask=inside, other=0.0).to(tl.float32), value * value
+
+
+@triton.jit
+def _vector_kernel(
+    x, residual, norm_weight, new_residual, weight, bias, out, eps, N, K: tl.constexpr, PIECE: tl.constexpr,
+    HAS_NORM: tl.constexpr, HAS_BIAS: tl.constexpr, IS_GATED: tl.constexpr, OVERLAPS: tl.constexpr,
+):  # fmt: skip
+    """out[n] = weight[n] · x, of N outputs; gated with weight[N + n] · x. HAS_NORM: of the norm of x + residual, whose
+    scale is a factor of the result; the first program leaves the sum."""
     n = tl.program_id(0).to(tl.int64)
+    is_first = n == 0
     k = tl.arange(0, PIECE)
     gate_row, up_row = weight + n * K, weight + (N + n) * K
     w = tl.load(gate_row + k, mask=k < K, other=0.0)
@@ -81,27 +103,27 @@ def _vector_kernel(
         v = tl.load(up_row + k, mask=k < K, other=0.0)
     let_next_begin(OVERLAPS)
     wait_for_kernel_before(OVERLAPS)
-    input_piece = tl.load(x + k, mask=k < K, other=0.0).to(tl.float32)
-    total = w.to(tl.float32) * input_piece
+    piece, squares = _input_piece(x, residual, norm_weight, new_residual, k, K, HAS_NORM, is_first)
+    total = w.to(tl.float32) * piece
     if IS_GATED:
-        total_up = v.to(tl.float32) * input_piece
+        total_up = v.to(tl.float32) * piece
     for start in range(PIECE, K, PIECE):
         k = start + tl.arange(0, PIECE)
-        if K % PIECE == 0:
-            input_piece = tl.load(x + k).to(tl.float32)
-            total += tl.load(gate_row + k).to(tl.float32) * input_piece
-            if IS_GATED:
-                total_up += tl.load(up_row + k).to(tl.float32) * input_piece
-        else:
-            input_piece = tl.load(x + k, mask=k < K, other=0.0).to(tl.float32)
-            total += tl.load(gate_row + k, mask=k < K, other=0.0).to(tl.float32) * input_piece
-            if IS_GATED:
-                total_up += tl.load(up_row + k, mask=k < K, other=0.0).to(tl.float32) * input_piece
-    value = tl.sum(total)
+        w = tl.load(gate_row + k, mask=k < K, other=0.0) if K % PIECE else tl.load(gate_row + k)
+        piece, more_squares = _input_piece(x, residual, norm_weight, new_residual, k, K, HAS_NORM, is_first)
+        total += w.to(tl.float32) * piece
+        squares += more_squares
+        if IS_GATED:
+            v = tl.load(up_row + k, mask=k < K, other=0.0) if K % PIECE else tl.load(up_row + k)
+            total_up += v.to(tl.float32) * piece
+    scale = 1.0
+    if HAS_NORM:
+        scale = 1 / tl.sqrt(tl.sum(squares) / K + eps)
+    value = tl.sum(total) * scale
     if HAS_BIAS:
         value += tl.load(bias + n).to(tl.float32)
     if IS_GATED:
-        up = tl.sum(total_up)
+        up = tl.sum(total_up) * scale
         if HAS_BIAS:
             up += tl.load(bias + N + n).to(tl.float32)
         value = _silu_times(value, up)
@@ -178,16 +200,35 @@ class TritonLinear(PlainLinear):
     def _is_skinny(self, x: Tensor) -> bool:
         return 0 < len(x) <= MOST_ROWS
 
+    def of_norm(
+        self, x: Tensor, residual: Tensor, norm_weight: Tensor, eps: float, packed: PackedLinear, *, is_gated: bool
+    ) -> tuple[Tensor, Tensor] | None:
+        """Of one row: its norm is worked out by each program anew."""
+        if len(x) != 1 or self._in > WIDEST_NORM:
+            return None
+        out, new_residual = x.new_empty(1, self._out // (1 + is_gated)), torch.empty_like(residual)
+        self._launch_vector(x, packed, out, (residual, norm_weight, new_residual, eps), is_gated=is_gated)
+        return out, new_residual
+
     def _product(self, x: Tensor, packed: PackedLinear, out: Tensor, *, is_gated: bool = False) -> Tensor:
-        if len(x) > 1:
+        if len(x) == 1:
+            self._launch_vector(x, packed, out, None, is_gated=is_gated)
+        else:
             self.launch(x, packed, out, self._tiles[len(x)], is_gated=is_gated)
-            return out
+        return out
+
+    def _launch_vector(
+        self, x: Tensor, packed: PackedLinear, out: Tensor, norm: tuple[Tensor, Tensor, Tensor, float] | None, *,
+        is_gated: bool,
+    ) -> None:  # fmt: skip
+        """`norm`: residual, the norm's weight, the new residual and eps."""
+        residual, norm_weight, new_residual, eps = (x, x, x, 0.0) if norm is None else norm
         overlaps, num_outputs = self._machine.overlaps(1), out.shape[1]
         _vector_kernel[(num_outputs,)](
-            x, packed.weight, packed.weight if packed.bias is None else packed.bias, out, num_outputs, self._in,
-            VECTOR_PIECE, packed.bias is not None, is_gated, overlaps, num_warps=8, **launch_options(overlaps),
+            x, residual, norm_weight, new_residual, packed.weight,
+            packed.weight if packed.bias is None else packed.bias, out, eps, num_outputs, self._in, VECTOR_PIECE,
+            norm is not None, packed.bias is not None, is_gated, overlaps, num_warps=8, **launch_options(overlaps),
         )  # fmt: skip
-        return out
 
     def launch(self, x: Tensor, packed: PackedLinear, out: Tensor, tile: Tile, *, is_gated: bool = False) -> None:
         """The product of several rows, with this tile."""
