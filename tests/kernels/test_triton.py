@@ -45,11 +45,15 @@ def test_long_rows_get_extra_programs_until_there_are_no_more(
     rig.assert_close(rows.attend(), rows.exact())
 
 
-def test_the_beginning_of_a_prompt_is_computed_without_the_cache(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_apart", [False, True])
+def test_the_beginning_of_a_prompt_is_computed_without_the_cache(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, is_apart: bool
+) -> None:
     """Whole pieces of it; what is left over, and chunks with a prefix, read the cache."""
-    from worker.kernels.triton import gqa_parts
+    from worker.kernels.triton import gqa, gqa_parts
     from worker.kernels.triton.gqa_parts import Dense, Paged
 
+    monkeypatch.setattr(gqa, "LONG_DENSE", 64 if is_apart else 128)
     monkeypatch.setattr(gqa_parts, "DENSE_PIECE", 32)
     rows = Rows(rig, (4, 2, 16), [1, 40, 64, 9, 40, 70], [50, 40, 64, 9, 60, 70], 16)
     if rig.dtype != torch.float32:

@@ -10,7 +10,16 @@ from worker.attention.context import ForwardContext, forward_context
 from worker.attention.interface import CacheBuilder
 from worker.kernels.step import Step, StepBuffers
 from worker.models.base import CausalLM
-from worker.runner.graphs import FullGraph, GraphCapture, GraphDevice, Graphs, GraphSizes, Outputs, graph_contexts
+from worker.runner.graphs import (
+    FullGraph,
+    GraphCapture,
+    GraphDevice,
+    Graphs,
+    GraphSizes,
+    Outputs,
+    PiecewiseGraph,
+    graph_contexts,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -49,16 +58,20 @@ class ForwardPass:
             logger.debug("full graph of %d rows, context to %d", step.num_rows, full.max_context_len)
             return full.replay()
         metadata = tuple(builder.prepare(step, self._buffers) for builder in self._builders)
+        piecewise = self._piecewise_graph(step, wanted)
+        if piecewise is not None:
+            logger.debug("piecewise graph for %d tokens in %d rows", step.num_tokens, step.num_rows)
+            with forward_context(ForwardContext(metadata)):
+                return piecewise.replay(step.num_tokens, wanted)
+        logger.debug("eager: no graph for %d tokens in %d rows", step.num_tokens, step.num_rows)
+        with forward_context(ForwardContext(metadata, wanted=wanted)):
+            hidden = self._model(self._buffers.input_ids[: step.num_tokens])
+        return Outputs(hidden, is_wanted_only=wanted is not None)
+
+    def _piecewise_graph(self, step: Step, wanted: Tensor | None) -> PiecewiseGraph | None:
         at = bisect_left(self._token_sizes, step.num_tokens)
-        if at == len(self._token_sizes):
-            logger.debug("eager: no graph of %d tokens", step.num_tokens)
-            with forward_context(ForwardContext(metadata, wanted=wanted)):
-                hidden = self._model(self._buffers.input_ids[: step.num_tokens])
-            return Outputs(hidden, is_wanted_only=wanted is not None)
-        size = self._token_sizes[at]
-        with forward_context(ForwardContext(metadata)):
-            logger.debug("piecewise graph of %d tokens for %d in %d rows", size, step.num_tokens, step.num_rows)
-            return self._graphs.piecewise[size].replay(step.num_tokens)
+        graph = self._graphs.piecewise[self._token_sizes[at]] if at < len(self._token_sizes) else None
+        return graph if graph is not None and graph.serves(wanted) else None
 
     def _full_graph(self, step: Step) -> FullGraph | None:
         graphs = () if step.chunks or step.uniform_len > 1 else self._graphs.full.get(step.num_rows, ())

@@ -25,8 +25,11 @@ logger = logging.getLogger(__name__)
 
 ROWS = (1, 2, 4, *range(8, 64, 8), *range(64, 256, 32), *range(256, 1025, 64))
 """Uniform rows of full graphs: few enough to be captured in a second or two, dense enough that padding costs little."""
-TOKENS = (8, 16, 32, 64, 128, 192, 256, 320, 384, 512)
+TOKENS = (8, 16, 32, 64, 128, 192, 256, 320, 384, 512, 640, 768, 896, 1024)
 """Tokens of piecewise graphs. Above, launching takes less time than the device's work."""
+MANY_TOKENS = 512
+"""Above, a piecewise graph's last layer computes `MOST_WANTED` tokens alone."""
+MOST_WANTED = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,14 +110,21 @@ class PiecewiseGraph:
     calls: list[LayerCall]
     """One between each two of the graphs."""
     hidden: Tensor
+    wanted: Tensor | None
+    """int64 [W]: where the graph reads which tokens its result is of; None: it is of all."""
 
-    def replay(self, num_tokens: int) -> Outputs:
+    def serves(self, wanted: Tensor | None) -> bool:
+        return self.wanted is None or (wanted is not None and len(wanted) <= len(self.wanted))
+
+    def replay(self, num_tokens: int, wanted: Tensor | None) -> Outputs:
         """In the forward context of a step of so many tokens, at most the graph's size."""
+        if self.wanted is not None and wanted is not None:
+            self.wanted[: len(wanted)].copy_(wanted)
         for graph, call in zip(self.graphs, self.calls, strict=False):
             graph.replay()
             call.wanted[:num_tokens].copy_(call.layer.attend(call.given[:num_tokens]))
         self.graphs[-1].replay()
-        return Outputs(self.hidden)
+        return Outputs(self.hidden, is_wanted_only=self.wanted is not None)
 
 
 @dataclass(slots=True)
@@ -137,8 +147,9 @@ class GraphCapture:
     ) -> None:
         self._device, self._model, self._builders, self._buffers = device, model, builders, buffers
         self._max_context_len = max_context_len
-        self._wanted: dict[int, Tensor] = {}
+        self._outputs: dict[int, Tensor] = {}
         """Where cache layers leave their outputs: by their size, for all layers and graphs."""
+        self._wanted = torch.zeros(MOST_WANTED, dtype=torch.int64, device=buffers.input_ids.device)
 
     def capture(self, sizes: GraphSizes) -> Graphs:
         """The buffers hold a step of padding, which is run a few times. The largest come first, so that the smaller
@@ -180,7 +191,8 @@ class GraphCapture:
 
     def _capture_piecewise(self, num_tokens: int) -> PiecewiseGraph:
         input_ids = self._buffers.input_ids[:num_tokens]
-        with forward_context(ForwardContext((), cut=self._output_of)):
+        wanted = self._wanted if num_tokens > MANY_TOKENS else None
+        with forward_context(ForwardContext((), self._output_of, wanted)):
             self._model(input_ids)  # see `_capture_full`
         graphs = [self._device.begin()]
         calls: list[LayerCall] = []
@@ -191,17 +203,17 @@ class GraphCapture:
             graphs.append(self._device.begin())
             return calls[-1].wanted
 
-        with forward_context(ForwardContext((), cut=cut)):
+        with forward_context(ForwardContext((), cut, wanted)):
             hidden = self._model(input_ids)
         graphs[-1].capture_end()
-        return PiecewiseGraph(graphs, calls, self._device.alias(hidden))
+        return PiecewiseGraph(graphs, calls, self._device.alias(hidden), wanted)
 
     def _output_of(self, layer: CacheLayer, x: Tensor) -> Tensor:
         """The first to ask has the most tokens."""
-        if layer.output_size not in self._wanted:
+        if layer.output_size not in self._outputs:
             shape = (len(x), layer.output_size)
-            self._wanted[layer.output_size] = torch.zeros(shape, dtype=x.dtype, device=x.device)
-        return self._wanted[layer.output_size][: len(x)]
+            self._outputs[layer.output_size] = torch.zeros(shape, dtype=x.dtype, device=x.device)
+        return self._outputs[layer.output_size][: len(x)]
 
 
 def graph_contexts(builders: Sequence[CacheBuilder], rows: int, max_context_len: int) -> list[int]:

@@ -11,12 +11,14 @@ HEADS = 8
 
 @triton.jit
 def write_qkv_kernel(
-    qkv, q_weight, k_weight, cos, sin, positions, token_slots, k_cache, v_cache, eps, qkv_stride, block_stride,
+    qkv, q_out, k_out, v_out, q_weight, k_weight, cos, sin, positions, token_slots, k_cache, v_cache, eps, qkv_stride,
+    block_stride,
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, HALF: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, HEADS: tl.constexpr, HAS_NORM: tl.constexpr, HAS_ROPE: tl.constexpr,
-    OVERLAPS: tl.constexpr,
+    IS_APART: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
-    """A program for `HEADS` heads of a token, q, k and v side by side; q and k change in place.
+    """A program for `HEADS` heads of a token, q, k and v side by side; q and k change in place, or, IS_APART, all three
+    go to tensors of their own, [T, heads × D].
 
     Rotation pairs i with i + D/2, so that a head is two halves of `HALF` elements, the last of them past D/2.
     """
@@ -51,14 +53,25 @@ def write_qkv_kernel(
         new_first = rotated
     first = tl.where(is_value, first, new_first).to(qkv.dtype.element_ty)
     second = tl.where(is_value, second, new_second).to(qkv.dtype.element_ty)
-    if HAS_NORM or HAS_ROPE:
+    key_head, value_head = head - NUM_HEADS, head - NUM_HEADS - NUM_KV_HEADS
+    if IS_APART:
+        of_query = head < NUM_HEADS
+        to = q_out + (token * NUM_HEADS + head) * HEAD_DIM + i
+        tl.store(to, first, mask=inside & of_query)
+        tl.store(to + half, second, mask=inside & of_query)
+        to = k_out + (token * NUM_KV_HEADS + key_head) * HEAD_DIM + i
+        tl.store(to, first, mask=inside & ~of_query & ~is_value)
+        tl.store(to + half, second, mask=inside & ~of_query & ~is_value)
+        to = v_out + (token * NUM_KV_HEADS + value_head) * HEAD_DIM + i
+        tl.store(to, first, mask=inside & is_value)
+        tl.store(to + half, second, mask=inside & is_value)
+    elif HAS_NORM or HAS_ROPE:
         tl.store(at, first, mask=inside & ~is_value)
         tl.store(at + half, second, mask=inside & ~is_value)
 
     slot = tl.load(token_slots + token)
     in_cache = inside & (slot >= 0)
     block, offset = slot // BLOCK_SIZE, slot % BLOCK_SIZE
-    key_head, value_head = head - NUM_HEADS, head - NUM_HEADS - NUM_KV_HEADS
     places = block * block_stride + (key_head * BLOCK_SIZE + offset) * HEAD_DIM + i
     is_written = in_cache & (key_head >= 0) & ~is_value
     tl.store(k_cache + places, first.to(k_cache.dtype.element_ty), mask=is_written)
