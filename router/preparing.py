@@ -9,7 +9,7 @@ from router.asking.resolve import resolve
 from router.asking.spec import RequestSpec
 from router.asking.validation import ContextError, validate
 from router.config import RouterSettings
-from router.fleet.versions import VersionChoice
+from router.fleet.versions import VersionChoice, Wish
 from router.model.served import ServedModel, ServedVersion
 
 
@@ -26,9 +26,12 @@ class Preparation:
     ) -> tuple[ServedVersion, list[RequestSpec]]:
         """Validated, tokenised, with every default filled in; one for each prompt, all on one version."""
         options = request.options
-        dp_rank = options.dp_rank if options.HasField("dp_rank") else None
-        wanted = frozenset({"beam_search"} if options.sampling.HasField("beam_search") else ())
-        *shorter, longest = self._versions.in_order(model, dp_rank, wanted)
+        wish = Wish(
+            options.dp_rank if options.HasField("dp_rank") else None,
+            frozenset({"beam_search"} if options.sampling.HasField("beam_search") else ()),
+            options.routing_key,
+        )
+        *shorter, longest = self._versions.in_order(model, wish)
         for served in shorter:
             try:
                 with self._versions.counted(served):

@@ -79,6 +79,8 @@ class WorkerLink:
         self.detail = "not connected yet"
         """Why it is not available; empty when it is."""
         self.is_retired = False
+        self.is_new = True
+        """It is not known yet whether the worker can be reached, and what it serves."""
         self._tokenizers = tokenizers
         self._settings = settings
         self._tls = tls
@@ -180,7 +182,7 @@ class WorkerLink:
             logger.log(
                 logging.INFO if is_expected else logging.WARNING, "waiting for worker %s: %s", self.address, detail
             )
-        self._connected = self._serving = False
+        self._connected = self._serving = self.is_new = False
         self.stub = None
         self.detail = detail
         sinks = self._sequences.clear()
@@ -210,7 +212,7 @@ class WorkerLink:
             self.breaker.reset()
         self.info, self.tokenizer, self.version, self.stub = info, tokenizer, Version.of(info), stub
         self.load.block_size = info.block_size
-        self._connected = True
+        self._connected, self.is_new = True, False
         self._num_sessions += 1
         self._liveness = self._new_liveness()
         self._on_change()

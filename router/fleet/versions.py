@@ -3,7 +3,8 @@
 First the versions that can take it at all, and of them those that have a worker without failures. Of these by share
 where the operator has given some (a canary), otherwise the one whose workers have the least to do: a version with few
 workers gets few requests. Equals are drawn by their number of workers. Shares are drawn, too, and give way where only
-another version can take a request.
+another version can take a request. Requests with one `routing_key` stay together: the key draws the share, and the
+worker that the key leads to decides between versions.
 """
 
 from collections import Counter
@@ -13,12 +14,23 @@ from dataclasses import dataclass, field
 from random import Random
 
 from router.fleet.link import WorkerLink
+from router.fleet.policies.consistent_hash import ConsistentHash
+from router.fleet.policies.policy import Work
 from router.fleet.workers import WorkerSet
 from router.model.served import ServedModel, ServedVersion, Version
 
 Shares = Mapping[str, Mapping[str, float]]
 """By model and name of the version: of the model's new requests, 0 to 1, together at most 1. Versions that are not
 named share the rest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What of a request decides on its version, as long as its prompt is no tokens yet."""
+
+    dp_rank: int | None = None
+    capabilities: frozenset[str] = frozenset()
+    routing_key: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,15 +41,16 @@ class VersionChoice:
     _on_the_way: Counter[tuple[str, Version]] = field(default_factory=Counter)
     """Requests that no worker knows of yet, by model and version."""
 
-    def in_order(self, model: ServedModel, dp_rank: int | None, capabilities: frozenset[str]) -> list[ServedVersion]:
+    def in_order(self, model: ServedModel, wish: Wish) -> list[ServedVersion]:
         """The version that a request should go to, and behind it those with a longer context, the longest last. What
         none can take goes to one that says so."""
-        able = [one for one in model.versions if capabilities <= one.version.capabilities] or list(model.versions)
-        able = [one for one in able if self._has_rank(one, dp_rank)] or able
+        able = [one for one in model.versions if wish.capabilities <= one.version.capabilities] or list(model.versions)
+        able = [one for one in able if self._has_rank(one, wish.dp_rank)] or able
         able = [one for one in able if any(link.breaker.admits for link in self._links(one))] or able
         if len(able) == 1:
             return able
-        chosen = self._least_loaded(self._drawn_by_share(model.id, able))
+        drawn = self._drawn_by_share(model.id, able, wish.routing_key)
+        chosen = self._by_key(drawn, wish.routing_key) if wish.routing_key else self._least_loaded(drawn)
         longer = [one for one in able if one.info.max_model_len > chosen.info.max_model_len]
         return [chosen, *sorted(longer, key=lambda one: one.info.max_model_len)]
 
@@ -59,18 +72,27 @@ class VersionChoice:
             self.workers.candidates(one.model, lambda version: version == one.version, dp_rank)
         )
 
-    def _drawn_by_share(self, model: str, versions: Sequence[ServedVersion]) -> Sequence[ServedVersion]:
+    def _drawn_by_share(
+        self, model: str, versions: Sequence[ServedVersion], routing_key: str
+    ) -> Sequence[ServedVersion]:
         """Those of one name, or all that no share is given for."""
         shares = self.shares.get(model)
         if not shares:
             return versions
         by_name: dict[str | None, list[ServedVersion]] = {}
-        for one in versions:
+        for one in sorted(versions, key=lambda one: one.version.name):  # so that a key leads to the same one each time
             by_name.setdefault(one.version.name if one.version.name in shares else None, []).append(one)
         rest = max(0.0, 1 - sum(shares.values()))
         weights = [rest if name is None else shares[name] for name in by_name]
         # Where only versions with no share at all are left, they get what there is.
-        return self.random.choices(list(by_name.values()), weights if any(weights) else None)[0]
+        draw = Random(f"{model} {routing_key}") if routing_key else self.random
+        return draw.choices(list(by_name.values()), weights if any(weights) else None)[0]
+
+    def _by_key(self, versions: Sequence[ServedVersion], routing_key: str) -> ServedVersion:
+        by_worker = {link: one for one in versions for link in self._links(one)}
+        if not by_worker:
+            return versions[0]
+        return by_worker[ConsistentHash().choose(Work((), routing_key=routing_key), list(by_worker)).worker]
 
     def _least_loaded(self, versions: Sequence[ServedVersion]) -> ServedVersion:
         loads = [self._load(one) for one in versions]

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from fissile.errors import InvalidArgumentError, NotFoundError, UnavailableError
@@ -95,26 +96,33 @@ class WorkerSet:
         return {id: model for id, model in models.items() if caller.may_use((id, *model.aliases))}
 
     async def model(self, name: str, wait: float, caller: Caller) -> ServedModel:
-        """The caller's model called `name`, by id or alias; empty: the only one. Waits for a first worker. Raises
-        NotFoundError, InvalidArgumentError (empty, but there are several), UnavailableError (no worker has come)."""
-        await self._wait_for_models(wait)
+        """The caller's model called `name`, by id or alias; empty: the only one. Waits for a first worker, and for the
+        first attempts to reach the others if none so far has the model. Raises NotFoundError, InvalidArgumentError
+        (empty, but there are several), UnavailableError (no worker has come)."""
+        model = self._find(name, self.models_of(caller)) or await self._wait_for(name, wait, caller)
         models = self.models_of(caller)
         if not name and len(models) > 1:
             raise InvalidArgumentError.of("model", f"must be one of {', '.join(sorted(models))}")
-        id = name if name in models else self.catalogue.ids.get(name, "")
-        model = models.get(id) if name else next(iter(models.values()), None)
         if model is None:
             raise NotFoundError(f"model {name!r} is not served here; there is {', '.join(sorted(models)) or 'none'}")
         return model
 
-    async def _wait_for_models(self, wait: float) -> None:
-        """Until there is one. Raises UnavailableError."""
-        try:
+    def _find(self, name: str, models: Mapping[str, ServedModel]) -> ServedModel | None:
+        if not name:
+            return next(iter(models.values()), None)
+        return models.get(name) or models.get(self.catalogue.ids.get(name, ""))
+
+    async def _wait_for(self, name: str, wait: float, caller: Caller) -> ServedModel | None:
+        """Until it comes, or all workers were tried and it is known that none has it. Raises UnavailableError."""
+        model = None
+        with suppress(TimeoutError):
             async with asyncio.timeout(wait):
-                while not self.catalogue.models:
+                while not model and (not self.catalogue.models or any(link.is_new for link in self.links.values())):
                     await self.wait_for_change()
-        except TimeoutError:
-            raise UnavailableError(f"no worker has come within {wait:g} s", retry_after=wait) from None
+                    model = self._find(name, self.models_of(caller))
+        if not self.catalogue.models:
+            raise UnavailableError(f"no worker has come within {wait:g} s", retry_after=wait)
+        return model
 
     async def wait_for_change(self) -> None:
         """Until a worker comes, goes or changes."""

@@ -1,16 +1,19 @@
 """What requests may call a model, and a chat template that the router was told."""
 
+import asyncio
 import re
 
+import grpc
 import pytest
 from prometheus_client import generate_latest
 
 from fissile import InvalidArgumentError, NotFoundError
+from fissile.errors import from_rpc_error
 from fissile.v1 import ChatMessage, ChatRequest, ChatRole, GenerateRequest, GetModelRequest, ListModelsRequest
 from router.config import RouterSettings
 from router.server import RouterServer
 from tests.fakes import tokenizer as toys
-from tests.fakes.system import collect, error_of, run_system
+from tests.fakes.system import collect, error_of, run_system, until
 from tests.fakes.worker import FakeWorker, says
 from tests.router.http.front import run_front
 
@@ -71,6 +74,39 @@ def test_a_routers_own_aliases_go_before_those_of_workers_and_never_before_an_id
     assert ids == ["b", "a", "a"]
     assert listed == [("a", ["beta"]), ("b", ["prod"])]
     assert isinstance(error, NotFoundError) and error.message == "model 'lost' is not served here; there is a, b"
+
+
+def test_a_model_whose_worker_is_still_connected_to_is_waited_for():
+    """Another one is there already; a name that nobody has is refused once all workers have been tried."""
+    quick, slow = FakeWorker(says("x"), model="a"), FakeWorker(says("x"), model="b")
+    gate = asyncio.Event()
+    describe = slow.GetWorker
+
+    async def late(request, context):
+        await gate.wait()
+        return await describe(request, context)
+
+    slow.GetWorker = late
+
+    async def scenario(system):
+        await until(lambda: system.router.workers.catalogue.models)
+        asked = [asyncio.create_task(error_or_model(system, name)) for name in ("b", "c")]
+        await asyncio.sleep(0.05)
+        first = await error_or_model(system, "a")
+        assert not any(task.done() for task in asked)
+        gate.set()
+        return [first, *[await task for task in asked]]
+
+    *found, error = run_system(scenario, quick, slow, wait_ready=False, worker_wait=20.0)
+    assert found == ["a", "b"]
+    assert error == "model 'c' is not served here; there is a, b"
+
+
+async def error_or_model(system, name):
+    try:
+        return (await system.stub.GetModel(GetModelRequest(model=name))).model.id
+    except grpc.aio.AioRpcError as error:
+        return from_rpc_error(error).message
 
 
 def test_http_lists_every_name():

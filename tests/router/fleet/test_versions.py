@@ -23,7 +23,7 @@ from fissile.v1 import (
 from router.asking.spec import Prompt, RequestSpec, TextRules
 from router.config import RouterSettings
 from router.fleet.health.breaker import Breaker
-from router.fleet.versions import VersionChoice
+from router.fleet.versions import VersionChoice, Wish
 from router.model.served import ServedModel, ServedVersion, Version
 from tests.fakes import tokenizer as toys
 from tests.fakes.system import collect, error_of, run_system, until
@@ -63,11 +63,17 @@ class Fleet:
 
     @property
     def available(self):
-        return {"m": {Version.of(info): [_Link(n) for n in self.loads[name]] for name, info in self.infos.items()}}
+        return {
+            "m": {
+                Version.of(info): [_Link(f"{name}:{i}", n) for i, n in enumerate(self.loads[name])]
+                for name, info in self.infos.items()
+            }
+        }
 
 
 class _Link:
-    def __init__(self, num_sequences):
+    def __init__(self, address, num_sequences):
+        self.address = address
         self.load = self
         self.num_sequences = num_sequences or 0
         self.breaker = Breaker("a")
@@ -75,9 +81,10 @@ class _Link:
             self.breaker.attempt().failed()
 
 
-def chosen(fleet, times, shares=None, seed=7):
+def chosen(fleet, times, shares=None, seed=7, keys=("",)):
     choice = VersionChoice(fleet, {"m": shares} if shares else {}, Random(seed))
-    return Counter(choice.in_order(fleet.model, None, frozenset())[0].version.name for _ in range(times))
+    wishes = [Wish(routing_key=key) for key in keys] * times
+    return Counter(choice.in_order(fleet.model, wish)[0].version.name for wish in wishes)
 
 
 def test_the_version_whose_workers_have_least_to_do_is_chosen():
@@ -97,8 +104,19 @@ def test_equals_are_drawn_by_their_number_of_workers():
 
 def test_a_share_is_kept_whatever_the_load_and_the_others_share_the_rest_by_load():
     fleet = Fleet(old=[9], other=[8], canary=[0])
-    assert chosen(fleet, 4000, {"canary": 0.05}) == {"other": 3788, "canary": 212}
+    assert chosen(fleet, 4000, {"canary": 0.05}) == {"other": 3790, "canary": 210}
     assert chosen(fleet, 100, {"canary": 0}) == {"other": 100}
+
+
+def test_requests_with_one_key_stay_together_as_long_as_their_workers_load_allows():
+    keys = [f"user-{i}" for i in range(400)]
+    once = chosen(Fleet(a=[0, 0, 0], b=[0]), 1, keys=keys)
+    assert once == {"a": 301, "b": 99}
+    assert chosen(Fleet(a=[2, 0, 3], b=[1]), 1, keys=keys, seed=8) == once
+    assert chosen(Fleet(a=[0, 0, 0], b=[20]), 1, keys=keys) == {"a": 400}
+    for key in keys[:20]:
+        assert len(chosen(Fleet(a=[9], canary=[0]), 5, {"canary": 0.3}, keys=[key])) == 1
+    assert chosen(Fleet(a=[9], canary=[0]), 1, {"canary": 0.3}, keys=keys)["canary"] == 113
 
 
 def test_shares_give_way_where_no_other_version_is_there():
