@@ -132,7 +132,7 @@ class GenerationApi:
             ):
                 opened = await self._prepared(request, caller, account)
                 tab.take_prompt(_num_prompt_tokens(opened), lambda: _num_generated(opened))
-                self._open.add(request_id, opened)
+                self._open.add(request_id, caller.name, opened)
                 with deadline_timer(opened, time_left()), self._dispatcher.dispatched(opened, time_left):
                     answer = Answer(opened)
                     is_answered = False

@@ -11,12 +11,12 @@ from router.answering.request import OpenRequest
 
 
 class OpenRequests:
-    """By id, each with the requests of its prompts. `place` takes places for as long as its block lasts, `add` fills
-    them."""
+    """By client and id, each with the requests of its prompts. `place` takes places for as long as its block lasts,
+    `add` fills them. Ids are a client's own: it learns nothing of those of others."""
 
     def __init__(self, places: Budget) -> None:
         self._places = places
-        self._by_id: dict[str, Sequence[OpenRequest]] = {}
+        self._by_id: dict[tuple[str, str], Sequence[OpenRequest]] = {}
         self._empty = asyncio.Event()
         self._empty.set()
         self._is_closed = False
@@ -29,21 +29,22 @@ class OpenRequests:
         """For all prompts or none. Raises AlreadyExistsError, ResourceExhaustedError, UnavailableError (closed)."""
         if self._is_closed:
             raise UnavailableError("the router is shutting down", retry_after=RETRY_AFTER_SECONDS)
-        if request_id in self._by_id:
+        key = client, request_id
+        if key in self._by_id:
             raise AlreadyExistsError(f"request_id: {request_id!r} is open already")
         with self._places.taken(client, num_prompts):
-            self._by_id[request_id] = ()
+            self._by_id[key] = ()
             self._empty.clear()
             try:
                 yield
             finally:
-                del self._by_id[request_id]
+                del self._by_id[key]
                 if not self._by_id:
                     self._empty.set()
 
-    def add(self, request_id: str, requests: Sequence[OpenRequest]) -> None:
+    def add(self, request_id: str, client: str, requests: Sequence[OpenRequest]) -> None:
         """Into the places of that id."""
-        self._by_id[request_id] = requests
+        self._by_id[client, request_id] = requests
 
     async def close(self, drain_timeout: float) -> None:
         """Take no more; wait for the open ones, and after the time-out end them with UNAVAILABLE."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from common.authentication import KeyTable, digest_of
 from fissile.errors import InvalidArgumentError
-from router.callers.caller import Caller
+from router.callers.caller import Caller, name_of_host
 from router.callers.key_file import read_keys
 
 logger = logging.getLogger(__name__)
@@ -37,8 +37,8 @@ class Callers:
     def identify(self, header: bytes, host: str) -> Caller:
         """Who shows this header, from this host. Raises UnauthenticatedError, as `check` does."""
         if not self.wants_key:
-            return Caller(host)
-        return self._table.find(header) or Caller(host)
+            return Caller(name_of_host(host))
+        return self._table.find(header) or Caller(name_of_host(host))
 
     async def follow_file(self) -> None:
         """For ever: what changes in the file counts soon after. While it cannot be used, the keys are those from

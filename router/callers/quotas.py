@@ -116,6 +116,10 @@ class Quotas:
         most = quota.max_open_requests
         if most is not None and usage.num_open + num_requests > most:
             raise _exceeded(caller, "max_open_requests", most, OPEN_RETRY_SECONDS)
+        if quota.tokens_per_minute is not None:
+            # Of who cannot pay nothing is even tokenised.
+            usage.count(now)
+            _check_rate(usage.tokens, 1, caller, "tokens_per_minute", quota.tokens_per_minute, now)
         if quota.requests_per_minute is not None:
             _check_rate(usage.requests, num_requests, caller, "requests_per_minute", quota.requests_per_minute, now)
             usage.requests.level -= num_requests

@@ -4,7 +4,7 @@ import httpx2
 import pytest
 
 from fissile.v1 import ListModelsRequest
-from router.callers.caller import Caller, Quota, host_of_peer
+from router.callers.caller import Caller, Quota, host_of_peer, name_of_host
 from tests.fakes.system import run_system
 from tests.fakes.worker import FakeWorker, says
 
@@ -21,6 +21,22 @@ from tests.fakes.worker import FakeWorker, says
 )
 def test_a_peer_without_a_key_is_called_by_its_host(peer, host):
     assert host_of_peer(peer) == host
+
+
+@pytest.mark.parametrize(
+    ("host", "name"),
+    [
+        ("10.0.0.7", "10.0.0.7"),
+        ("::ffff:10.0.0.7", "10.0.0.7"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+        ("2001:db8:1:2::7", "2001:db8:1:2::/64"),
+        ("::1", "::1"),
+        ("fe80::1%eth0", "fe80::1%eth0"),
+        ("unix", "unix"),
+    ],
+)
+def test_who_has_many_addresses_is_one_caller(host, name):
+    assert name_of_host(host) == name
 
 
 def test_both_fronts_say_who_calls(monkeypatch):

@@ -7,6 +7,7 @@ from google.rpc import error_details_pb2, status_pb2
 
 from fissile.errors import (
     STATUS_DETAILS_KEY,
+    AlreadyExistsError,
     NotFoundError,
     PermissionDeniedError,
     QuotaExceededError,
@@ -21,7 +22,7 @@ from fissile.v1 import (
 )
 from router.callers.caller import Caller
 from tests.fakes.system import collect, error_of, run_system
-from tests.fakes.worker import FakeWorker, says
+from tests.fakes.worker import FakeWorker, counts, says
 
 FREE, BOUND = "free-free-free-free", "bound-bound-bound-bound"
 KEYS = f"""
@@ -176,3 +177,19 @@ def test_a_key_taken_away_is_unauthenticated(run, tmp_path, monkeypatch):
         return [await is_known(system, key) for key in (BOUND + "-2", FREE)]
 
     assert run(scenario) == [True, True]
+
+
+def test_ids_of_requests_are_a_callers_own(tmp_path):
+    """Nobody learns what others have open, nor takes their ids."""
+    (tmp_path / "keys.toml").write_text(KEYS)
+
+    async def scenario(system):
+        request = GenerateRequest(text="a", request_id="same")
+        calls = [system.stub.Generate(request, metadata=shown(key)) for key in (FREE, BOUND)]
+        ids = [(await call.read()).request_id for call in calls]
+        return ids, await error_of(system.stub.Generate(request, metadata=shown(FREE)).read())
+
+    worker = FakeWorker(counts(9), mute_after=1)
+    ids, error = run_system(scenario, worker, api_key_file=tmp_path / "keys.toml", drain_timeout=0)
+    assert ids == ["same", "same"]
+    assert isinstance(error, AlreadyExistsError)

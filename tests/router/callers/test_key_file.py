@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from common.authentication import KeyTable, digest_of
 from fissile.errors import InvalidArgumentError, UnauthenticatedError
 from router.callers.caller import Caller, Quota
 from router.callers.callers import Callers
@@ -134,3 +135,11 @@ def test_the_example_of_the_documentation_is_a_file_of_keys():
     alice, batch = parse_keys(example.encode()).values()
     assert alice == Caller("alice", "alice")
     assert batch == Caller("batch-jobs", "acme", Quota(64, 600, 500_000, 10, frozenset({"llama-3"})))
+
+
+def test_neither_keys_nor_their_digests_are_kept():
+    """Time to find one would tell of its beginning, and a copy of the memory of all."""
+    table = KeyTable({digest_of(ALICE): "alice"})
+    assert table.find(bearer(ALICE)) == "alice"
+    held = repr({name: value for name, value in vars(table).items() if name != "_blinding"})
+    assert ALICE not in held and repr(digest_of(ALICE)) not in held

@@ -88,7 +88,7 @@ def test_tokens_a_minute_are_of_prompt_and_answer(quotas, clock):
 def test_a_long_answer_is_paid_for_afterwards(quotas, clock):
     caller = alice(tokens_per_minute=600)
     assert tokens_refusal(quotas, caller, 100, 5000) is None
-    assert tokens_refusal(quotas, caller, 10) == ("tokens_per_minute is 600", 451.0)
+    assert tokens_refusal(quotas, caller, 10) == ("tokens_per_minute is 600", 450.1)
     clock.now += 451
     assert tokens_refusal(quotas, caller, 10) is None
 
@@ -96,7 +96,8 @@ def test_a_long_answer_is_paid_for_afterwards(quotas, clock):
 def test_a_prompt_of_more_than_a_minute_needs_all_of_it(quotas, clock):
     caller = alice(tokens_per_minute=600)
     assert tokens_refusal(quotas, caller, 1200) is None
-    assert tokens_refusal(quotas, caller, 1200) == ("tokens_per_minute is 600", 120.0)
+    clock.now += 100
+    assert tokens_refusal(quotas, caller, 1200) == ("tokens_per_minute is 600", 20.0)
 
 
 def test_open_requests_are_counted_as_they_go(quotas, clock):
@@ -107,8 +108,16 @@ def test_open_requests_are_counted_as_they_go(quotas, clock):
             stack.enter_context(quotas.opened(caller)).take_prompt(0, lambda: 200)
         assert tokens_refusal(quotas, caller, 60) is None, "asked less than a moment ago"
         clock.now += 1
-        assert tokens_refusal(quotas, caller, 60) == ("tokens_per_minute is 600", 11.0)
-    assert tokens_refusal(quotas, caller, 60) == ("tokens_per_minute is 600", 11.0), "paid once"
+        assert tokens_refusal(quotas, caller, 60) == ("tokens_per_minute is 600", 5.1)
+    assert tokens_refusal(quotas, caller, 60) == ("tokens_per_minute is 600", 5.1), "paid once"
+
+
+def test_who_has_no_tokens_left_is_refused_before_anything_is_done(quotas, clock):
+    caller = alice(tokens_per_minute=600, requests_per_minute=2)
+    assert tokens_refusal(quotas, caller, 600, 30) is None
+    assert [refusal(quotas, caller) for _ in range(3)] == [("tokens_per_minute is 600", 3.1)] * 3
+    clock.now += 4
+    assert refusal(quotas, caller) is None, "refusals are not requests"
 
 
 def test_callers_have_quotas_of_their_own_and_most_have_none(quotas):
