@@ -8,10 +8,11 @@ import inspect
 import logging
 import os
 import signal
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import grpc
@@ -180,18 +181,21 @@ class ServiceServer:
         *,
         admit: Admit = admit_all,
         turn: Turn = at_once,
+        options: Mapping[str, int] = MappingProxyType({}),
         reflection: bool = True,
         channelz: bool = False,
     ) -> None:
         """`interceptors` see a call before it is read, `admit` when its handler begins, `turn` is at reading unary
-        requests. `reflection` tells everyone the contract, `channelz` tells whom `admit` lets in of connections and
-        calls."""
+        requests; `options` go before ours. `reflection` tells everyone the contract, `channelz` tells whom `admit`
+        lets in of connections and calls."""
         self._service_name = service_name
         self._tls = tls
         self._closing = asyncio.Lock()
         self.server = grpc.aio.server(
             interceptors=[*interceptors, ErrorInterceptor(admit, turn)],
-            options=list((dict(SERVER_OPTIONS) | {"grpc.max_receive_message_length": max_request_bytes}).items()),
+            options=list(
+                (dict(SERVER_OPTIONS) | {"grpc.max_receive_message_length": max_request_bytes} | dict(options)).items()
+            ),
         )
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.server)

@@ -27,6 +27,9 @@ SERVER_OPTIONS: list[tuple[str, int]] = [
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.keepalive_permit_without_calls", 1),
+    # A client that vanished without a word is found out, and what it had open ends.
+    ("grpc.keepalive_time_ms", 60_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
     # Calls that wait to be taken up. From 1,000 on gRPC would cancel some at random, and all beyond 3,000: the service
     # refuses what is too much itself, and says when to come again.
     ("grpc.server.max_pending_requests", MAX_PENDING_CALLS),

@@ -31,7 +31,7 @@ from fissile.v1 import (
 )
 from router.account import Account
 from router.admission.admission import Admission
-from router.admission.turns import LARGE_BYTES, Turns
+from router.admission.turns import LARGE_BYTES
 from router.admission.unread import UnreadBytes
 from router.answering import responses
 from router.answering.answer import Answer
@@ -85,16 +85,11 @@ class GenerationApi:
         self._preparation = preparation
         self._dispatcher = dispatcher
         self._open = open_requests
-        self._admission = admission
+        self.admission = admission
         self._metrics = metrics
         self._pacer = pacer
         self._quotas = quotas
         self._tracer = tracer
-
-    @property
-    def turns(self) -> Turns:
-        """At making requests ready."""
-        return self._admission.turns
 
     def generate(
         self, request: GenerateRequest, caller: Caller, time_left: TimeLeft = no_deadline, traceparent: str = ""
@@ -127,7 +122,7 @@ class GenerationApi:
             num_prompts = _num_prompts(request)
             with (
                 self._open.place(request_id, caller.name, num_prompts),
-                self._admission.held_bytes.taken(caller.name, request.ByteSize()),
+                self.admission.held_bytes.taken(caller.name, request.ByteSize()),
                 self._quotas.opened(caller, num_prompts) as tab,
             ):
                 opened = await self._prepared(request, caller, account)
@@ -159,7 +154,7 @@ class GenerationApi:
         model = await self._model(request.model, caller)
         account.served_by(model.id)
         salt = caller.cache_salt(request.options.cache_salt)
-        async with self.turns.turn(caller.name, request.ByteSize()):
+        async with self.admission.turns.turn(caller.name, request.ByteSize()):
             with account.part("tokenise"):
                 served, specs = await self._preparation.specs(request, model, account.request_id, salt)
         news = News(caller.name)
@@ -180,7 +175,7 @@ class GenerationApi:
         return opened
 
     def _unread_bytes(self, caller: Caller) -> UnreadBytes:
-        return UnreadBytes(self._admission.held_bytes, caller.name, self._settings.max_unread_bytes)
+        return UnreadBytes(self.admission.held_bytes, caller.name, self._settings.max_unread_bytes)
 
     async def _model(self, name: str, caller: Caller) -> ServedModel:
         return await self._workers.model(name, self._settings.worker_wait, caller)
@@ -190,7 +185,7 @@ class GenerationApi:
         """Of its model, for the block, which is the caller's turn; the request is valid there."""
         with self._quotas.opened(caller):
             model = await self._model(request.model, caller)
-            async with self.turns.turn(caller.name, request.ByteSize()):
+            async with self.admission.turns.turn(caller.name, request.ByteSize()):
                 await self._preparation.validate(request, model.main, model.max_model_len)
                 yield model.main
 

@@ -92,8 +92,25 @@ class RouterSettings(Settings):
     max_unread_bytes: int = Field(
         64 * 1024 * 1024, gt=0, description="The same, of one answer that is not read yet; past it, it is ended."
     )
+    receive_timeout: float = Field(
+        30.0,
+        gt=0,
+        description="Seconds that an HTTP client has for the head of a request, and as many for its body.",
+    )
     write_timeout: float = Field(
         30.0, gt=0, description="Seconds after which a client that reads nothing of what was sent loses its request."
+    )
+    max_connections: int = Field(
+        4096, gt=0, description="Connections to the gRPC port, and to the HTTP front. One host gets four fifths there."
+    )
+    max_connection_age: float = Field(
+        3600.0,
+        gt=0,
+        description="Seconds, more or less a tenth, after which a gRPC client is told to connect anew, so that clients "
+        "spread over routers that have come. Open requests go on.",
+    )
+    max_connection_age_grace: float = Field(
+        86400.0, gt=0, description="Seconds after which what is still open on such a connection is ended."
     )
     allow_chat_template: bool = Field(False, description="Let requests bring a chat template of their own.")
     chat_template: Path | None = Field(

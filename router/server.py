@@ -13,6 +13,7 @@ from common.authentication import KeyInterceptor, header_of
 from common.exposure import warn_if_exposed
 from common.loop_lag import LoopLag
 from common.metrics import new_registry, serve_metrics
+from common.open_files import allow_open_files
 from common.server import ServiceServer, stop_event_on_signals, write_port_file
 from common.tracing import tracer_of
 from fissile.errors import UnavailableError
@@ -92,6 +93,7 @@ class RouterServer:
             [KeyInterceptor(self.callers.check)] if self.callers.wants_key else [],
             request_limit(settings.max_prompt_bytes),
             turn=self._turn,
+            options=connection_options(settings),
             reflection=settings.reflection,
             channelz=settings.channelz,
         )
@@ -178,7 +180,7 @@ class RouterServer:
         if num_bytes < LARGE_BYTES:
             return nullcontext()
         caller = self.callers.identify(header_of(context.invocation_metadata()), host_of_peer(context.peer()))
-        return self.api.turns.turn(caller.name, num_bytes)
+        return self.api.admission.turns.turn(caller.name, num_bytes)
 
     async def _follow_health(self) -> None:
         was_ready = False
@@ -210,15 +212,28 @@ def http_server(
     """Raises UnavailableError if what it needs is not installed: a router without it needs none of that."""
     try:
         from router.http.app import AppConfig, build_app
+        from router.http.connections import ConnectionBounds
+        from router.http.middleware import BodyBounds
         from router.http.server import HttpServer
     except ModuleNotFoundError as error:
         raise UnavailableError(f"http-port needs {error.name}: pip install 'fissile[http]'") from error
     config = AppConfig(
-        request_limit(settings.max_prompt_bytes),
+        BodyBounds(request_limit(settings.max_prompt_bytes), api.admission.held_bytes, settings.receive_timeout),
         callers,
         allowed_origins=settings.http_allowed_origins,
     )
-    return HttpServer(build_app(api, is_ready, config), settings.server_tls())
+    bounds = ConnectionBounds(api.admission.connections, settings.receive_timeout)
+    return HttpServer(build_app(api, is_ready, config), bounds, settings.write_timeout, settings.server_tls())
+
+
+def connection_options(settings: RouterSettings) -> dict[str, int]:
+    """Of gRPC."""
+    return {
+        "grpc.max_allowed_incoming_connections": settings.max_connections,
+        "grpc.max_concurrent_streams": settings.max_open_requests,
+        "grpc.max_connection_age_ms": round(settings.max_connection_age * 1000),
+        "grpc.max_connection_age_grace_ms": round(settings.max_connection_age_grace * 1000),
+    }
 
 
 def request_limit(max_prompt_bytes: int) -> int:
@@ -230,6 +245,7 @@ def request_limit(max_prompt_bytes: int) -> int:
 async def serve(settings: RouterSettings) -> None:
     """Until a signal comes."""
     stop = stop_event_on_signals()
+    allow_open_files()
     server = RouterServer(settings)
     try:
         await server.start()

@@ -15,6 +15,8 @@ class Admission:
     """Of open requests."""
     held_bytes: Budget
     """Of requests, and of answers that are not read yet."""
+    connections: Budget
+    """Of the HTTP front, by host; gRPC counts its own."""
     turns: Turns
 
 
@@ -22,5 +24,6 @@ def make_admission(settings: RouterSettings) -> Admission:
     return Admission(
         places=Budget(settings.max_open_requests, "open requests", "max-open-requests"),
         held_bytes=Budget(settings.max_held_bytes, "bytes of requests and answers", "max-held-bytes"),
+        connections=Budget(settings.max_connections, "connections", "max-connections"),
         turns=Turns(settings.tokenizer_threads),
     )

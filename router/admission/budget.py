@@ -47,8 +47,7 @@ class Budget:
 
     def force(self, client: str, amount: int) -> None:
         """Of what is there already and cannot be refused."""
-        self._num_taken += amount
-        self._held[client] = self.held_by(client) + amount
+        self._set(client, self.held_by(client) + amount)
 
     @contextmanager
     def forced(self, client: str, amount: int) -> Iterator[None]:
@@ -61,10 +60,14 @@ class Budget:
 
     def give(self, client: str, amount: int) -> None:
         """Back, of what it holds."""
-        self._num_taken -= amount
-        self._held[client] -= amount
-        if not self._held[client]:
-            del self._held[client]
+        self._set(client, self.held_by(client) - amount)
+
+    def _set(self, client: str, held: int) -> None:
+        self._num_taken += held - self.held_by(client)
+        if held:
+            self._held[client] = held
+        else:
+            self._held.pop(client, None)
 
     @contextmanager
     def taken(self, client: str, amount: int) -> Iterator[None]:

@@ -35,6 +35,8 @@ class Answer:
                 self._news.clear()
             update = self._take()
             if update is not None:
+                if update.num_entries > MAX_ENTRIES // 2:
+                    await asyncio.sleep(0)  # more may wait, and the transport need not: others come in between
                 return update
             if error:
                 raise error

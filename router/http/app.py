@@ -21,12 +21,12 @@ from router.http.answers import Json
 from router.http.callers import caller_of
 from router.http.endpoints import KEEP_ALIVE_SECONDS, Chat, Completions
 from router.http.errors import error_object, headers_of, plain_error, status_of
-from router.http.middleware import FaultLog, Identification, WholeBody
+from router.http.middleware import BodyBounds, FaultLog, Identification, WholeBody
 
 
 @dataclass(frozen=True, slots=True)
 class AppConfig:
-    max_body_bytes: int
+    body: BodyBounds
     callers: Callers = field(default_factory=Callers)
     allowed_origins: Sequence[str] = ()
     """Of web pages whose scripts may use the front."""
@@ -43,7 +43,7 @@ def build_app(api: GenerationApi, is_ready: Callable[[], bool], config: AppConfi
 
     middleware = [
         Middleware(Identification, callers=config.callers),
-        Middleware(WholeBody, limit=config.max_body_bytes),
+        Middleware(WholeBody, bounds=config.body),
     ]
     starlette = Starlette(
         routes=[

@@ -15,3 +15,13 @@ def set_caller(scope: Scope, caller: Caller) -> None:
 def caller_of(request: Request) -> Caller:
     """As the front found out before its endpoint ran."""
     return cast(Caller, request.state.caller)
+
+
+def client_of(scope: Scope) -> str:
+    """Whom to count what a request takes against: its caller, or the host where nobody asks who calls."""
+    caller: Caller | None = scope.get("state", {}).get("caller")
+    return caller.name if caller else host_of(scope)
+
+
+def host_of(scope: Scope) -> str:
+    return scope["client"][0] if scope["client"] else "unknown"

@@ -45,7 +45,7 @@ class Completions:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         http = Request(scope, receive)
         raw, caller = await http.body(), caller_of(http)
-        async with self._api.turns.turn_if_large(caller.name, len(raw)):
+        async with self._api.admission.turns.turn_if_large(caller.name, len(raw)):
             with _refusals_logged(scope["path"], CompletionBody):
                 body = parse_body(raw, CompletionBody)
         names = completion_names(body)
@@ -97,7 +97,7 @@ class Chat:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         http = Request(scope, receive)
         raw, caller = await http.body(), caller_of(http)
-        async with self._api.turns.turn_if_large(caller.name, len(raw)):
+        async with self._api.admission.turns.turn_if_large(caller.name, len(raw)):
             with _refusals_logged(scope["path"], ChatBody):
                 body = parse_body(raw, ChatBody)
         names = chat_names(body)

@@ -2,17 +2,23 @@
 
 import asyncio
 import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
 
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from common.authentication import HEADER
 from common.faults import log_fault
-from fissile.errors import UnauthenticatedError
+from fissile.errors import ResourceExhaustedError, UnauthenticatedError
 from router.account import shown
+from router.admission.budget import Budget
 from router.callers.callers import Callers
-from router.http.callers import set_caller
-from router.http.errors import plain_error
+from router.http.answers import Json
+from router.http.callers import client_of, host_of, set_caller
+from router.http.connections import timeout_error
+from router.http.errors import error_object, headers_of, plain_error, status_of
 
 logger = logging.getLogger(__name__)
 
@@ -45,8 +51,7 @@ class Identification:
         if scope["path"] not in OPEN_PATHS:
             try:
                 header = dict(scope["headers"]).get(HEADER.encode(), b"")
-                host, _ = scope["client"] or ("unknown", 0)
-                set_caller(scope, self._callers.identify(header, host))
+                set_caller(scope, self._callers.identify(header, host_of(scope)))
             except UnauthenticatedError as error:
                 logger.info("%s %s refused: %s", scope["method"], shown(scope["path"]), error.message)
                 body = plain_error(error.message, code="invalid_api_key")
@@ -55,28 +60,72 @@ class Identification:
         await self._app(scope, receive, send)
 
 
-class WholeBody:
-    """Reads the body, of at most `limit` bytes, before the app runs, and cancels the app when the client has gone."""
+@dataclass(frozen=True, slots=True)
+class BodyBounds:
+    max_bytes: int
+    """Of one body."""
+    held_bytes: Budget
+    """Of all."""
+    receive_timeout: float
+    """Seconds for all of a body."""
 
-    def __init__(self, app: ASGIApp, limit: int) -> None:
+
+class _GoneError(Exception):
+    """The client has gone."""
+
+
+class _RefusedBodyError(Exception):
+    """A body that will not do, and what to answer."""
+
+    def __init__(self, status: int, error: Json, headers: Mapping[str, str] = MappingProxyType({})) -> None:
+        super().__init__(error["error"]["message"])
+        self.status = status
+        self.error = error
+        self.headers = headers
+
+
+class WholeBody:
+    """Reads the body before the app runs, and cancels the app when the client has gone."""
+
+    def __init__(self, app: ASGIApp, bounds: BodyBounds) -> None:
         self._app = app
-        self._limit = limit
+        self._bounds = bounds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        client = client_of(scope)
         body = bytearray()
-        more = True
-        while more:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                return
-            body += message.get("body", b"")
-            more = message.get("more_body", False)
-            if len(body) > self._limit:
-                logger.info("%s %s refused: the body is too long", scope["method"], shown(scope["path"]))
-                error = plain_error(f"the body is longer than {self._limit} bytes", code="body_too_long")
-                await JSONResponse(error, 413)(scope, receive, send)
-                return
-        await self._run(scope, bytes(body), receive, send)
+        try:
+            await self._read(body, client, receive)
+            await self._run(scope, bytes(body), receive, send)
+        except _RefusedBodyError as refused:
+            logger.info("%s %s refused: %s", scope["method"], shown(scope["path"]), refused)
+            await JSONResponse(refused.error, refused.status, refused.headers)(scope, receive, send)
+        except _GoneError:
+            return
+        finally:
+            self._bounds.held_bytes.give(client, len(body))
+
+    async def _read(self, body: bytearray, client: str, receive: Receive) -> None:
+        """Into `body`, whose bytes are taken from the budget."""
+        bounds = self._bounds
+        try:
+            async with asyncio.timeout(bounds.receive_timeout):
+                more = True
+                while more:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise _GoneError
+                    part = message.get("body", b"")
+                    more = message.get("more_body", False)
+                    if len(body) + len(part) > bounds.max_bytes:
+                        text = f"the body is longer than {bounds.max_bytes} bytes"
+                        raise _RefusedBodyError(413, plain_error(text, code="body_too_long"))
+                    bounds.held_bytes.take(client, len(part))
+                    body += part
+        except TimeoutError as error:
+            raise _RefusedBodyError(408, timeout_error(bounds.receive_timeout), {"connection": "close"}) from error
+        except ResourceExhaustedError as error:
+            raise _RefusedBodyError(status_of(error), error_object(error), headers_of(error)) from error
 
     async def _run(self, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
         async def whole() -> Message:

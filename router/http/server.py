@@ -4,6 +4,7 @@ import asyncio
 import logging
 import socket
 import ssl
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -12,6 +13,7 @@ from starlette.types import ASGIApp
 
 from fissile.errors import InvalidArgumentError
 from fissile.tls import ServerTls, WatchedFiles
+from router.http.connections import ConnectionBounds
 
 logger = logging.getLogger(__name__)
 
@@ -32,8 +34,13 @@ class _Uvicorn(uvicorn.Server):
 class HttpServer:
     """`start`, then `stop` once."""
 
-    def __init__(self, app: ASGIApp, tls: ServerTls | None = None) -> None:
+    def __init__(
+        self, app: ASGIApp, bounds: ConnectionBounds, write_timeout: float, tls: ServerTls | None = None
+    ) -> None:
+        """`write_timeout`: seconds after which a client that takes nothing loses its connection."""
         self._app = app
+        self._bounds = bounds
+        self._write_timeout = write_timeout
         self._tls = tls
         self._server: _Uvicorn | None = None
         self._serving: asyncio.Task[None] | None = None
@@ -45,6 +52,7 @@ class HttpServer:
         tls = self._tls
         config = uvicorn.Config(
             self._app,
+            http=self._bounds.protocol(),  # type: ignore[arg-type]
             lifespan="off",
             ws="none",
             log_config=None,
@@ -60,7 +68,7 @@ class HttpServer:
             ssl_cert_reqs=ssl.CERT_REQUIRED if tls and tls.client_ca else ssl.CERT_NONE,
         )
         config.load()
-        listener = _listen(host, port)
+        listener = _listen(host, port, self._write_timeout)
         self._server = _Uvicorn(config)
         self._serving = asyncio.create_task(self._server.serve([listener]))
         if tls and config.ssl:
@@ -94,11 +102,14 @@ async def _renew_forever(tls: ServerTls, context: ssl.SSLContext) -> None:
             logger.error("certificates are not read again: %s", error)
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def _listen(host: str, port: int, write_timeout: float) -> socket.socket:
     family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     listener = socket.socket(family, kind, protocol)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if sys.platform == "linux":
+            # Connections have it from their listener: the system ends one that takes nothing, or has gone, for so long.
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(1, round(write_timeout * 1000)))
         listener.bind(address)
     except OSError as error:
         listener.close()

@@ -11,7 +11,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, StreamingResponse
 from starlette.routing import Route
 
+from router.admission.budget import Budget
 from router.fleet.discovery.kubernetes_api import ClusterAccess
+from router.http.connections import ConnectionBounds
 from router.http.server import HttpServer
 from tests.fakes.certificates import Authority
 
@@ -51,7 +53,12 @@ class FakeKubernetes:
         self._server: HttpServer | None = None
 
     async def start(self) -> ClusterAccess:
-        self._server = HttpServer(Starlette(routes=[Route(PATH, self._serve)]), self._authority.server("127.0.0.1"))
+        self._server = HttpServer(
+            Starlette(routes=[Route(PATH, self._serve)]),
+            ConnectionBounds(Budget(100, "connections", "max-connections"), 30.0),
+            30.0,
+            self._authority.server("127.0.0.1"),
+        )
         port = await self._server.start("127.0.0.1", 0, 1)
         return ClusterAccess(f"https://127.0.0.1:{port}", self.account)
 

@@ -64,7 +64,7 @@ def test_what_waits_for_a_reader_is_bounded_in_bytes():
         await until(lambda: not worker.running)
         error = await error_of(rest(call))
         await system.quiet()
-        return error, system.router.api._admission.held_bytes.num_taken
+        return error, system.router.api.admission.held_bytes.num_taken
 
     error, held = run_system(scenario, worker, max_unread_bytes=2 * 1024 * 1024, max_message_rate=1e9)
     assert error.code == grpc.StatusCode.RESOURCE_EXHAUSTED

@@ -14,6 +14,7 @@ from fissile.errors import UnavailableError
 from router.callers.callers import Callers
 from router.config import RouterSettings
 from router.http.app import AppConfig, build_app
+from router.http.middleware import BodyBounds
 from router.server import RouterServer, http_server
 from tests.fakes.certificates import Authority
 from tests.fakes.system import until
@@ -150,7 +151,11 @@ def test_a_silent_stream_is_kept_alive():
     worker = FakeWorker(says("b"), step_seconds=0.5)
 
     async def scenario(client, system):
-        app = build_app(system.router.api, lambda: True, AppConfig(1000, keep_alive=0.05))
+        app = build_app(
+            system.router.api,
+            lambda: True,
+            AppConfig(BodyBounds(1000, system.router.api.admission.held_bytes, 5.0), keep_alive=0.05),
+        )
         transport = httpx2.ASGITransport(app)
         async with httpx2.AsyncClient(transport=transport, base_url="http://front") as inside:
             return (await inside.post("/v1/completions", json=STREAM)).text

@@ -1,0 +1,39 @@
+"""Bounds of gRPC connections. A misspelt option would be ignored in silence."""
+
+import asyncio
+
+import grpc
+import pytest
+
+from fissile.v1 import GenerateRequest, GenerationServiceStub
+from tests.fakes.system import error_of, run_system
+from tests.fakes.worker import FakeWorker, counts
+
+OWN_CONNECTION = [("grpc.use_local_subchannel_pool", 1)]
+
+
+def test_connections_beyond_the_bound_are_closed():
+    async def scenario(system):
+        request = GenerateRequest(text="a")
+        await system.ask(request)
+        channels = [grpc.aio.insecure_channel(f"127.0.0.1:{system.port}", OWN_CONNECTION) for _ in range(3)]
+        calls = [GenerationServiceStub(channel).Generate(request) for channel in channels]
+        answers = await asyncio.gather(*(call.read() for call in calls), return_exceptions=True)
+        for channel in channels:
+            await channel.close()
+        return [answer.code() for answer in answers if isinstance(answer, grpc.aio.AioRpcError)]
+
+    assert run_system(scenario, FakeWorker(counts(2)), max_connections=2) == [grpc.StatusCode.UNAVAILABLE] * 2
+
+
+@pytest.mark.parametrize("grace", [0.2, 60.0])
+def test_an_old_connection_takes_nothing_new_and_its_requests_have_some_time(grace):
+    worker = FakeWorker(counts(100), step_seconds=0.01)
+
+    async def scenario(system):
+        if grace < 1:
+            return (await error_of(system.ask(GenerateRequest(text="a")))).code
+        return (await system.ask(GenerateRequest(text="a"))).usage.num_completion_tokens
+
+    end = run_system(scenario, worker, max_connection_age=0.2, max_connection_age_grace=grace)
+    assert end == (grpc.StatusCode.UNAVAILABLE if grace < 1 else 100)

@@ -1,0 +1,109 @@
+"""Clients that are slow on purpose, or many, over real sockets: each loses its connection, and nobody else notices."""
+
+import asyncio
+import json
+import socket
+from contextlib import asynccontextmanager
+
+import pytest
+
+from tests.fakes.system import until
+from tests.fakes.worker import FakeWorker, counts
+from tests.router.http.front import run_front
+
+HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n"
+BODY = {"model": "toy", "prompt": "a", "max_tokens": 2}
+
+
+@asynccontextmanager
+async def connection(system, host="127.0.0.1", receive_buffer=None):
+    """From `host`."""
+    with socket.socket() as client:
+        client.setblocking(False)
+        if receive_buffer:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+        client.bind((host, 0))
+        await asyncio.get_running_loop().sock_connect(client, ("127.0.0.1", system.router.http_port))
+        yield client
+
+
+async def answer(client):
+    """Status and error of all that comes until the other side hangs up."""
+    loop, received = asyncio.get_running_loop(), b""
+    while part := await asyncio.wait_for(loop.sock_recv(client, 65536), 20):
+        received += part
+    head, _, body = received.partition(b"\r\n\r\n")
+    return int(head.split()[1]), json.loads(body)["error"]["message"]
+
+
+@pytest.mark.parametrize("sent", [b"", b"POST /v1/comp", HEAD, HEAD + b"{"])
+def test_a_request_that_does_not_come_to_its_end_is_given_up(sent):
+    async def scenario(client, system):
+        async with connection(system) as slow:
+            await asyncio.get_running_loop().sock_sendall(slow, sent)
+            return await answer(slow)
+
+    status, message = run_front(scenario, FakeWorker(counts(2)), receive_timeout=0.2)
+    assert (status, message) == (408, "the request did not come within 0.2 s (receive-timeout)")
+
+
+def test_a_connection_that_waits_for_the_next_request_is_kept():
+    """And a client that drips the head of its second request is not."""
+
+    async def scenario(client, system):
+        first = await client.post("/v1/completions", json=BODY)
+        await asyncio.sleep(0.5)
+        second = await client.post("/v1/completions", json=BODY)
+        async with connection(system) as slow:
+            loop = asyncio.get_running_loop()
+            await loop.sock_sendall(slow, b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+            assert b"200 OK" in await loop.sock_recv(slow, 65536)
+            await loop.sock_sendall(slow, b"GET /hea")
+            status, _ = await answer(slow)
+        return first.status_code, second.status_code, status
+
+    assert run_front(scenario, FakeWorker(counts(2)), receive_timeout=0.3) == (200, 200, 408)
+
+
+def test_one_host_does_not_get_all_connections():
+    async def scenario(client, system):
+        async with connection(system), connection(system), connection(system), connection(system):
+            async with connection(system) as fifth:
+                refused = await answer(fifth)
+            async with connection(system, host="127.0.0.2") as other:
+                await asyncio.get_running_loop().sock_sendall(other, b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+                served = await asyncio.get_running_loop().sock_recv(other, 100)
+        await until(lambda: not system.router.api.admission.connections.num_taken)
+        return refused, served
+
+    (status, message), served = run_front(scenario, FakeWorker(counts(2)), max_connections=5)
+    assert (status, served[:15]) == (429, b"HTTP/1.1 200 OK")
+    assert message == "connections: 4 of 5 are taken, 4 of them by this client, and 1 more are wanted (max-connections)"
+
+
+def test_a_stalled_reader_loses_its_connection():
+    worker = FakeWorker(counts(60_000), step_seconds=0.0, tokens_per_step=100, max_model_len=100_000, mute_after=50_000)
+
+    async def scenario(client, system):
+        async with connection(system, receive_buffer=4096) as stalled:
+            body = json.dumps({**BODY, "max_tokens": 60_000, "stream": True, "logprobs": 5}).encode()
+            head = HEAD.replace(b"1000", str(len(body)).encode())
+            await asyncio.get_running_loop().sock_sendall(stalled, head + body)
+            await until(lambda: system.router.metrics.finished)
+        await system.quiet()
+        return dict(system.router.metrics.finished), len(worker.aborted)
+
+    ends, num_aborted = run_front(scenario, worker, write_timeout=0.5, max_message_rate=1e9)
+    assert (ends, num_aborted) == ({"cancelled": 1}, 1)
+
+
+def test_bodies_are_held_within_a_budget():
+    async def scenario(client, system):
+        refused = await client.post("/v1/completions", json={**BODY, "prompt": "a" * 20_000})
+        served = await client.post("/v1/completions", json=BODY)
+        await until(lambda: not system.router.api.admission.held_bytes.num_taken)
+        return refused, served
+
+    refused, served = run_front(scenario, FakeWorker(counts(2)), max_held_bytes=10_000)
+    assert (refused.status_code, served.status_code) == (429, 200)
+    assert "max-held-bytes" in refused.json()["error"]["message"]
