@@ -37,6 +37,7 @@ class WorkerGauge:
     model: str
     address: str
     is_available: bool
+    is_ejected: bool
     num_open_requests: int
 
 
@@ -221,11 +222,18 @@ class _GaugeCollector(Collector):
         available = GaugeMetricFamily(
             "fissile_router_worker_available", "1: the worker takes new requests.", labels=_PER_WORKER
         )
+        ejected = GaugeMetricFamily(
+            "fissile_router_worker_ejected",
+            "1: the worker gets few new requests or none, since too many failed there.",
+            labels=_PER_WORKER,
+        )
         open_requests = GaugeMetricFamily(
             "fissile_router_worker_open_requests", "Open requests of this router on it.", labels=_PER_WORKER
         )
         for worker in now.workers:
             available.add_metric((worker.model, worker.address), worker.is_available)
+            ejected.add_metric((worker.model, worker.address), worker.is_ejected)
             open_requests.add_metric((worker.model, worker.address), worker.num_open_requests)
         yield available
+        yield ejected
         yield open_requests

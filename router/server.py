@@ -200,7 +200,13 @@ class RouterServer:
     def _gauges(self) -> Gauges:
         links = list(self.workers.links.values())
         workers = [
-            WorkerGauge(link.info.model if link.info else "", link.address, link.is_available, link.num_open_requests)
+            WorkerGauge(
+                link.info.model if link.info else "",
+                link.address,
+                link.is_available,
+                not link.breaker.is_closed,
+                link.num_open_requests,
+            )
             for link in links
         ]
         return Gauges(len(self.open_requests), workers)
