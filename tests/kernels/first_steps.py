@@ -7,6 +7,7 @@ torch must know of a step, where a token goes and which came out, it is told.
 import json
 import random
 import tempfile
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +33,9 @@ from worker.runner.config import RunnerConfig
 from worker.runner.model_runner import ModelRunner
 from worker.runner.rehearsal import rehearse
 
-VOCABULARY, NUM_SLOTS, NUM_TOKENS, MAX_LEN = 40_000, 150, 512, 8192
+VOCABULARY, NUM_SLOTS, NUM_TOKENS, MAX_LEN = 5_000, 101, 512, 8192
 MODEL = {
-    "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": VOCABULARY, "hidden_size": 64,
+    "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": VOCABULARY, "hidden_size": 32,
     "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 64,
     "max_position_embeddings": MAX_LEN, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "tie_word_embeddings": False,
     "eos_token_id": 2, "hidden_act": "silu",
@@ -111,21 +112,19 @@ def build_assembly() -> Assembly:
 
 def run_steps(runner: ModelRunner, chosen: random.Random) -> None:
     """Steps of all sizes, rows of all lengths, all that can be asked for of sampling."""
-    for step in range(150):
-        num_rows = chosen.choice((0, 1, 2, 3, 5, 8, 15, 16, 17, 31, 33, 60, 64, 65, 100, 149))
+    sizes = product((0, 1, 2, 9, 16, 17, 33, 64, 65, 100), (600, 2100, MAX_LEN - 1), (False, True))
+    for step, (num_rows, longest, has_chunk) in enumerate(sizes):
         lens = [1] * num_rows
-        for _ in range(chosen.randint(0 if num_rows else 1, 1)):
+        if has_chunk or not lens:
             lens.append(chosen.choice((1, 2, 7, 32, 63, 64, 65, 130, 300)))
-        longest = chosen.choice((300, 700, 2100, MAX_LEN - 1))
-        computed = [chosen.randint(1, longest) - min(1, length - 1) for length in lens]
-        computed = [max(0, min(at, MAX_LEN - length)) for at, length in zip(computed, lens, strict=True)]
+        computed = [max(0, chosen.randint(longest // 2, longest) - length) for length in lens]
         samples = [length == 1 for length in lens]
         if len(lens) > num_rows:
             samples[-1] = chosen.random() < 0.5
         asked = chosen.sample(ASKED, chosen.randint(1, 3))
         news = [
             NewSequence(
-                slot, token_array([1] * (at + length)), at + 1, SamplingParams(
+                slot, token_array([1]) * (at + length), at + 1, SamplingParams(
                     **chosen.choice(asked), num_logprobs=chosen.choice((None, None, 0, 1, 3, 20)),
                     num_prompt_logprobs=chosen.choice((None, None, 2)),
                 ), (0,),
@@ -133,7 +132,7 @@ def run_steps(runner: ModelRunner, chosen: random.Random) -> None:
             for slot, (at, length) in enumerate(zip(computed, lens, strict=True))
         ]  # fmt: skip
         runner.execute(
-            ScheduledBatch(step, list(range(len(lens))), lens, computed, token_array([1] * sum(lens)), samples, news)
+            ScheduledBatch(step, list(range(len(lens))), lens, computed, token_array([1]) * sum(lens), samples, news)
         )
 
 
