@@ -23,13 +23,15 @@ def graph_contexts(spec: GqaSpec, machine: Machine, num_rows: int, max_context_l
 
 
 def all_steps(spec: GqaSpec, machine: Machine, max_rows: int, max_tokens: int, max_context_len: int) -> Iterator[Step]:
-    """Each alone, and with so many tokens beside that kernels do not overlap."""
+    """Rows alone, and with so many tokens beside them that kernels do not overlap; the longest prompt; chunks."""
     for num_rows in _kinds_of_rows(spec, machine, max_rows):
         for longest in graph_contexts(spec, machine, num_rows, max_context_len):
             yield Step(num_uniform_rows=num_rows, max_context_len=longest)
             if num_rows < max_rows and num_rows + MOST_TOKENS < max_tokens:
                 chunk = Chunk(1 + MOST_TOKENS, min(2 + MOST_TOKENS, max_context_len))
                 yield Step(num_uniform_rows=num_rows, chunks=(chunk,), max_context_len=longest)
+    longest = min(max_tokens, max_context_len)
+    yield Step(num_uniform_rows=0, chunks=(Chunk(longest, longest),), max_context_len=longest)
     num_beside = min(MOST_TOKENS, max_rows - 1)
     for longest in _doubling(SHORT, max_context_len):
         yield Step(num_uniform_rows=0, chunks=(Chunk(1, longest),), max_context_len=longest)
