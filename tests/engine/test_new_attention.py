@@ -23,6 +23,7 @@ from worker.kernels.step import Step, StepBuffers
 from worker.layers.blocks import AttentionShape, DecoderLayer, GatedMLP, SelfAttention
 from worker.layers.decoder import Decoder
 from worker.layers.embedding import OutputHead
+from worker.layers.norm import RMSNorm
 from worker.layers.setup import LayerSetup
 from worker.models.base import CausalLM
 from worker.models.weights import fill_with_noise, pack_weights
@@ -69,9 +70,12 @@ class DecayMixer(nn.Module):
         super().__init__()
         self.decay = Decay(size)
 
-    def forward(self, x: Tensor, wanted: Tensor | None = None) -> Tensor:
+    def forward(
+        self, norm: RMSNorm, x: Tensor, residual: Tensor, wanted: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        x, residual = norm.add_norm(x, residual)
         out = self.decay(x)
-        return out if wanted is None else out.index_select(0, wanted)
+        return (out, residual) if wanted is None else (out.index_select(0, wanted), residual.index_select(0, wanted))
 
 
 class DecayBuilder:
