@@ -24,6 +24,9 @@ from common.version import package_version
 CLOSE_SECONDS = 2.0
 """For the last spans: a collector that is gone must not hold up the end of a service."""
 
+CLOCK_STEP_NS = 10_000
+"""What is less between two clocks is how long it takes to read them."""
+
 _KINDS: dict[Kind, SpanKind] = {
     "internal": SpanKind.INTERNAL,
     "server": SpanKind.SERVER,
@@ -31,13 +34,31 @@ _KINDS: dict[Kind, SpanKind] = {
 }
 
 
+class _WallClock:
+    """Spans are on it. The distance to the monotonic clock is taken anew only when it has changed, so that a moment is
+    the same for a span and for its child."""
+
+    def __init__(self) -> None:
+        self._distance_ns = 0
+
+    def at(self, seconds: float | None) -> int | None:
+        """Of the monotonic clock, in nanoseconds; None is now."""
+        if seconds is None:
+            return None
+        distance = time.time_ns() - time.monotonic_ns()
+        if abs(distance - self._distance_ns) > CLOCK_STEP_NS:
+            self._distance_ns = distance
+        return self._distance_ns + int(seconds * 1e9)
+
+
 class OtelSpan:
     """`common.tracing.Span` has the contract."""
 
-    __slots__ = ("_span",)
+    __slots__ = ("_clock", "_span")
 
-    def __init__(self, span: trace.Span) -> None:
+    def __init__(self, span: trace.Span, clock: _WallClock) -> None:
         self._span = span
+        self._clock = clock
 
     @property
     def traceparent(self) -> str:
@@ -48,7 +69,7 @@ class OtelSpan:
         self._span.update_name(name)
 
     def event(self, name: str, attributes: Attributes, at: float | None = None) -> None:
-        self._span.add_event(name, attributes, _epoch_ns(at))
+        self._span.add_event(name, attributes, self._clock.at(at))
 
     def end(self, attributes: Attributes, error: str = "", at: float | None = None) -> None:
         if not self._span.is_recording():  # not sampled, or ended before
@@ -56,7 +77,7 @@ class OtelSpan:
         self._span.set_attributes(attributes)
         if error:
             self._span.set_status(Status(StatusCode.ERROR, error))
-        self._span.end(_epoch_ns(at))
+        self._span.end(self._clock.at(at))
 
     def __enter__(self) -> Self:
         return self
@@ -75,6 +96,7 @@ class OtelTracer:
     def __init__(self, provider: TracerProvider) -> None:
         self._provider = provider
         self._tracer = provider.get_tracer("fissile", package_version())
+        self._clock = _WallClock()
 
     def span(
         self,
@@ -86,7 +108,8 @@ class OtelTracer:
     ) -> Span:
         # An empty context, never the current one: tasks of other requests run in between.
         context = _context(parent) if parent else Context()
-        return OtelSpan(self._tracer.start_span(name, context, _KINDS[kind], attributes, start_time=_epoch_ns(start)))
+        begun = self._tracer.start_span(name, context, _KINDS[kind], attributes, start_time=self._clock.at(start))
+        return OtelSpan(begun, self._clock)
 
     async def close(self) -> None:
         """In a thread that nobody waits for at the end: the exporter may retry for long."""
@@ -113,8 +136,3 @@ def _context(parent: str) -> Context:
     _, trace_id, span_id, flags = parent.split("-")
     remote = SpanContext(int(trace_id, 16), int(span_id, 16), is_remote=True, trace_flags=TraceFlags(int(flags, 16)))
     return trace.set_span_in_context(NonRecordingSpan(remote), Context())
-
-
-def _epoch_ns(at: float | None) -> int | None:
-    """Spans are on the wall's clock."""
-    return None if at is None else time.time_ns() - time.monotonic_ns() + int(at * 1e9)

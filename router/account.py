@@ -61,6 +61,7 @@ class Account:
             worker=workers[0] if workers else "",
             num_prompt_tokens=sum(len(request.spec.prompt.token_ids) for request in self._opened),
             num_cached_tokens=sum(request.num_cached_tokens for request in self._opened),
+            num_expected_cached_tokens=sum(request.num_expected_cached_tokens for request in self._opened),
             num_completion_tokens=sum(request.num_completion_tokens for request in self._opened),
         )
         metrics.ended(totals)

@@ -154,9 +154,11 @@ class GenerationApi:
         model = await self._model(request.model, caller)
         account.served_by(model.id)
         salt = caller.cache_salt(request.options.cache_salt)
-        async with self.admission.turns.turn(caller.name, request.ByteSize()):
-            with account.part("tokenise"):
-                served, specs = await self._preparation.specs(request, model, account.request_id, salt)
+        with account.part("queue") as queue:
+            async with self.admission.turns.turn(caller.name, request.ByteSize()):
+                queue.end({})
+                with account.part("tokenise"):
+                    served, specs = await self._preparation.specs(request, model, account.request_id, salt)
         news = News(caller.name)
         opened = [
             OpenRequest(

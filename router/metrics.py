@@ -46,6 +46,10 @@ class Gauges:
     """The router's state, asked at scrape time."""
 
     num_open_requests: int
+    num_waiting_requests: int
+    num_waiting_streams: int
+    held_bytes: int
+    prefix_index_bytes: int
     workers: list[WorkerGauge]
 
 
@@ -93,6 +97,7 @@ class RequestTotals:
     """The last one, of the first prompt; empty: it came to none."""
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
+    num_expected_cached_tokens: int = 0
     num_completion_tokens: int = 0
 
 
@@ -114,11 +119,13 @@ class _Sizes:
     prompt: Series
     completion: Series
     cached: Counter
+    expected_cached: Counter
 
     def add(self, totals: RequestTotals) -> None:
         self.prompt.observe(totals.num_prompt_tokens)
         self.completion.observe(totals.num_completion_tokens)
         self.cached.inc(totals.num_cached_tokens)
+        self.expected_cached.inc(totals.num_expected_cached_tokens)
 
 
 class RouterMetrics:
@@ -157,6 +164,9 @@ class RouterMetrics:
             "request_completion_tokens", "Generated tokens of a request.", ("model",), LENGTH_BUCKETS
         )
         self._cached = counter("cached_tokens", "Prompt tokens whose KV came from the prefix cache.", ("model",))
+        self._expected_cached = counter(
+            "expected_cached_tokens", "Prompt tokens that were expected to come from there.", ("model",)
+        )
         self._requests = counter("requests", "Requests by end.", (*_PER_WORKER, "end"))
         self._moves = counter("request_moves", "Times a request moved to another worker.", ("model",))
 
@@ -195,8 +205,12 @@ class RouterMetrics:
 
     def _sizes_of(self, model: str) -> _Sizes:
         if model not in self._sizes:
-            prompt, completion, cached = self._prompt_length, self._completion_length, self._cached
-            self._sizes[model] = _Sizes(prompt.labels(model), completion.labels(model), cached.labels(model))
+            self._sizes[model] = _Sizes(
+                self._prompt_length.labels(model),
+                self._completion_length.labels(model),
+                self._cached.labels(model),
+                self._expected_cached.labels(model),
+            )
         return self._sizes[model]
 
     def keep_workers(self, workers: AbstractSet[str]) -> None:
@@ -218,22 +232,26 @@ class _GaugeCollector(Collector):
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         now = self._gauges()
-        yield GaugeMetricFamily("fissile_router_open_requests", "Open requests.", value=now.num_open_requests)
-        available = GaugeMetricFamily(
-            "fissile_router_worker_available", "1: the worker takes new requests.", labels=_PER_WORKER
-        )
-        ejected = GaugeMetricFamily(
-            "fissile_router_worker_ejected",
-            "1: the worker gets few new requests or none, since too many failed there.",
-            labels=_PER_WORKER,
-        )
-        open_requests = GaugeMetricFamily(
-            "fissile_router_worker_open_requests", "Open requests of this router on it.", labels=_PER_WORKER
+        of_router = {
+            "open_requests": ("Open requests.", now.num_open_requests),
+            "waiting_requests": ("Of these, waiting for their turn to be made ready.", now.num_waiting_requests),
+            "waiting_streams": ("Streams with tokens that wait for their turn to be sent.", now.num_waiting_streams),
+            "held_bytes": ("Bytes of requests and of answers that are not read yet, by estimate.", now.held_bytes),
+            "prefix_index_bytes": ("Bytes of what is known of the workers' caches.", now.prefix_index_bytes),
+        }
+        for name, (text, value) in of_router.items():
+            yield GaugeMetricFamily(f"fissile_router_{name}", text, value=value)
+        available, ejected, open_requests = (
+            GaugeMetricFamily(f"fissile_router_worker_{name}", text, labels=_PER_WORKER)
+            for name, text in (
+                ("available", "1: the worker takes new requests."),
+                ("ejected", "1: the worker gets few new requests or none, since too many failed there."),
+                ("open_requests", "Open requests of this router on it."),
+            )
         )
         for worker in now.workers:
-            available.add_metric((worker.model, worker.address), worker.is_available)
-            ejected.add_metric((worker.model, worker.address), worker.is_ejected)
-            open_requests.add_metric((worker.model, worker.address), worker.num_open_requests)
-        yield available
-        yield ejected
-        yield open_requests
+            labels = worker.model, worker.address
+            available.add_metric(labels, worker.is_available)
+            ejected.add_metric(labels, worker.is_ejected)
+            open_requests.add_metric(labels, worker.num_open_requests)
+        yield from (available, ejected, open_requests)

@@ -65,7 +65,7 @@ class RouterServer:
         tokenizers = TokenizerStore(self._threads, template_of_operator(settings.chat_template))
         sources = [make_source(target, resolver, settings.resolve_interval) for target in settings.targets()]
         self.workers = WorkerSet(settings, tokenizers, sources)
-        admission = make_admission(settings)
+        self._admission = admission = make_admission(settings)
         self.open_requests = OpenRequests(admission.places)
         self.prefixes = Prefixes(settings.prefix_index_mib << 20)
         self._follower = PrefixFollower(self.workers, self.prefixes, use_events=settings.policy == "prefix")
@@ -198,18 +198,25 @@ class RouterServer:
             await self.workers.wait_for_change()
 
     def _gauges(self) -> Gauges:
-        links = list(self.workers.links.values())
+        """Called by another thread."""
         workers = [
             WorkerGauge(
                 link.info.model if link.info else "",
                 link.address,
-                link.is_available,
-                not link.breaker.is_closed,
-                link.num_open_requests,
+                is_available=link.is_available,
+                is_ejected=not link.breaker.is_closed,
+                num_open_requests=link.num_open_requests,
             )
-            for link in links
+            for link in list(self.workers.links.values())
         ]
-        return Gauges(len(self.open_requests), workers)
+        return Gauges(
+            num_open_requests=len(self.open_requests),
+            num_waiting_requests=self._admission.turns.num_waiting,
+            num_waiting_streams=self.pacer.num_waiting,
+            held_bytes=self._admission.held_bytes.num_taken,
+            prefix_index_bytes=self.prefixes.index.num_bytes,
+            workers=workers,
+        )
 
 
 def http_server(

@@ -28,6 +28,10 @@ class Turns:
         self._small = Gate(SMALL)
         self._large = Gate(max(1, num_threads - 1))
 
+    @property
+    def num_waiting(self) -> int:
+        return self._small.num_waiting + self._large.num_waiting
+
     @asynccontextmanager
     async def turn(self, client: str, num_bytes: int) -> AsyncIterator[None]:
         """Wait for it; it lasts as long as the block."""

@@ -52,10 +52,14 @@ class Spans:
         (span,) = [span for span in self.all if span.name == name]
         return span
 
-    def parents(self):
-        """The name of the parent by that of the span."""
-        names = {span.context.span_id: span.name for span in self.all}
-        return {span.name: names.get(span.parent.span_id, "remote") if span.parent else None for span in self.all}
+    def parent_of(self, span):
+        by_id = {other.context.span_id: other for other in self.all}
+        return by_id.get(span.parent.span_id) if span.parent else None
+
+    def tree(self):
+        """Names, each with its parent's."""
+        parents = {span: self.parent_of(span) for span in self.all}
+        return sorted((span.name, parent.name if parent else None) for span, parent in parents.items())
 
 
 @pytest.fixture
@@ -96,16 +100,17 @@ def test_one_trace_from_the_client_to_the_steps(spans):
             return await client.generate("a", max_tokens=5, ignore_eos=True, request_id="mine").result()
 
     run_both(scenario)
-    assert spans.parents() == {
-        "ask": None,
-        "text_completion toy": "ask",
-        "tokenise": "text_completion toy",
-        "dispatch": "text_completion toy",
-        "sequence": "dispatch",
-        "queue": "sequence",
-        "prefill": "sequence",
-        "decode": "sequence",
-    }
+    assert spans.tree() == [
+        ("ask", None),
+        ("decode", "sequence"),
+        ("dispatch", "text_completion toy"),
+        ("prefill", "sequence"),
+        ("queue", "sequence"),
+        ("queue", "text_completion toy"),
+        ("sequence", "dispatch"),
+        ("text_completion toy", "ask"),
+        ("tokenise", "text_completion toy"),
+    ]
     assert len({span.context.trace_id for span in spans.all}) == 1
     services = {span.name: span.resource.attributes["service.name"] for span in spans.all}
     assert (services["dispatch"], services["sequence"]) == ("fissile-router", "fissile-worker")
@@ -128,10 +133,9 @@ def test_one_trace_from_the_client_to_the_steps(spans):
     prefill, decode = spans["prefill"], spans["decode"]
     assert (prefill.attributes["fissile.num_steps"], decode.attributes["fissile.num_steps"]) == (1, 4)
     assert [event.attributes["tokens"] for event in (*prefill.events, *decode.events)] == [2, 1, 1, 1, 1]
-    for child, parent in spans.parents().items():
-        if parent is not None:
-            assert spans[parent].start_time <= spans[child].start_time <= spans[child].end_time, child
-            assert spans[child].end_time <= spans[parent].end_time, child
+    for span in spans.all:
+        if (parent := spans.parent_of(span)) is not None:
+            assert parent.start_time <= span.start_time <= span.end_time <= parent.end_time, span.name
 
 
 def test_a_request_that_no_worker_takes(spans):
@@ -142,12 +146,13 @@ def test_a_request_that_no_worker_takes(spans):
 
     run_system(scenario, FakeWorker(says("b"), refuse=refusal), otlp_traces_endpoint=ENDPOINT)
     request = spans["text_completion toy"]
-    assert spans.parents() == {
-        "text_completion toy": None,
-        "tokenise": "text_completion toy",
-        "dispatch": "text_completion toy",
-        "find worker": "text_completion toy",
-    }
+    assert spans.tree() == [
+        ("dispatch", "text_completion toy"),
+        ("find worker", "text_completion toy"),
+        ("queue", "text_completion toy"),
+        ("text_completion toy", None),
+        ("tokenise", "text_completion toy"),
+    ]
     assert [event.name for event in request.events] == ["lost by its worker"]
     assert request.attributes["error.type"] == "unavailable"
     assert [spans[name].status.status_code for name in (request.name, "dispatch", "tokenise")] == [
