@@ -83,6 +83,11 @@ class RouterSettings(Settings):
     max_open_requests: int = Field(
         4096, gt=0, description="Open requests; more are refused. One client alone gets four fifths of them."
     )
+    max_queued_requests: int = Field(
+        2048,
+        ge=0,
+        description="Open requests that wait for room on a worker; when it is full, the longest line gives way.",
+    )
     max_held_bytes: int = Field(
         1024 * 1024 * 1024,
         gt=0,

@@ -70,7 +70,9 @@ class RouterServer:
         self.prefixes = Prefixes(settings.prefix_index_mib << 20)
         self._follower = PrefixFollower(self.workers, self.prefixes, use_events=settings.policy == "prefix")
         policy = make_policy(settings.policy, self.prefixes)
-        dispatcher = Dispatcher(self.workers, policy, settings, self.metrics, Quarantine(), RetryBudget())
+        dispatcher = Dispatcher(
+            self.workers, policy, settings, self.metrics, Quarantine(), RetryBudget(), admission.queue
+        )
         self.pacer = Pacer(settings.max_message_rate)
         self._tracer = tracer_of("router", settings.otlp_traces_endpoint)
         preparation = Preparation(settings, VersionChoice(self.workers, settings.shares()))

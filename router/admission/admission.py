@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from router.admission.budget import Budget
 from router.admission.turns import Turns
+from router.admission.worker_queue import WorkerQueue
 from router.config import RouterSettings
 
 
@@ -18,6 +19,7 @@ class Admission:
     connections: Budget
     """Of the HTTP front, by host; gRPC counts its own."""
     turns: Turns
+    queue: WorkerQueue
 
 
 def make_admission(settings: RouterSettings) -> Admission:
@@ -26,4 +28,5 @@ def make_admission(settings: RouterSettings) -> Admission:
         held_bytes=Budget(settings.max_held_bytes, "bytes of requests and answers", "max-held-bytes"),
         connections=Budget(settings.max_connections, "connections", "max-connections"),
         turns=Turns(settings.tokenizer_threads),
+        queue=WorkerQueue(settings.max_queued_requests),
     )

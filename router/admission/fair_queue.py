@@ -77,18 +77,24 @@ class FairQueue(Generic[T]):
         self._num_waiting += 1
         return ticket
 
-    def pop(self) -> Ticket[T]:
-        """The next one; its cost is counted. There must be one."""
+    def peek(self) -> Ticket[T]:
+        """The next one. There must be one."""
         while True:
             counter, _, client = self._order[0]
             if client in self._lines and self._served[client] == counter:
                 break
             heapq.heappop(self._order)
         tickets = self._lines[client].tickets
-        while (ticket := heapq.heappop(tickets)).is_gone:
-            pass
+        while tickets[0].is_gone:
+            heapq.heappop(tickets)
+        return tickets[0]
+
+    def pop(self) -> Ticket[T]:
+        """The same, and its cost is counted."""
+        ticket = self.peek()
+        heapq.heappop(self._lines[ticket.client].tickets)
         self._leave(ticket)
-        self.serve(client, ticket.cost)
+        self.serve(ticket.client, ticket.cost)
         return ticket
 
     def remove(self, ticket: Ticket[T]) -> bool:

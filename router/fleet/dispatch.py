@@ -7,8 +7,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from fissile.errors import FissileError, InternalError, UnavailableError
+from router.admission.worker_queue import Place, Waiting, WorkerQueue
 from router.answering.hop import Loss
 from router.answering.request import OpenRequest
+from router.asking.spec import RequestSpec
 from router.config import RouterSettings
 from router.fleet.health.ejection import admitted
 from router.fleet.link import WorkerLink
@@ -21,6 +23,11 @@ from router.metrics import RouterMetrics
 from router.model.served import Version
 
 logger = logging.getLogger(__name__)
+
+GUESSED_TOKENS = 128
+"""Of an answer, until it is known how many they are."""
+COMPLETION_WEIGHT = 2.0
+"""Of a token of an answer, against one of a prompt: it takes a step of its own."""
 
 TimeLeft = Callable[[], float | None]
 """Seconds to the deadline; None: there is none."""
@@ -36,11 +43,13 @@ class Dispatcher:
     metrics: RouterMetrics
     quarantine: Quarantine
     retry_budget: RetryBudget
+    queue: WorkerQueue
 
     @contextmanager
     def dispatched(self, requests: Sequence[OpenRequest], time_left: TimeLeft) -> Iterator[None]:
         """While its block lasts, the requests are on workers or on their way to one; what cannot be helped fails them.
-        Raises InvalidArgumentError for one that is too large for a worker."""
+        Raises InvalidArgumentError for one that is too large for a worker, ResourceExhaustedError where too many wait.
+        """
         journeys = [_Journey(self, request, time_left) for request in requests]
         try:
             for journey in journeys:
@@ -64,18 +73,45 @@ class _Journey:
         self._loss: Loss | None = None
         """The last one."""
         self._search: asyncio.Task[None] | None = None
+        self._place: Place | None = None
+        """In the queue for workers, and then on one."""
 
     def begin(self) -> None:
-        """At once where there is a worker, which is as good as always."""
+        """At once where there is room on a worker, or no worker at all."""
         self._dispatcher.retry_budget.request_begins()
-        if links := self._candidates():
-            self._put_on(links)
-        else:
+        spec = self._request.spec
+        self._place = self._dispatcher.queue.enter(
+            (spec.model, spec.version, spec.dp_rank),
+            self._request.news.client,
+            Waiting(self._has_room, self._go, self._request.fail),
+            cost=_cost(spec, spec.n * min(spec.max_tokens or GUESSED_TOKENS, GUESSED_TOKENS)),
+            priority=spec.priority,
+            time_left=self._time_left(),
+        )
+
+    def _has_room(self) -> bool:
+        links = self._candidates()
+        return not links or any(link.load.has_room for link in links)
+
+    def _go(self) -> None:
+        if self._request.error:
+            return  # its deadline has passed; it is about to end
+        if not (links := self._candidates()):
             self._search = asyncio.create_task(self._find_worker())
+            return
+        try:
+            self._put_on([link for link in links if link.load.has_room] or links)
+        except FissileError as error:
+            self._request.fail(error)
+        except Exception as error:
+            self._request.crash(error)
 
     def end(self) -> None:
         if self._search:
             self._search.cancel()
+        if self._place:
+            cost = _cost(self._request.spec, self._request.num_completion_tokens)
+            self._dispatcher.queue.leave(self._place, cost)
         self._request.close()
 
     def _candidates(self) -> Sequence[WorkerLink]:
@@ -154,6 +190,11 @@ class _Journey:
             if self._loss and self._loss.refusal:
                 raise self._loss.refusal
             await self._dispatcher.workers.wait_for_change()
+
+
+def _cost(spec: RequestSpec, num_completion_tokens: int) -> float:
+    """Of a client's share."""
+    return len(spec.prompt.token_ids) + COMPLETION_WEIGHT * num_completion_tokens
 
 
 def _work(request: OpenRequest) -> Work:

@@ -6,6 +6,13 @@ from dataclasses import dataclass, field
 
 from fissile.v1 import WorkerLoad
 
+MAX_UNANSWERED = 64
+"""A newcomer joins fewer groups of this router that have got nothing yet, and fewer sequences of anybody that wait on
+the worker: enough for a step of any."""
+ENOUGH_UNANSWERED = 4
+MAX_UNANSWERED_TOKENS = 65_536
+"""Of the prompts of these, where they are enough."""
+
 
 @dataclass(slots=True)
 class LoadTracker:
@@ -43,6 +50,14 @@ class LoadTracker:
         self._prefills[sequence_ids[0]] = num_prefill_tokens
         self._num_own_prefill_tokens += num_prefill_tokens
         self.num_prefill_tokens += num_prefill_tokens
+
+    @property
+    def has_room(self) -> bool:
+        """A newcomer would soon be computed; otherwise it had better wait where clients take turns."""
+        num_unanswered = len(self._prefills)
+        if num_unanswered >= MAX_UNANSWERED or (self.last_report and self.last_report.num_waiting >= MAX_UNANSWERED):
+            return False
+        return num_unanswered < ENOUGH_UNANSWERED or self._num_own_prefill_tokens < MAX_UNANSWERED_TOKENS
 
     @property
     def awaits_answers(self) -> bool:
