@@ -51,6 +51,10 @@ class WorkerSettings(Settings):
         "auto",
         description="Type of weights and KV cache; 'auto' is float32 on a CPU and the checkpoint's own elsewhere.",
     )
+    quantization: Literal["auto", "none", "int8", "int4"] = Field(
+        "auto",
+        description="Of weights, on a CPU: 'auto' keeps those of a GGUF file as they are stored, 'none' expands them.",
+    )
     max_model_len: int | None = Field(None, ge=1, description="Longest context in tokens; unset: the model's own.")
 
     # The device
@@ -235,6 +239,7 @@ class WorkerSettings(Settings):
             model=self.model,
             load_format=self.load_format,
             dtype=self.dtype,
+            quantization=self.quantization,
             device=self.device,
             kernel_backend=self.kernel_backend,
             enforce_eager=self.enforce_eager,

@@ -12,7 +12,10 @@ from fissile.cli.processes import Child, Children
 from fissile.cli.services import service_command
 from fissile.healthcheck import wait_until_serving
 
-WORKER_ARGUMENTS = ("--max-model-len", "2048", "--num-threads", "1", "--kv-cache-gib", "0.5")
+WORKER_ARGUMENTS = (
+    "--max-model-len", "2048", "--num-threads", "1", "--kv-cache-gib", "0.5",
+    "--quantization", "none",  # what is compared with transformers is float32
+)  # fmt: skip
 
 
 @pytest.fixture(scope="session")

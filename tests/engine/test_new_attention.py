@@ -134,7 +134,7 @@ def runner() -> ModelRunner:
     fill_with_noise(model, seed=3)
     for module in model.modules():
         if isinstance(module, OutputHead):
-            module.weight.mul_(20)
+            module.weight.dense.mul_(20)
     pack_weights(model)
     builders = make_builders(model.cache_layers(), kernels, BLOCK_SIZE)
     specs = [spec for builder in builders for spec in builder.pool_specs()]

@@ -30,6 +30,7 @@ def test_greedy_tokens(block_size, policy, depth, prefix, mode, chunk):
     runner, info = build_runner(
         RunnerConfig(
             device="cpu",
+            quantization="none",
             block_size=block_size,
             num_blocks=192 // block_size,
             max_num_seqs=8,

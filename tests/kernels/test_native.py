@@ -10,8 +10,8 @@ from tests.kernels.rig import CPU, Rig, Rows
 from worker.kernels.interface import LINEAR, TABLE, LinearSpec
 from worker.kernels.native import build, library
 from worker.kernels.native.build import LEVELS, BuildError, best_level
+from worker.kernels.native.linear import NativeLinear
 from worker.kernels.select import Kernels
-from worker.kernels.torch.linear import OneDnnLinear
 from worker.kernels.weights import Dense
 
 
@@ -99,7 +99,7 @@ def test_without_a_compiler_torch_serves(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setattr(build, "COMPILERS", ())
     assert "no C++ compiler" in str(library.obstacle())
-    assert isinstance(Kernels(CPU).choose(LINEAR, LinearSpec(32, 32), torch.float32), OneDnnLinear)
+    assert not isinstance(Kernels(CPU).choose(LINEAR, LinearSpec(32, 32), torch.float32), NativeLinear)
 
 
 @pytest.mark.usefixtures("no_library")

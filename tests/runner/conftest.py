@@ -49,9 +49,10 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, LlamaForCausal
 
 
 def make_driver(model: Path | str, **options: object) -> Driver:
-    config = RunnerConfig(
-        **({"model": str(model), "device": "cpu", "num_blocks": 64, "max_num_seqs": 16} | options)  # type: ignore[arg-type]
-    )
+    defaults: dict[str, object] = {
+        "model": str(model), "device": "cpu", "num_blocks": 64, "max_num_seqs": 16, "quantization": "none",
+    }  # fmt: skip
+    config = RunnerConfig(**(defaults | options))  # type: ignore[arg-type]
     runner, info = build_runner(config, Group())
     return Driver(runner, info.num_blocks, info.block_size)
 

@@ -1,6 +1,7 @@
 """Linear layers. Each allocates this rank's shard, knows how to load it and hands it to its kernel once loaded."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import partial
 from typing import ClassVar
 
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor
 
 from worker.kernels.interface import LINEAR, SILU_AND_MUL, ActivationSpec, LinearSpec, PackedWeight
-from worker.kernels.weights import Dense
+from worker.layers.loaded import LoadedWeight
 from worker.layers.norm import RMSNorm
 from worker.layers.setup import LayerSetup
 from worker.layers.weighted import WeightedLayer, expect_shape, sibling
@@ -23,22 +24,26 @@ class LinearBase(WeightedLayer):
 
     def __init__(self, setup: LayerSetup, out_features: int, in_features: int, bias: bool) -> None:
         super().__init__()
-        self._kernel = setup.kernels.choose(LINEAR, LinearSpec(in_features, out_features), setup.dtype)
-        self.weight: Tensor = torch.empty(out_features, in_features, dtype=setup.dtype, device=setup.device)
+        self._setup, self._spec = setup, LinearSpec(in_features, out_features)
+        self._kernel = setup.kernels.choose(LINEAR, self._spec, setup.dtype)
+        self.weight = LoadedWeight(setup, out_features, in_features)
         self.bias: Tensor | None = torch.zeros(out_features, dtype=setup.dtype, device=setup.device) if bias else None
         self._packed: PackedWeight = None
 
     def weights(self) -> Iterable[Tensor]:
-        return [self.weight] if self.bias is None else [self.weight, self.bias]
+        return self.weight.tensors() if self.bias is None else [*self.weight.tensors(), self.bias]
 
     @property
     def packed(self) -> PackedWeight:
         """What the kernel made of the weights."""
         return self._packed
 
-    def pack(self) -> None:
-        self._packed = self._kernel.pack(Dense(self.weight, self.bias))
-        del self.weight, self.bias
+    def pack(self) -> int:
+        weight = self.weight.take(self.bias)
+        self._kernel = self._setup.kernels.choose(LINEAR, replace(self._spec, kind=type(weight)), self._setup.dtype)
+        self._packed = self._kernel.pack(weight)
+        del self.bias
+        return weight.num_bytes
 
     def forward(self, x: Tensor) -> Tensor:
         return self._kernel(x, self._packed)
@@ -76,14 +81,19 @@ class MergedColumnLinear(LinearBase):
     def weight_targets(self, path: str) -> dict[str, WeightTarget]:
         targets: dict[str, WeightTarget] = {}
         for name in self._shards:
-            targets[f"{sibling(path, name)}.weight"] = partial(self._load, self.weight, name)
+            targets[f"{sibling(path, name)}.weight"] = partial(self._load_weight, name)
             if self.bias is not None:
-                targets[f"{sibling(path, name)}.bias"] = partial(self._load, self.bias, name)
+                targets[f"{sibling(path, name)}.bias"] = partial(self._load_bias, self.bias, name)
         return targets
 
-    def _load(self, into: Tensor, name: str, tensor: LazyTensor) -> None:
+    def _load_weight(self, name: str, tensor: LazyTensor) -> None:
         at, start, length, total = self._shards[name]
-        expect_shape(tensor, (total, *into.shape[1:]))
+        expect_shape(tensor, (total, self._spec.in_features))
+        self.weight.load_rows(at, tensor, start, length)
+
+    def _load_bias(self, into: Tensor, name: str, tensor: LazyTensor) -> None:
+        at, start, length, total = self._shards[name]
+        expect_shape(tensor, (total,))
         into[at : at + length].copy_(tensor.read(0, start, length))
 
 
@@ -128,8 +138,8 @@ class RowLinear(LinearBase):
         return targets
 
     def _load_weight(self, tensor: LazyTensor) -> None:
-        expect_shape(tensor, (self.weight.shape[0], self._total))
-        self.weight.copy_(tensor.read(1, self._start, self.weight.shape[1]))
+        expect_shape(tensor, (self._out_features, self._total))
+        self.weight.load_columns(tensor, self._start, self._spec.in_features)
 
     def _load_bias(self, tensor: LazyTensor) -> None:
         """On rank 0 alone, or the sum over ranks would hold it several times."""

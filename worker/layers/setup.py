@@ -4,7 +4,9 @@ from dataclasses import dataclass
 
 import torch
 
+from worker.kernels.interface import LINEAR, LinearSpec
 from worker.kernels.select import Kernels
+from worker.kernels.weights import Blocks, Quantization
 from worker.parallel.group import Group
 
 
@@ -15,6 +17,15 @@ class LayerSetup:
     kernels: Kernels
     tp: Group
     dtype: torch.dtype
+    quantization: Quantization = "none"
+    """Of linear layers and tables of a shape that a kernel for blocks takes. "stored" is for a rank that is alone."""
+
+    def quantization_of(self, in_features: int, out_features: int) -> Quantization:
+        """Of a layer of this shape."""
+        spec = LinearSpec(in_features, out_features, Blocks)
+        if self.quantization == "none" or self.kernels.find(LINEAR, spec, self.dtype) is None:
+            return "none"
+        return self.quantization
 
     @property
     def device(self) -> torch.device:

@@ -19,8 +19,10 @@ class WeightedLayer(nn.Module, ABC):
     def weights(self) -> Iterable[Tensor]:
         """As loaded, before they are packed."""
 
-    def pack(self) -> None:
-        """Called once, when loaded: brings weights into the layout that the kernels read."""
+    def pack(self) -> int:
+        """Called once, when loaded: brings weights into the layout that the kernels read. Returns their bytes as the
+        device holds them."""
+        return sum(weight.nbytes for weight in self.weights())
 
 
 def weight_targets(model: nn.Module) -> dict[str, WeightTarget]:

@@ -7,6 +7,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from worker.kernels.weights import Blocks
 from worker.loader.errors import WeightsError
 
 NUM_READERS = 4
@@ -25,6 +26,9 @@ class LazyTensor(Protocol):
         Only the slice is read from the file, where its layout allows. The result may be a view of the mapped file:
         copy it, do not write to it.
         """
+
+    def blocks(self, start: int, length: int) -> Blocks | None:
+        """These rows as blocks of whole numbers; None where the checkpoint does not store them so."""
 
 
 WeightTarget = Callable[[LazyTensor], None]

@@ -7,8 +7,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from worker.kernels.weights import Blocks
 from worker.loader.config import ModelConfig
 from worker.loader.errors import WeightsError
+from worker.loader.gguf_blocks import read_blocks
 from worker.loader.gguf_file import GGUFTensor, read_gguf
 
 _TOP = {
@@ -69,6 +71,15 @@ class GGUFLazyTensor:
             return self._to_neox(rows, self._head_dim) if self._head_dim else rows
         rows = self.read()
         return rows if length is None else rows[:, start : start + length]
+
+    def blocks(self, start: int, length: int) -> Blocks | None:
+        if len(self.shape) != 2:
+            return None
+        found = read_blocks(self._tensor.data[start : start + length], self._tensor.type)
+        if found is None or self._head_dim is None:
+            return found
+        order = torch.arange(length)[:, None]
+        return found.select(self._to_neox(order, self._head_dim)[:, 0])
 
     def _rows(self, start: int, length: int) -> Tensor:
         return torch.from_numpy(self._tensor.rows(start, length).copy())

@@ -118,13 +118,29 @@ class _Parser:
         self._at += length
         return text.decode("utf-8")
 
+    def _strings(self, count: int) -> list[str]:
+        """A vocabulary has a hundred thousand of them, so this is a loop without calls of ours."""
+        mapped, at, length_of, texts = self._mapped, self._at, struct.Struct("<Q").unpack_from, []
+        for _ in range(count):
+            (length,) = length_of(mapped, at)
+            at += 8
+            text = mapped[at : at + length]
+            if len(text) != length:
+                raise ValueError("it ends inside a string")
+            texts.append(text.decode("utf-8"))
+            at += length
+        self._at = at
+        return texts
+
     def _value(self, kind: int) -> Any:
         if kind == _STRING:
             return self._string()
         if kind != _ARRAY:
             return self._scalar(self._code(kind))
         item, count = self._scalar("<I"), self._scalar("<Q")
-        if item in (_STRING, _ARRAY):
+        if item == _STRING:
+            return self._strings(count)
+        if item == _ARRAY:
             return [self._value(item) for _ in range(count)]
         code = f"<{count}{self._code(item)[1]}"
         values = struct.unpack_from(code, self._mapped, self._at)

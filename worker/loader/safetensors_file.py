@@ -51,6 +51,9 @@ class SafetensorsTensor:
         index = (slice(None),) * dim + (slice(start, start + length),)
         return self._piece[index]
 
+    def blocks(self, start: int, length: int) -> None:
+        return None
+
 
 def _shard_paths(directory: Path) -> list[Path]:
     if (directory / _INDEX).is_file():

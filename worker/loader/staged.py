@@ -47,6 +47,9 @@ class _StagedTensor:
     def read(self, dim: int = 0, start: int = 0, length: int | None = None) -> Tensor:
         return self._checkpoint.to_device(self._tensor.read(dim, start, length))
 
+    def blocks(self, start: int, length: int) -> None:
+        return None
+
 
 class _Stages(threading.local):
     """A stage for each thread: what is set here is set anew for each."""

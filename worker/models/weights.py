@@ -43,6 +43,5 @@ def pack_weights(model: nn.Module) -> int:
     num_bytes = 0
     for module in model.modules():
         if isinstance(module, WeightedLayer):
-            num_bytes += sum(weight.numel() * weight.element_size() for weight in module.weights())
-            module.pack()
+            num_bytes += module.pack()
     return num_bytes

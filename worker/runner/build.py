@@ -2,6 +2,7 @@
 
 import logging
 from dataclasses import replace
+from typing import cast
 
 import torch
 
@@ -10,14 +11,16 @@ from worker.attention.interface import make_builders
 from worker.core.cache.pools import PoolKind, bytes_of
 from worker.grammars.compiler import GrammarCompiler
 from worker.grammars.masks import SlotGrammars
+from worker.kernels.interface import LINEAR, LinearSpec
 from worker.kernels.select import Kernels
+from worker.kernels.weights import Blocks, Quantization
 from worker.layers.setup import LayerSetup
 from worker.loader.checkpoint import Checkpoint
 from worker.loader.config import ModelConfig
 from worker.loader.errors import ModelConfigError, WeightsError
 from worker.loader.load_config import load_model_config
 from worker.loader.open import as_stored, open_checkpoint
-from worker.loader.source import ModelSource, resolve_model
+from worker.loader.source import ModelSource, SourceFormat, resolve_model
 from worker.loader.tokenizer import load_tokenizer_files
 from worker.models.base import CausalLM
 from worker.models.registry import create_model
@@ -58,6 +61,20 @@ def resolve_dtype(name: str, device: torch.device, checkpoint: str) -> torch.dty
     return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]
 
 
+def resolve_quantization(
+    name: str, kernels: Kernels, tp: Group, dtype: torch.dtype, source: SourceFormat
+) -> Quantization:
+    """`auto` keeps the blocks of a GGUF file where kernels read them. Raises ModelConfigError for what cannot be."""
+    is_possible = kernels.find(LINEAR, LinearSpec(32, 32, Blocks), dtype) is not None
+    if name == "auto":
+        return "stored" if is_possible and tp.size == 1 and source is SourceFormat.GGUF else "none"
+    if name not in ("none", "int8", "int4"):
+        raise ModelConfigError(f"quantization {name!r} is not supported (auto, none, int8, int4)")
+    if name != "none" and not is_possible:
+        raise ModelConfigError(f"quantization {name} needs native kernels, which are for CPUs, and dtype float32")
+    return cast(Quantization, name)
+
+
 @torch.inference_mode()
 def build_runner(
     config: RunnerConfig, tp: Group, local_rank: int = 0, watch: Stopwatch | None = None
@@ -75,7 +92,9 @@ def build_runner(
     max_model_len = _max_model_len(config, model_config)
     dtype = resolve_dtype(config.dtype, device, model_config.dtype)
     kernels = Kernels(device, config.kernel_backend)
-    model = _create(replace(model_config, max_model_len=max_model_len), LayerSetup(kernels, tp, dtype))
+    quantization = resolve_quantization(config.quantization, kernels, tp, dtype, source.format)
+    setup = LayerSetup(kernels, tp, dtype, quantization)
+    model = _create(replace(model_config, max_model_len=max_model_len), setup)
     watch.lap("model")
     weights = _load(model, checkpoint, model_config, config, device, watch)
 
@@ -98,6 +117,7 @@ def build_runner(
     if assembly.graph_sizes is not None:
         runner.capture(assembly.graph_sizes)
         watch.lap("graphs")
+    logger.info("quantization of weights: %s", quantization)
     info = _report(assembly, cache, model_config, str(dtype).removeprefix("torch."), weights)
     return runner, info
 

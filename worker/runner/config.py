@@ -15,6 +15,8 @@ class RunnerConfig:
     load_format: Literal["auto", "safetensors", "gguf", "dummy"] = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Of weights, activations and cache. auto: float32 on a CPU, the checkpoint's own on a GPU."""
+    quantization: Literal["auto", "none", "int8", "int4"] = "auto"
+    """Of weights, on a CPU. auto: the blocks of a GGUF file stay as they are, where kernels read them."""
     device: str = "auto"
     """auto, cpu or cuda; rank r of a tensor-parallel group takes cuda:r."""
     kernel_backend: str = "auto"

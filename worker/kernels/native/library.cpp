@@ -13,28 +13,61 @@ struct Engine {
     std::mutex mutex;  // of the workspace
 };
 
-uint8_t *pack_strip(const uint8_t *numbers, const uint16_t *scales, const uint16_t *minima, const Matrix &matrix,
-                    int first, uint8_t *to) {
-    const int num_blocks = matrix.in / matrix.block, block = matrix.block;
-    for (int b = 0; b < num_blocks; b++) {
-        uint16_t halves[2 * W] = {};
-        for (int o = 0; o < W && first + o < matrix.out; o++) {
-            halves[o] = scales[size_t(first + o) * num_blocks + b];
-            halves[W + o] = minima[size_t(first + o) * num_blocks + b];
+// What becomes of a matrix's panels; each of them is a chunk.
+struct PackFloats {
+    Matrix matrix;
+    const float *weight;  // [out][in]
+    float *to;
+};
+
+void pack_floats(const void *task, int panel, int) {
+    const PackFloats &pack = *static_cast<const PackFloats *>(task);
+    const Matrix &matrix = pack.matrix;
+    float *to = pack.to + size_t(panel) * matrix.in * PANEL;
+    const int first = panel * PANEL, num = std::min(PANEL, matrix.out - first);
+    memset(to, 0, size_t(matrix.in) * PANEL * sizeof(float));
+    for (int o = 0; o < num; o++)
+        for (int i = 0; i < matrix.in; i++) to[size_t(i) * PANEL + o] = pack.weight[size_t(first + o) * matrix.in + i];
+}
+
+struct PackBlocks {
+    Matrix matrix;
+    const uint8_t *numbers;  // [out][in]
+    const uint16_t *scales, *minima;  // [out][in / block]
+    uint8_t *to;
+};
+
+uint32_t four_numbers(const uint8_t *from) {
+    uint32_t four;
+    memcpy(&four, from, sizeof four);
+    return four;
+}
+
+void pack_strip(const PackBlocks &pack, int first, uint8_t *to) {
+    const Matrix &matrix = pack.matrix;
+    const int block = matrix.block, num_blocks = matrix.in / block, num = std::min(W, matrix.out - first);
+    const int steps = matrix.bits == 4 ? block / 8 : block / 4;
+    for (int b = 0; b < num_blocks; b++, to += block_bytes(matrix.bits, block)) {
+        memset(to, 0, block_bytes(matrix.bits, block));
+        for (int o = 0; o < num; o++) {
+            const size_t row = first + o;
+            memcpy(to + 2 * o, pack.scales + row * num_blocks + b, sizeof(uint16_t));
+            memcpy(to + 2 * (W + o), pack.minima + row * num_blocks + b, sizeof(uint16_t));
+            const uint8_t *numbers = pack.numbers + row * matrix.in + b * block;
+            for (int s = 0; s < steps; s++) {
+                uint32_t four = four_numbers(numbers + 4 * s);
+                if (matrix.bits == 4) four |= four_numbers(numbers + block / 2 + 4 * s) << 4;
+                memcpy(to + 4 * W + 4 * (s * W + o), &four, sizeof four);
+            }
         }
-        memcpy(to, halves, sizeof halves);
-        to += sizeof halves;
-        const int steps = matrix.bits == 4 ? block / 8 : block / 4;
-        for (int s = 0; s < steps; s++)
-            for (int o = 0; o < W; o++)
-                for (int j = 0; j < 4; j++, to++) {
-                    *to = 0;
-                    if (first + o >= matrix.out) continue;
-                    const uint8_t *row = numbers + size_t(first + o) * matrix.in + b * block + 4 * s + j;
-                    *to = matrix.bits == 4 ? uint8_t(row[0] | row[block / 2] << 4) : row[0];
-                }
     }
-    return to;
+}
+
+void pack_blocks(const void *task, int panel, int) {
+    const PackBlocks &pack = *static_cast<const PackBlocks *>(task);
+    const size_t size = panel_bytes(pack.matrix);
+    for (int half = 0; half < 2; half++)
+        pack_strip(pack, panel * PANEL + half * W, pack.to + panel * size + half * (size / 2));
 }
 
 }  // namespace
@@ -50,20 +83,17 @@ void fissile_destroy(void *engine) { delete static_cast<Engine *>(engine); }
 size_t fissile_packed_bytes(const Matrix *matrix) { return num_panels(*matrix) * panel_bytes(*matrix); }
 
 // weight [out][in] of a matrix of 32 bits → to.
-void fissile_pack_floats(const Matrix *matrix, const float *weight, float *to) {
-    for (int panel = 0; panel < num_panels(*matrix); panel++)
-        for (int i = 0; i < matrix->in; i++)
-            for (int o = 0; o < PANEL; o++) {
-                const int out = panel * PANEL + o;
-                *to++ = out < matrix->out ? weight[size_t(out) * matrix->in + i] : 0.0f;
-            }
+void fissile_pack_floats(void *engine, const Matrix *matrix, const float *weight, float *to) {
+    const PackFloats pack{*matrix, weight, to};
+    static_cast<Engine *>(engine)->pool.run({{pack_floats, &pack, num_panels(*matrix)}});
 }
 
 // numbers [out][in], scales and minima [out][in / block] in half precision → to.
 void fissile_pack_blocks(
-    const Matrix *matrix, const uint8_t *numbers, const uint16_t *scales, const uint16_t *minima, uint8_t *to) {
-    for (int strip = 0; strip < 2 * num_panels(*matrix); strip++)
-        to = pack_strip(numbers, scales, minima, *matrix, strip * W, to);
+    void *engine, const Matrix *matrix, const uint8_t *numbers, const uint16_t *scales, const uint16_t *minima,
+    uint8_t *to) {
+    const PackBlocks pack{*matrix, numbers, scales, minima, to};
+    static_cast<Engine *>(engine)->pool.run({{pack_blocks, &pack, num_panels(*matrix)}});
 }
 
 // Rows `ids` of a packed matrix, as floats: out [num][in]. False where there is no such row.

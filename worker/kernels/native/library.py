@@ -53,8 +53,8 @@ _FUNCTIONS = {
     "fissile_create": (c_void_p, (ctypes.c_int,)),
     "fissile_destroy": (None, (c_void_p,)),
     "fissile_packed_bytes": (c_size_t, (POINTER(Matrix),)),
-    "fissile_pack_floats": (None, (POINTER(Matrix), c_void_p, c_void_p)),
-    "fissile_pack_blocks": (None, (POINTER(Matrix), c_void_p, c_void_p, c_void_p, c_void_p)),
+    "fissile_pack_floats": (None, (c_void_p, POINTER(Matrix), c_void_p, c_void_p)),
+    "fissile_pack_blocks": (None, (c_void_p, POINTER(Matrix), c_void_p, c_void_p, c_void_p, c_void_p)),
     "fissile_rows": (c_bool, (POINTER(Matrix), c_void_p, ctypes.c_int, c_void_p)),
     "fissile_product": (None, (c_void_p, POINTER(Matrix), c_void_p, ctypes.c_int, c_void_p)),
     "fissile_write_qkv": (None, (c_void_p, POINTER(Model), POINTER(Layer), POINTER(StepView), c_void_p)),
@@ -78,6 +78,15 @@ class Engine:
 
     def packed_bytes(self, matrix: Matrix) -> int:
         return int(self.functions.fissile_packed_bytes(byref(matrix)))
+
+    def pack_floats(self, matrix: Matrix, weight: Tensor) -> None:
+        """To where the matrix points."""
+        self.functions.fissile_pack_floats(self._handle, byref(matrix), pointer(weight), matrix.data)
+
+    def pack_blocks(self, matrix: Matrix, numbers: Tensor, scales: Tensor, minima: Tensor) -> None:
+        self.functions.fissile_pack_blocks(
+            self._handle, byref(matrix), pointer(numbers), pointer(scales), pointer(minima), matrix.data
+        )
 
     def product(self, matrix: Matrix, x: Tensor, out: Tensor) -> None:
         self.functions.fissile_product(self._handle, byref(matrix), x.data_ptr(), len(x), out.data_ptr())

@@ -9,7 +9,10 @@ from worker.kernels.interface import LinearSpec
 from worker.kernels.native.library import Matrix, engine, obstacle, pointer
 from worker.kernels.native.memory import arena
 from worker.kernels.torch.linear import UnfusedLinear
-from worker.kernels.weights import Dense, Weight
+from worker.kernels.weights import Blocks, Dense, Weight
+
+ROW_BLOCK = 32
+"""Inputs of a row that share a scale, where the weights are blocks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +31,15 @@ class NativeLinear(UnfusedLinear):
         self._engine = engine()
 
     def pack(self, weight: Weight) -> PackedMatrix:
-        assert isinstance(weight, Dense)
-        matrix = Matrix(None, pointer(weight.bias), self._spec.in_features, self._spec.out_features, 32, 0)
+        assert isinstance(weight, Dense | Blocks)
+        bits, block = (weight.bits, weight.block) if isinstance(weight, Blocks) else (32, 0)
+        matrix = Matrix(None, pointer(weight.bias), self._spec.in_features, self._spec.out_features, bits, block)
         data = arena().take(self._engine.packed_bytes(matrix))
         matrix.data = data.data_ptr()
-        self._engine.functions.fissile_pack_floats(matrix, pointer(weight.weight.contiguous()), matrix.data)
+        if isinstance(weight, Blocks):
+            self._engine.pack_blocks(matrix, weight.numbers, weight.scales, weight.minima)
+        else:
+            self._engine.pack_floats(matrix, weight.weight.contiguous())
         return PackedMatrix(matrix, data, weight.bias)
 
     def __call__(self, x: Tensor, packed: PackedMatrix, out: Tensor | None = None) -> Tensor:
@@ -48,4 +55,6 @@ class NativeLinear(UnfusedLinear):
 
 
 def supports_linear(spec: LinearSpec, device: torch.device, dtype: torch.dtype) -> bool:
-    return spec.kind is Dense and device.type == "cpu" and dtype == torch.float32 and obstacle() is None
+    if device.type != "cpu" or dtype != torch.float32 or obstacle() is not None:
+        return False
+    return spec.kind is Dense or (spec.kind is Blocks and spec.in_features % ROW_BLOCK == 0)

@@ -1,0 +1,173 @@
+"""Weights in blocks: what is read from GGUF files, what is made of other weights, and what it costs in quality."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+from gguf.quants import dequantize
+from tokenizers import Tokenizer
+from torch import Tensor
+from transformers import LlamaForCausalLM
+
+from tests.runner.conftest import make_driver, random_prompt
+from worker.core.params import SamplingParams
+from worker.kernels.interface import LINEAR, TABLE, LinearSpec
+from worker.kernels.select import Kernels
+from worker.kernels.weights import Blocks
+from worker.loader.errors import ModelConfigError
+from worker.loader.gguf_blocks import read_blocks
+from worker.loader.source import resolve_model
+from worker.loader.tokenizer import load_tokenizer_files
+from worker.parallel.group import Group
+from worker.runner.build import build_runner
+from worker.runner.config import RunnerConfig
+
+Type = GGMLQuantizationType
+HALVES = {
+    Type.Q4_0: [0], Type.Q4_1: [0, 2], Type.Q5_0: [0], Type.Q5_1: [0, 2], Type.Q8_0: [0],
+    Type.Q4_K: [0, 2], Type.Q5_K: [0, 2], Type.Q6_K: [208],
+}  # fmt: skip
+"""Format → where its half-precision numbers are in a block."""
+FORMS = [(4, 32), (8, 32), (8, 16)]
+
+
+def random_rows(kind: Type, num_rows: int = 6, num_values: int = 768) -> np.ndarray:
+    """uint8 [rows, bytes]: any bits, but scales of a usual size."""
+    rng = np.random.default_rng(0)
+    values, size = GGML_QUANT_SIZES[kind]
+    blocks = rng.integers(0, 256, (num_rows, num_values // values, size), dtype=np.uint8)
+    for at in HALVES[kind]:
+        scales = rng.standard_normal(blocks.shape[:2]) * 0.01
+        blocks[..., at : at + 2] = scales.astype(np.float16)[..., None].view(np.uint8)
+    return blocks.reshape(num_rows, -1)
+
+
+def noise(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def rounded_rows(x: Tensor) -> Tensor:
+    """As the kernels see them: 8 bits in blocks of 32."""
+    parts = x.unflatten(1, (-1, 32))
+    steps = parts.abs().amax(-1, keepdim=True) / 127
+    return (torch.round(parts / steps) * steps).flatten(1)
+
+
+@pytest.mark.parametrize("kind", HALVES, ids=lambda kind: kind.name)
+def test_a_files_blocks_are_read_as_they_are(kind: Type) -> None:
+    """Those with scales in two parts up to the rounding of their product to half precision."""
+    rows = random_rows(kind)
+    blocks = read_blocks(rows, kind)
+    assert blocks is not None
+    exact = torch.from_numpy(dequantize(rows, kind))
+    error = (blocks.floats() - exact).abs().max() / exact.abs().max()
+    assert error < 2**-11 if kind.name.endswith("K") else error == 0
+
+
+def test_what_is_not_in_blocks_stays_as_it_is() -> None:
+    assert read_blocks(np.zeros((2, 64), np.uint8), Type.F16) is None
+
+
+def test_parts_of_different_formats_are_joined_in_one_that_holds_all() -> None:
+    parts = [read_blocks(random_rows(kind), kind) for kind in (Type.Q4_1, Type.Q6_K, Type.Q8_0)]
+    joined = Blocks.joined([part for part in parts if part is not None])
+    assert (joined.bits, joined.block) == (8, 16)
+    assert torch.equal(joined.floats(), torch.cat([part.floats() for part in parts if part is not None]))
+
+
+@pytest.mark.parametrize(("bits", "error"), [(8, 0.004), (4, 0.06)])
+def test_weights_are_rounded_to_the_nearest(bits: int, error: float) -> None:
+    weight = noise(10, 96)
+    weight[3, 32:64] = 0.25  # a block without a range
+    blocks = Blocks.of(weight, bits)
+    assert int(blocks.numbers.max()) == 2**bits - 1
+    assert (blocks.floats() - weight).abs().max() < error * weight.abs().max()
+    assert torch.equal(blocks.floats()[3, 32:64], weight[3, 32:64])
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+@pytest.mark.parametrize("num_rows", [1, 5, 29])
+def test_products_of_blocks(form: tuple[int, int], num_rows: int) -> None:
+    """Exact but for the rounding of a row to 8 bits; with a bias, and outputs that fill no panel."""
+    bits, block = form
+    weight = Blocks.of(noise(131, 160, seed=1), bits).in_form(bits, block).with_bias(noise(131, seed=2))
+    linear = Kernels(torch.device("cpu")).choose(LINEAR, LinearSpec(160, 131, Blocks), torch.float32)
+    x = noise(num_rows, 160)
+    got = linear(x, linear.pack(weight))
+    exact = rounded_rows(x).double() @ weight.floats().double().T + noise(131, seed=2).double()
+    assert (got - exact).abs().max() < 1e-6 * exact.abs().max()
+
+
+@pytest.mark.parametrize("broken", [torch.nan, torch.inf])
+def test_what_is_not_finite_is_not_hidden_by_rounding(broken: float) -> None:
+    linear = Kernels(torch.device("cpu")).choose(LINEAR, LinearSpec(64, 32, Blocks), torch.float32)
+    x = noise(2, 64)
+    x[1, 40] = broken
+    got = linear(x, linear.pack(Blocks.of(noise(32, 64), 8)))
+    assert got[0].isfinite().all() and got[1].isnan().all()
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_a_table_of_blocks_gives_its_rows_back(form: tuple[int, int]) -> None:
+    bits, block = form
+    weight = Blocks.of(noise(70, 64), bits).in_form(bits, block)
+    table = Kernels(torch.device("cpu")).choose(TABLE, LinearSpec(64, 70, Blocks), torch.float32)
+    ids = torch.tensor([0, 69, 33, 17])
+    assert torch.equal(table.rows(table.pack(weight), ids), weight.floats()[ids])
+
+
+# --- of a whole model
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_a_model_of_floats_is_cut_into_blocks(tiny: tuple[Path, LlamaForCausalLM], quantization: str) -> None:
+    """Widths that blocks do not fill stay in floats; a row is the same alone and in any batch."""
+    prompts = [random_prompt(n, n) for n in (3, 40, 17)]
+    together = make_driver(tiny[0], quantization=quantization)
+    seqs = [together.add(prompt) for prompt in prompts]
+    together.prefill(*seqs)
+    together.decode(*seqs, steps=8)
+    for seq, prompt in zip(seqs, prompts, strict=True):
+        driver = make_driver(tiny[0], quantization=quantization)
+        alone = driver.add(prompt)
+        driver.prefill(alone)
+        driver.decode(alone, steps=8)
+        assert alone.output == seq.output
+
+
+def test_what_cannot_be_quantised_is_refused(tiny: tuple[Path, LlamaForCausalLM]) -> None:
+    for options in ({"dtype": "bfloat16"}, {"kernel_backend": "torch"}):
+        with pytest.raises(ModelConfigError, match="quantization int8 needs native kernels"):
+            make_driver(tiny[0], quantization="int8", **options)
+
+
+PERPLEXITY = {"auto": 1.01, "int4": 1.08}
+"""The most that a choice may cost, as a factor of that of float32. 1.02 is promised for the default."""
+
+
+def test_perplexity() -> None:
+    text = (Path(__file__).parents[1] / "data" / "prose.txt").read_text()
+    tokenizer = Tokenizer.from_str(load_tokenizer_files(resolve_model("smollm2")).files["tokenizer.json"].decode())
+    tokens = tokenizer.encode(text).ids
+    exact = perplexity(tokens, "none")
+    found = {quantization: perplexity(tokens, quantization) / exact for quantization in PERPLEXITY}
+    assert all(found[quantization] <= most for quantization, most in PERPLEXITY.items()), (exact, found)
+
+
+def perplexity(tokens: list[int], quantization: str) -> float:
+    driver = make_driver("smollm2", num_blocks=128, quantization=quantization)
+    output = driver.prefill(driver.add(tokens, SamplingParams(temperature=0.0, num_prompt_logprobs=0)))
+    logprobs = [entry[0][1] for entry in output.prompt_logprobs[0]]
+    assert len(logprobs) == len(tokens) - 1
+    return math.exp(-sum(logprobs) / len(logprobs))
+
+
+def test_weights_of_the_embedded_file_stay_small() -> None:
+    """As stored: 4 bits, 8 for the table, and two half-precision numbers for 32 of them; the table once."""
+    config = RunnerConfig(device="cpu", num_blocks=8, max_num_seqs=2, max_model_len=64)
+    _, info = build_runner(config, Group())
+    matrices, table, norms = 30 * (576 * (960 + 576 + 3072) + 1536 * 576), 49152 * 576, 61 * 576
+    assert info.memory.weights == matrices * 5 // 8 + table * 9 // 8 + norms * 4

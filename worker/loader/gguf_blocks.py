@@ -1,0 +1,108 @@
+"""Quantised rows of GGUF files as `Blocks`, number for number.
+
+The layouts are those of ggml-quants.h and ggml-common.h of https://github.com/ggml-org/ggml. Scales that a file has in
+two parts (the K formats) are products, rounded to half precision.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from gguf.constants import GGMLQuantizationType as Type
+from torch import Tensor
+
+from worker.kernels.weights import Blocks
+
+SUPER_BLOCK = 256
+
+
+def read_blocks(rows: np.ndarray, kind: Type) -> Blocks | None:
+    """uint8 [O, bytes of a row] → the weights; None for a format that is not one of blocks."""
+    reader = _READERS.get(kind)
+    return None if reader is None else reader(torch.from_numpy(rows.copy()))
+
+
+def _halves(data: Tensor, at: int) -> Tensor:
+    """The float16 at this byte of each block: [O, blocks, bytes] → [O, blocks]."""
+    return data[..., at : at + 2].contiguous().view(torch.float16)[..., 0]
+
+
+def _nibbles(data: Tensor) -> Tensor:
+    """[..., n] → [..., 2n]: the lower halves of all bytes, then the upper ones."""
+    return torch.cat((data & 15, data >> 4), -1)
+
+
+def _blocks(numbers: Tensor, scales: Tensor, minima: Tensor, bits: int) -> Blocks:
+    return Blocks(numbers.flatten(1), scales.half().flatten(1), minima.half().flatten(1), bits)
+
+
+def _q4_0(rows: Tensor) -> Blocks:
+    data = rows.unflatten(1, (-1, 18))
+    scales = _halves(data, 0)
+    return _blocks(_nibbles(data[..., 2:]), scales, scales * -8, 4)
+
+
+def _q4_1(rows: Tensor) -> Blocks:
+    data = rows.unflatten(1, (-1, 20))
+    return _blocks(_nibbles(data[..., 4:]), _halves(data, 0), _halves(data, 2), 4)
+
+
+def _fifth_bits(data: Tensor) -> Tensor:
+    """uint8 [..., 4] → [..., 32]: 16 where the bit is set."""
+    bits = (data[..., None] >> torch.arange(8, dtype=torch.uint8)) & 1
+    return bits.flatten(-2) << 4
+
+
+def _q5_0(rows: Tensor) -> Blocks:
+    data = rows.unflatten(1, (-1, 22))
+    scales = _halves(data, 0)
+    return _blocks(_nibbles(data[..., 6:]) | _fifth_bits(data[..., 2:6]), scales, scales * -16, 8)
+
+
+def _q5_1(rows: Tensor) -> Blocks:
+    data = rows.unflatten(1, (-1, 24))
+    return _blocks(_nibbles(data[..., 8:]) | _fifth_bits(data[..., 4:8]), _halves(data, 0), _halves(data, 2), 8)
+
+
+def _q8_0(rows: Tensor) -> Blocks:
+    data = rows.unflatten(1, (-1, 34))
+    scales = _halves(data, 0)
+    return _blocks(data[..., 2:] ^ 128, scales, scales * -128, 8)
+
+
+def _k_scales(data: Tensor) -> tuple[Tensor, Tensor]:
+    """Of Q4_K and Q5_K: scales and minima of the 8 blocks of each super-block, [O, super-blocks, 8] in float32."""
+    packed = data[..., 4:16]
+    first, second, third = packed.split(4, -1)
+    scales = torch.cat((first & 63, (third & 15) | (first >> 6 << 4)), -1)
+    minima = torch.cat((second & 63, (third >> 4) | (second >> 6 << 4)), -1)
+    whole, least = (_halves(data, at).float()[..., None] for at in (0, 2))
+    return whole * scales, -least * minima
+
+
+def _q4_k(rows: Tensor) -> Blocks:
+    data = rows.unflatten(1, (-1, 144))
+    numbers = _nibbles(data[..., 16:].unflatten(-1, (4, 32)))
+    return _blocks(numbers.flatten(2), *_k_scales(data), 4)
+
+
+def _q5_k(rows: Tensor) -> Blocks:
+    data = rows.unflatten(1, (-1, 176))
+    numbers = _nibbles(data[..., 48:].unflatten(-1, (4, 32))).unflatten(-1, (2, 32)).flatten(-3, -2)
+    fifth = (data[..., None, 16:48] >> torch.arange(8, dtype=torch.uint8)[:, None]) & 1
+    return _blocks((numbers | fifth << 4).flatten(2), *_k_scales(data), 8)
+
+
+def _q6_k(rows: Tensor) -> Blocks:
+    data = rows.unflatten(1, (-1, 210))
+    low = _nibbles(data[..., :128].unflatten(-1, (2, 64))).unflatten(-1, (4, 32))
+    shifts = torch.arange(0, 8, 2, dtype=torch.uint8)[:, None]
+    high = (data[..., 128:192].unflatten(-1, (2, 1, 32)) >> shifts) & 3
+    scales = _halves(data, 208).float()[..., None] * data[..., 192:208].view(torch.int8)
+    return _blocks((low | high << 4).flatten(2), scales, scales.half() * -32, 8)
+
+
+_READERS: dict[Type, Callable[[Tensor], Blocks]] = {
+    Type.Q4_0: _q4_0, Type.Q4_1: _q4_1, Type.Q5_0: _q5_0, Type.Q5_1: _q5_1, Type.Q8_0: _q8_0,
+    Type.Q4_K: _q4_k, Type.Q5_K: _q5_k, Type.Q6_K: _q6_k,
+}  # fmt: skip
