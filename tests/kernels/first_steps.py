@@ -24,6 +24,7 @@ from worker.core.params import SamplingParams
 from worker.core.tokens import token_array
 from worker.kernels import backends
 from worker.kernels.torch.prepare import prepare_step
+from worker.kernels.triton import ahead
 from worker.kernels.triton.ahead import CompileAhead
 from worker.kernels.triton.gqa import TritonGqa
 from worker.kernels.triton.sample import choose
@@ -58,7 +59,8 @@ def _wrong_kernel(x):
 
 
 def compile_some() -> None:
-    """Kernels are compiled and loaded once, and only then launched; a wrong one is left for its launch."""
+    """Kernels are compiled and loaded once, and only then launched; a wrong one is left for its launch, and one that
+    nobody asked for is logged."""
     driver, x = Driver(90), torch.zeros(64)
     triton.runtime.driver.set_active(driver)
     compiler = CompileAhead(x.device, num_threads=2)
@@ -79,6 +81,13 @@ def compile_some() -> None:
         assert "no_such_name" in str(error)
     else:
         raise AssertionError("a wrong kernel was launched")
+
+    late: list[str] = []
+    ahead.logger.addFilter(lambda record: late.append(record.getMessage()) or False)
+    _right_kernel[(1,)](x, 32)
+    assert late == []
+    _right_kernel[(1,)](x, 64)
+    assert len(late) == 1 and "_right_kernel" in late[0]
 
 
 def refuse_to_compile(*, repr: str, **_: object) -> bool:

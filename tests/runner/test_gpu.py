@@ -87,6 +87,18 @@ def test_tokens_from_graphs_equal_transformers(wide: tuple[Path, LlamaForCausalL
         assert seq.output == greedy_reference(wide[1], seq.tokens[: seq.num_prompt], len(seq.output))
 
 
+def test_no_step_waits_for_a_kernel(wide: tuple[Path, LlamaForCausalLM], caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    driver = make_driver(wide[0], device="cuda", num_blocks=200)
+    lengths, asked = (1, 5, 16, 33, 70, 130), (SamplingParams(temperature=0.0), SAMPLED, EVERY)
+    for params in asked:
+        seqs = [driver.add(random_prompt(n, n), params) for n in lengths[: 16 // len(asked)]]
+        driver.prefill(*seqs)
+        driver.decode(*seqs, steps=3)
+    assert "made ready" in caplog.text
+    assert [record.getMessage() for record in caplog.records if "held up" in record.getMessage()] == []
+
+
 def test_a_replayed_step_writes_its_rows_alone(wide: tuple[Path, LlamaForCausalLM]) -> None:
     driver = make_driver(wide[0], device="cuda")
     with torch.inference_mode():

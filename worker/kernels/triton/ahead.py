@@ -6,6 +6,7 @@ runs on the device. Most of a compilation is done without Python's lock, or in a
 """
 
 import contextlib
+import logging
 from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import Any
@@ -13,7 +14,10 @@ from typing import Any
 import torch
 import triton
 from torch import Tensor
+from triton import knobs
 from triton.runtime.jit import JITFunction
+
+logger = logging.getLogger(__name__)
 
 ALIGNMENT = 16
 """Bytes: of an address, all that Triton may compile in."""
@@ -35,11 +39,13 @@ class CompileAhead:
     @contextlib.contextmanager
     def threads(self) -> Iterator[None]:
         """Around rehearsals; ends when all of their kernels are there. One that cannot be compiled is left for its
-        first launch, which says why."""
+        first launch, which says why. Kernels that are compiled later are logged: somebody waited for each."""
+        knobs.runtime.jit_post_compile_hook = None
         with ThreadPoolExecutor(self.num_threads, "kernels", self._use_device) as pool:
             self._loading = _Loading(pool)
             with triton.AsyncCompileMode(self._loading, ignore_errors=True):
                 yield
+        knobs.runtime.jit_post_compile_hook = _log_late
 
     def _use_device(self) -> None:
         """A thread begins on the first device."""
@@ -63,6 +69,10 @@ class CompileAhead:
             yield
         finally:
             JITFunction.run = launch
+
+
+def _log_late(*, repr: str, **_: object) -> None:
+    logger.warning("a kernel was not made ready ahead, and held up a step: %s", repr)
 
 
 def _kind(argument: Any) -> Hashable:
