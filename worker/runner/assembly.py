@@ -16,7 +16,7 @@ from worker.parallel.group import Group
 from worker.runner.config import RunnerConfig
 from worker.runner.entries import EntryMover
 from worker.runner.forward import ForwardPass
-from worker.runner.graphs import GraphSizes
+from worker.runner.graphs import GraphSizes, graph_contexts
 from worker.runner.memory import GIB, plan_on_cpu, plan_on_gpu
 from worker.runner.model_runner import ModelRunner, RunnerParts
 from worker.runner.prepare import StepPreparer
@@ -67,9 +67,10 @@ class Assembly:
         buffers = StepBuffers.allocate(
             config.max_num_batched_tokens, config.max_num_seqs, self.blocks_per_seq, plan.num_blocks, kernels.device
         )
-        forward = ForwardPass(self.model, self.builders, buffers, self.max_model_len)
-        padded = self.graph_sizes.rows if self.graph_sizes is not None and forward.can_capture else ()
+        can_capture = self.graph_sizes is not None and graph_contexts(self.builders, 1, self.max_model_len)
+        padded = self.graph_sizes.rows if self.graph_sizes is not None and can_capture else ()
         preparer = StepPreparer(slots, buffers, kernels, config.block_size, padded)
+        forward = ForwardPass(self.model, self.builders, preparer, self.max_model_len)
         mover = EntryMover(self.builders, kernels, num_host_blocks)
         return RunnerParts(kernels, self.tp, self.model, self.builders, mover, slots, preparer, forward, self.grammars)
 

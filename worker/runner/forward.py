@@ -8,7 +8,7 @@ from torch import Tensor
 
 from worker.attention.context import ForwardContext, forward_context
 from worker.attention.interface import CacheBuilder
-from worker.kernels.step import Step, StepBuffers
+from worker.kernels.step import StagedRows, Step
 from worker.models.base import CausalLM
 from worker.runner.graphs import (
     FullGraph,
@@ -16,10 +16,12 @@ from worker.runner.graphs import (
     GraphDevice,
     Graphs,
     GraphSizes,
+    GreedyChoice,
     Outputs,
     PiecewiseGraph,
     graph_contexts,
 )
+from worker.runner.prepare import StepPreparer
 
 logger = logging.getLogger(__name__)
 
@@ -28,35 +30,34 @@ class ForwardPass:
     """Of one model over caches that are bound. Eager until `capture`."""
 
     def __init__(
-        self, model: CausalLM, builders: Sequence[CacheBuilder], buffers: StepBuffers, max_context_len: int
+        self, model: CausalLM, builders: Sequence[CacheBuilder], preparer: StepPreparer, max_context_len: int
     ) -> None:
-        self._model, self._builders, self._buffers = model, builders, buffers
+        self._model, self._builders = model, builders
+        self._preparer, self._buffers = preparer, preparer.buffers
         self._max_context_len = max_context_len
         self._graphs = Graphs()
         self._token_sizes: tuple[int, ...] = ()
 
-    def capture(self, device: GraphDevice, sizes: GraphSizes) -> None:
+    def capture(self, device: GraphDevice, sizes: GraphSizes, choose_greedily: GreedyChoice | None = None) -> None:
         """Once the buffers hold a step of padding."""
-        captured = GraphCapture(device, self._model, self._builders, self._buffers, self._max_context_len)
-        rows = sizes.rows if self.can_capture else ()
+        captured = GraphCapture(
+            device, self._model, self._builders, self._preparer, self._max_context_len, choose_greedily
+        )
+        rows = sizes.rows if graph_contexts(self._builders, 1, self._max_context_len) else ()
         self._graphs, self._token_sizes = captured.capture(GraphSizes(rows, sizes.tokens)), sizes.tokens
 
     def release(self) -> None:
         """Eager from now on."""
         self._graphs, self._token_sizes = Graphs(), ()
 
-    @property
-    def can_capture(self) -> bool:
-        """Whether steps of uniform rows can be captured whole."""
-        return bool(graph_contexts(self._builders, 1, self._max_context_len))
-
-    def run(self, step: Step, wanted: Tensor | None = None) -> Outputs:
-        """Decides how, and says why at debug level. `wanted`, int64 [W]: the tokens whose hidden states are read, which
-        saves work outside of graphs; None: all."""
+    def run(self, step: Step, rows: StagedRows, wanted: Tensor | None = None) -> Outputs:
+        """From a step's rows, as the preparer has staged them. Decides how, and says why at debug level. `wanted`,
+        int64 [W]: the tokens whose hidden states are read, which saves work; None: all."""
         full = self._full_graph(step)
         if full is not None:
             logger.debug("full graph of %d rows, context to %d", step.num_rows, full.max_context_len)
             return full.replay()
+        self._preparer.fill(rows, step)
         metadata = tuple(builder.prepare(step, self._buffers) for builder in self._builders)
         piecewise = self._piecewise_graph(step, wanted)
         if piecewise is not None:

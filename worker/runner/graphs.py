@@ -1,6 +1,7 @@
 """CUDA graphs of the forward pass, captured once at start-up: a step is then one launch, or one for each layer.
 
-*Full* graphs serve steps of uniform rows alone, logits included. *Piecewise* graphs serve all other steps: the cache
+*Full* graphs serve steps of uniform rows alone, from the rows' slots to their logits; where all tokens are chosen
+greedily, one more graph does that, too. *Piecewise* graphs serve all other steps: the cache
 layers, whose work depends on the rows' lengths, are the cuts, and everything between two of them is one graph.
 All read and write the same memory, step after step: the step's buffers, and one pool that all graphs share, which is
 right because the steps follow each other on one stream and a graph's results are used up before the next is replayed.
@@ -8,8 +9,8 @@ right because the steps follow each other on one stream and a graph's results ar
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -18,8 +19,9 @@ from torch import Tensor
 
 from worker.attention.context import ForwardContext, forward_context
 from worker.attention.interface import CacheBuilder, CacheLayer
-from worker.kernels.step import Step, StepBuffers
+from worker.kernels.step import StagedRows, Step
 from worker.models.base import CausalLM
+from worker.runner.prepare import StepPreparer
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +61,12 @@ class Outputs:
     has_logits: bool = False
     logits: Tensor | None = None
     """[R, V] of uniform rows, if the pass has logits; None on ranks that get none."""
+    greedy: "GreedyGraph | None" = None
+    """What can follow, where tokens are chosen on this rank for itself alone."""
+
+
+GreedyChoice = Callable[[Tensor, StagedRows], Tensor]
+"""Chooses a token for each of these uniform rows from its logits, [R, V], and has their slots remember it."""
 
 
 class Graph(Protocol):
@@ -79,6 +87,18 @@ class GraphDevice(Protocol):
 
     def alias(self, tensor: Tensor) -> Tensor:
         """The same contiguous memory, not owned: what is captured later may use it, too."""
+
+
+@dataclass(frozen=True, slots=True)
+class GreedyGraph:
+    graph: Graph
+    token_ids: Tensor
+
+    def choose(self) -> Tensor:
+        """The tokens of all rows, padding included, int64 [R], which their slots remember: valid until the next
+        pass."""
+        self.graph.replay()
+        return self.token_ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,11 +162,14 @@ class GraphCapture:
         device: GraphDevice,
         model: CausalLM,
         builders: Sequence[CacheBuilder],
-        buffers: StepBuffers,
+        preparer: StepPreparer,
         max_context_len: int,
+        choose_greedily: GreedyChoice | None,
     ) -> None:
+        buffers = preparer.buffers
         self._device, self._model, self._builders, self._buffers = device, model, builders, buffers
-        self._max_context_len = max_context_len
+        self._preparer, self._max_context_len = preparer, max_context_len
+        self._choose_greedily = choose_greedily
         self._outputs: dict[int, Tensor] = {}
         """Where cache layers leave their outputs: by their size, for all layers and graphs."""
         self._wanted = torch.zeros(MOST_WANTED, dtype=torch.int64, device=buffers.input_ids.device)
@@ -169,9 +192,12 @@ class GraphCapture:
         return graphs
 
     def _capture_full(self, rows: int, max_context_len: int) -> FullGraph:
-        step = Step(num_uniform_rows=rows, max_context_len=max_context_len)
+        # Any of the rows may be padding.
+        step = Step(num_uniform_rows=rows, max_context_len=max_context_len, num_padding_rows=rows)
+        staged = self._preparer.uniform_rows(rows)
 
         def run() -> tuple[Tensor, Tensor | None]:
+            self._preparer.fill(staged, step)
             metadata = tuple(builder.prepare(step, self._buffers) for builder in self._builders)
             with forward_context(ForwardContext(metadata)):
                 hidden = self._model(self._buffers.input_ids[:rows])
@@ -183,11 +209,21 @@ class GraphCapture:
         hidden, logits = run()
         graph.capture_end()
         alias = self._device.alias
-        return FullGraph(
-            max_context_len,
-            graph,
-            Outputs(alias(hidden), has_logits=True, logits=None if logits is None else alias(logits)),
+        greedy = None if logits is None else self._capture_greedy(logits, staged)
+        outputs = Outputs(
+            alias(hidden), has_logits=True, logits=None if logits is None else alias(logits), greedy=greedy
         )
+        return FullGraph(max_context_len, graph, outputs)
+
+    def _capture_greedy(self, logits: Tensor, rows: StagedRows) -> GreedyGraph | None:
+        """While the logits' memory is theirs: graphs share it."""
+        if self._choose_greedily is None:
+            return None
+        self._choose_greedily(logits, rows)  # see `_capture_full`
+        graph = self._device.begin()
+        token_ids = self._choose_greedily(logits, rows)
+        graph.capture_end()
+        return GreedyGraph(graph, self._device.alias(token_ids))
 
     def _capture_piecewise(self, num_tokens: int) -> PiecewiseGraph:
         input_ids = self._buffers.input_ids[:num_tokens]
@@ -220,42 +256,3 @@ def graph_contexts(builders: Sequence[CacheBuilder], rows: int, max_context_len:
     """What any of the builders finds worth a graph, rising; empty where one cannot be captured."""
     wanted = [builder.graph_contexts(rows, max_context_len) for builder in builders]
     return sorted({most for contexts in wanted for most in contexts}) if all(wanted) else []
-
-
-class CudaGraphs:
-    """See `GraphDevice`."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._pool = torch.cuda.graph_pool_handle()
-        self._stream = torch.cuda.Stream(device)
-
-    @contextmanager
-    def recording(self) -> Iterator[None]:
-        """On a stream of its own: the default one cannot be captured."""
-        torch.cuda.synchronize(self._device)
-        with torch.cuda.stream(self._stream):
-            yield
-        torch.cuda.synchronize(self._device)
-
-    def begin(self) -> Graph:
-        graph = torch.cuda.CUDAGraph()
-        # Other threads of this process may allocate meanwhile.
-        graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-        return graph
-
-    def alias(self, tensor: Tensor) -> Tensor:
-        assert tensor.is_contiguous()
-        return torch.as_tensor(_Address(tensor), device=tensor.device).view(tensor.dtype).view(tensor.shape)
-
-
-class _Address:
-    """The memory of a tensor, as the CUDA array interface describes it."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        self.__cuda_array_interface__ = {
-            "shape": (tensor.numel() * tensor.element_size(),),
-            "typestr": "|u1",
-            "data": (tensor.data_ptr(), False),
-            "version": 3,
-        }

@@ -1,7 +1,7 @@
 """The model runner of one rank: carries out scheduled batches, in three phases (prepare, run, postprocess)."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,12 +12,14 @@ from worker.core.batch import BatchOutput, ScheduledBatch
 from worker.grammars.masks import PendingMasks, SlotGrammars
 from worker.kernels.interface import REMEMBER
 from worker.kernels.select import Kernels
+from worker.kernels.step import StagedRows
 from worker.kernels.transfer import to_device
 from worker.models.base import CausalLM
 from worker.parallel.group import Group
+from worker.runner.cuda_graphs import CudaGraphs
 from worker.runner.entries import EntryMover
 from worker.runner.forward import ForwardPass
-from worker.runner.graphs import CudaGraphs, GraphDevice, GraphSizes, Outputs
+from worker.runner.graphs import GraphDevice, GraphSizes, Outputs
 from worker.runner.pending import PendingStep
 from worker.runner.prepare import PromptInputs, StepInputs, StepPreparer
 from worker.runner.profiler import StepProfiler
@@ -25,6 +27,7 @@ from worker.runner.slots import SlotState
 from worker.runner.timer import StepTimer, Timing
 from worker.sampling.edits import History
 from worker.sampling.logprobs import LogprobTensors
+from worker.sampling.rules import RowRules
 from worker.sampling.sampler import Sampler, SamplingRows
 
 logger = logging.getLogger(__name__)
@@ -67,7 +70,8 @@ class ModelRunner:
     def capture(self, sizes: GraphSizes, device: GraphDevice | None = None) -> None:
         """Graphs of these sizes, for the steps to come; by default on the runner's own device, which must be CUDA."""
         self._parts.preparer.prepare_padding()
-        self._parts.forward.capture(device or CudaGraphs(self._device), sizes)
+        choose = self._choose_greedily if self._tp.size == 1 else None
+        self._parts.forward.capture(device or CudaGraphs(self._device), sizes, choose)
 
     @torch.inference_mode()
     def submit(self, batch: ScheduledBatch) -> PendingStep:
@@ -80,7 +84,7 @@ class ModelRunner:
             masks = self.grammars.start(batch, inputs.sampled_rows) if self.grammars is not None else None
         try:
             with span("run"):
-                outputs = self._parts.forward.run(inputs.step, inputs.wanted)
+                outputs = self._parts.forward.run(inputs.step, inputs.rows, inputs.wanted)
             with span("postprocess"):
                 return self._postprocess(batch, inputs, outputs, timing, masks)
         except torch.OutOfMemoryError as error:
@@ -120,19 +124,41 @@ class ModelRunner:
                 pending.prompt_rows, pending.prompt_logprobs = inputs.prompt.rows, self._logprobs_to_host(found)
         if rows:
             logits = outputs.logits if last is None else self._model.logits(last[: len(rows)])
-            token_ids = self._sample(batch, inputs, logits, pending, masks)
-            if not batch.is_dummy:
-                self._remember(self._slots.tables, inputs.sampled_slots, inputs.sampled_positions, token_ids)
-            pending.token_ids = self._to_host(token_ids)
+            pending.token_ids = self._to_host(self._new_tokens(batch, inputs, outputs, logits, pending, masks))
         timing.stop()
         return pending
 
-    def _sample(
-        self, batch: ScheduledBatch, inputs: StepInputs, logits: Tensor | None, pending: PendingStep,
+    def _new_tokens(
+        self, batch: ScheduledBatch, inputs: StepInputs, outputs: Outputs, logits: Tensor | None, pending: PendingStep,
         masks: PendingMasks | None,
     ) -> Tensor:  # fmt: skip
-        """The tokens of the sampled rows, int64 [R]: rank 0 has the logits, [R, V] and padding, and chooses for all
-        ranks."""
+        """The tokens of the sampled rows, int64 [R], which their slots remember."""
+        rules = self._slots.rules.of([batch.slots[row] for row in inputs.sampled_rows])
+        if outputs.greedy is not None and rules.is_greedy and not batch.beam_rows and not batch.is_dummy:
+            return outputs.greedy.choose()[: len(inputs.sampled_rows)]
+        slots, positions = inputs.of_sampled(inputs.rows.slots), self._positions(inputs.of_sampled)
+        history = History(self._slots.tables.tokens, slots, positions, inputs.longest_sampled)
+        token_ids = self._sample(batch, inputs, logits, rules, history, pending, masks)
+        if not batch.is_dummy:
+            self._remember(self._slots.tables, slots, positions, token_ids)
+        return token_ids
+
+    def _choose_greedily(self, logits: Tensor, rows: StagedRows) -> Tensor:
+        """See `GreedyChoice`."""
+        positions = self._positions(lambda by_row: by_row[: len(rows.slots)])
+        token_ids = self._sampler.greedy(logits, self._slots.parameters, rows.slots, positions)
+        self._remember(self._slots.tables, rows.slots, positions, token_ids)
+        return token_ids
+
+    def _positions(self, of_rows: Callable[[Tensor], Tensor]) -> Tensor:
+        """int64: where the tokens to be sampled stand, once the buffers are filled."""
+        return of_rows(self._parts.preparer.buffers.context_lens).long()
+
+    def _sample(
+        self, batch: ScheduledBatch, inputs: StepInputs, logits: Tensor | None, rules: RowRules, history: History,
+        pending: PendingStep, masks: PendingMasks | None,
+    ) -> Tensor:  # fmt: skip
+        """Rank 0 has the logits, [R, V] and padding, and chooses for all ranks."""
         rows = inputs.sampled_rows
         if logits is None:
             return self._tp.broadcast(torch.empty(len(rows), dtype=torch.int64, device=self._device))
@@ -140,22 +166,12 @@ class ModelRunner:
         if batch.beam_rows:
             pending.candidates = self._candidates(batch, rows, logits)
         grammar_mask = masks.take(pending) if masks is not None else None
-        sampling = self._sampling_rows(batch, inputs, grammar_mask)
+        sampling = SamplingRows(rules, history, self._slots.parameters, self._slots.allowed, grammar_mask)
         sampled = self._sampler.sample(logits, sampling)
         if sampled.logprobs is not None:
-            pending.logprob_rows = sampling.rules.logprobs
+            pending.logprob_rows = rules.logprobs
             pending.logprobs = self._logprobs_to_host(sampled.logprobs)
         return self._tp.broadcast(sampled.token_ids)
-
-    def _sampling_rows(self, batch: ScheduledBatch, inputs: StepInputs, grammar_mask: Tensor | None) -> SamplingRows:
-        slots = inputs.sampled_slots
-        return SamplingRows(
-            rules=self._slots.rules.of([batch.slots[row] for row in inputs.sampled_rows]),
-            history=History(self._slots.tables.tokens, slots, inputs.sampled_positions, inputs.longest_sampled),
-            parameters=self._slots.parameters,
-            allowed=self._slots.allowed,
-            grammar_mask=grammar_mask,
-        )
 
     def _prompt_logprobs(self, prompt: PromptInputs, hidden: Tensor) -> LogprobTensors | None:
         """None on ranks that have no logits."""

@@ -21,16 +21,15 @@ class StepInputs:
     """What the runner needs of a step beside the buffers. Rows are in the step's order, not the batch's."""
 
     step: Step
+    rows: StagedRows
     sampled_rows: list[int]
     """Batch rows that get a token, in the order of the tensors below."""
     other_rows: list[int]
     """Batch rows that get none: all but the last chunk of a prompt."""
     last_tokens: Tensor
     """int64 [R + U]: which token of the step is the last one of each sampled row, and of each of the others."""
-    sampled_slots: Tensor
-    """int64 [R]"""
-    sampled_positions: Tensor
-    """int64 [R]: position, in its sequence, of the token to be sampled."""
+    sampled: Tensor | None
+    """int64 [R]: which of the step's rows these are; None: the first R."""
     longest_sampled: int
     """Upper bound of these; 0 if there is none."""
     prompt: "PromptInputs | None"
@@ -40,6 +39,10 @@ class StepInputs:
     def wanted(self) -> Tensor | None:
         """The tokens whose last hidden state is needed; None: all, or as good as all."""
         return None if self.prompt is not None or len(self.last_tokens) == self.step.num_tokens else self.last_tokens
+
+    def of_sampled(self, by_row: Tensor) -> Tensor:
+        """The sampled rows' elements of a tensor that has one for each row of the step."""
+        return by_row[: len(self.sampled_rows)] if self.sampled is None else by_row.index_select(0, self.sampled)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +60,7 @@ class PromptInputs:
 
 
 class StepPreparer:
-    """Owns the buffers."""
+    """Owns the buffers: brings a step's rows to the device, and fills them in."""
 
     def __init__(
         self,
@@ -75,9 +78,12 @@ class StepPreparer:
         max_rows = len(buffers.context_lens)
         self._places = torch.arange(max_rows, device=kernels.device)
         self._ones = torch.ones(max_rows, dtype=torch.int64, device=kernels.device)
+        self._row_slots = torch.full_like(self._places, slots.spare_slot)
+        """Of uniform rows, in one place, where graphs find them."""
 
     def prepare(self, batch: ScheduledBatch) -> StepInputs:
-        """Apply the batch's deltas to the slots and fill the buffers. Does not wait for the device."""
+        """Apply the batch's deltas to the slots and bring its rows to the device: `fill` is what follows. Does not wait
+        for the device."""
         news = self._slots.stage(batch)
         order, num_uniform = _uniform_first(batch)
         if num_uniform == len(batch.slots):
@@ -102,14 +108,13 @@ class StepPreparer:
             "last_tokens": (first_tokens + lens - 1)[sampled + others],
         }
         staged = self._to_device(arrays | news | _prompt_arrays(batch, prompt_rows, first_tokens))
-        self._fill(StagedRows(staged["slots"], staged["starts"], staged["lens"]), step)
         return StepInputs(
             step=step,
+            rows=StagedRows(staged["slots"], staged["starts"], staged["lens"]),
             sampled_rows=[order[place] for place in sampled],
             other_rows=[order[place] for place in others],
             last_tokens=staged["last_tokens"],
-            sampled_slots=staged["slots"].index_select(0, staged["sampled"]),
-            sampled_positions=self.buffers.context_lens.index_select(0, staged["sampled"]).long(),
+            sampled=staged["sampled"],
             longest_sampled=int(ends[sampled].max(initial=0)),
             prompt=PromptInputs(
                 [(row, num, most) for _, row, num, most in prompt_rows],
@@ -123,36 +128,40 @@ class StepPreparer:
         padding = self._padding(num_rows)
         longest = max(batch.num_computed_tokens) + 1
         step = Step(num_uniform_rows=num_rows + padding, max_context_len=longest, num_padding_rows=padding)
-        slots = np.array(batch.slots + [self._slots.spare_slot] * padding)
-        staged = self._to_device({"slots": slots} | news)
-        places = self._places[: step.num_rows]
-        self._fill(StagedRows(staged["slots"], places, self._ones[: step.num_rows]), step)
+        if news:
+            self._to_device(news)
+        self._staging.copy(batch.slots + [self._slots.spare_slot] * padding, self._row_slots)
         return StepInputs(
             step=step,
+            rows=self.uniform_rows(step.num_rows),
             sampled_rows=list(range(num_rows)),
             other_rows=[],
-            last_tokens=places[:num_rows],
-            sampled_slots=staged["slots"][:num_rows],
-            sampled_positions=self.buffers.context_lens[:num_rows].long(),
+            last_tokens=self._places[:num_rows],
+            sampled=None,
             longest_sampled=longest,
             prompt=None,
         )
 
+    def uniform_rows(self, num_rows: int) -> StagedRows:
+        """Those of the last step of uniform rows alone, always in the same place."""
+        return StagedRows(self._row_slots[:num_rows], self._places[:num_rows], self._ones[:num_rows])
+
+    def fill(self, rows: StagedRows, step: Step) -> None:
+        """The buffers, from what the device knows of the rows."""
+        self._kernel(rows, self._slots.tables, step, self._block_size, self.buffers)
+
     def prepare_padding(self) -> None:
         """Fill the buffers with a step of padding rows alone, as many as there can be."""
         num_rows = len(self._places)
-        slots = torch.full_like(self._places, self._slots.spare_slot)
+        self._row_slots.fill_(self._slots.spare_slot)
         step = Step(num_uniform_rows=num_rows, max_context_len=1, num_padding_rows=num_rows)
-        self._fill(StagedRows(slots, self._places, self._ones), step)
+        self.fill(self.uniform_rows(num_rows), step)
 
     def _to_device(self, arrays: dict[str, np.ndarray]) -> dict[str, Tensor]:
         """The arrays on the device, and the slots there brought up to date with what is new in them."""
         staged = self._staging.to_device(arrays)
         self._slots.apply(staged)
         return staged
-
-    def _fill(self, rows: StagedRows, step: Step) -> None:
-        self._kernel(rows, self._slots.tables, step, self._block_size, self.buffers)
 
     def _padding(self, num_rows: int) -> int:
         at = bisect_left(self._uniform_sizes, num_rows)

@@ -23,6 +23,11 @@ class Staging:
         device = host.to(self._device, non_blocking=True)
         return dict(zip(arrays, device.split(sizes), strict=True))
 
+    def copy(self, values: list[int], into: Tensor) -> None:
+        """To the beginning of an int64 tensor on the device."""
+        host = torch.tensor(values, dtype=torch.int64, pin_memory=self._device.type == "cuda")
+        into[: len(values)].copy_(host, non_blocking=True)
+
 
 def as_bits(values: list[float]) -> np.ndarray:
     """Floats in an int64 array: `tensor.view(torch.float64)` gives them back on the device."""

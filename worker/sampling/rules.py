@@ -108,6 +108,13 @@ class RowRules:
     edited: EditedRows | None
     logprobs: LogprobRows | None
 
+    @property
+    def is_greedy(self) -> bool:
+        """Every token is the most likely one, and nothing else is asked for."""
+        return (
+            self.plain is not None and self.edited is None and self.logprobs is None and not self.plain.draws.num_drawn
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class _Edits:

@@ -13,8 +13,9 @@ from worker.sampling.rules import EditedRows, RowGroup, RowRules
 
 NOTHING_ALLOWED = -2
 """In place of a token id: the request's own rules leave no token."""
+GREEDY = DrawRules(0, None, 0, has_top_p=False, has_top_k_with_top_p=True, has_min_p=False)
 ALL_RULES = (
-    DrawRules(0, None, 0, has_top_p=False, has_top_k_with_top_p=True, has_min_p=False),
+    GREEDY,
     DrawRules(1, None, 0, has_top_p=False, has_top_k_with_top_p=True, has_min_p=False),
     DrawRules(1, None, 0, has_top_p=False, has_top_k_with_top_p=True, has_min_p=True),
     DrawRules(1, None, 1, has_top_p=True, has_top_k_with_top_p=True, has_min_p=True),
@@ -62,6 +63,10 @@ class Sampler:
             return Sampled(token_ids, None)
         chosen = token_ids if asking.rows is None else token_ids.index_select(0, asking.rows)
         return Sampled(token_ids, self.logprobs(logits, asking.rows, chosen, asking.most))
+
+    def greedy(self, logits: Tensor, parameters: Parameters, slots: Tensor, positions: Tensor) -> Tensor:
+        """`sample` of rows whose rules are greedy: int64 [R]."""
+        return self._choose(logits, None, Draws(GREEDY, parameters, slots, positions))
 
     def logprobs(self, logits: Tensor, rows: Tensor | None, token_ids: Tensor, most: int) -> LogprobTensors:
         """Of the model's own distribution: see `LogprobsKernel`. `most` may be more than there are tokens."""
