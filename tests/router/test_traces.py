@@ -8,12 +8,8 @@ from concurrent import futures
 import grpc
 import pytest
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
-import common.otel
 from common.tracing import NoTracer, tracer_of, valid_traceparent
 from fissile import AsyncClient
 from fissile.errors import UnavailableError
@@ -21,6 +17,7 @@ from fissile.v1 import FinishReason, GenerateRequest, RequestOutput
 from router.config import RouterSettings
 from router.server import RouterServer
 from tests.fakes import tokenizer as toys
+from tests.fakes.spans import ENDPOINT, spans_in_memory
 from tests.fakes.system import QUICK, collect, error_of, run_system, until
 from tests.fakes.worker import FakeWorker, counts, says
 from tests.router.http.front import run_front
@@ -30,49 +27,11 @@ from worker.served_files import ServedFiles
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 HEADER = f"00-{TRACE}-00f067aa0ba902b7-01"
-ENDPOINT = "http://collector:4317"
-
-
-class Spans:
-    """Of all services of the test, and of its own application."""
-
-    def __init__(self):
-        self._exporter = InMemorySpanExporter()
-
-    def provider(self, service):
-        provider = TracerProvider(resource=common.otel.resource_of(service), shutdown_on_exit=False)
-        provider.add_span_processor(SimpleSpanProcessor(self._exporter))
-        return provider
-
-    @property
-    def all(self):
-        return self._exporter.get_finished_spans()
-
-    def __getitem__(self, name):
-        (span,) = [span for span in self.all if span.name == name]
-        return span
-
-    def parent_of(self, span):
-        by_id = {other.context.span_id: other for other in self.all}
-        return by_id.get(span.parent.span_id) if span.parent else None
-
-    def tree(self):
-        """Names, each with its parent's."""
-        parents = {span: self.parent_of(span) for span in self.all}
-        return sorted((span.name, parent.name if parent else None) for span, parent in parents.items())
 
 
 @pytest.fixture
 def spans(monkeypatch):
-    """What services that are told of an endpoint send there."""
-    seen = Spans()
-
-    def in_memory(service, endpoint):
-        assert endpoint == ENDPOINT
-        return common.otel.OtelTracer(seen.provider(service))
-
-    monkeypatch.setattr(common.otel, "otlp_tracer", in_memory)
-    return seen
+    return spans_in_memory(monkeypatch)
 
 
 def run_both(scenario, **router_settings):
