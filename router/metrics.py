@@ -167,6 +167,9 @@ class RouterMetrics:
         self._expected_cached = counter(
             "expected_cached_tokens", "Prompt tokens that were expected to come from there.", ("model",)
         )
+        self._kv_restarts = counter(
+            "kv_restarts", "Times what is known of a worker's cache began anew while the worker stayed.", ()
+        )
         self._requests = counter("requests", "Requests by end.", (*_PER_WORKER, "end"))
         self._moves = counter("request_moves", "Times a request moved to another worker.", ("model",))
 
@@ -187,6 +190,9 @@ class RouterMetrics:
             ttft, tpot, itl, e2e = self._ttft, self._tpot, self._itl, self._e2e
             hops[model] = ttft.labels(*labels), tpot.labels(*labels), itl.labels(*labels), e2e.labels(*labels)
         return HopMetrics(self.latency, windows, *hops[model])
+
+    def kv_restarted(self) -> None:
+        self._kv_restarts.inc()
 
     def moved(self, model: str) -> None:
         self._moves.labels(model).inc()

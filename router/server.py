@@ -68,7 +68,9 @@ class RouterServer:
         self._admission = admission = make_admission(settings)
         self.open_requests = OpenRequests(admission.places)
         self.prefixes = Prefixes(settings.prefix_index_mib << 20)
-        self._follower = PrefixFollower(self.workers, self.prefixes, use_events=settings.policy == "prefix")
+        self._follower = PrefixFollower(
+            self.workers, self.prefixes, self.metrics, use_events=settings.policy == "prefix"
+        )
         policy = make_policy(settings.policy, self.prefixes)
         dispatcher = Dispatcher(
             self.workers, policy, settings, self.metrics, Quarantine(), RetryBudget(), admission.queue

@@ -13,6 +13,7 @@ from router.fleet.prefixes.kv_feed import KvFeed, KvGapError
 from router.fleet.prefixes.prefixes import Prefixes
 from router.fleet.retries import Session
 from router.fleet.workers import WorkerSet
+from router.metrics import RouterMetrics
 
 logger = logging.getLogger(__name__)
 
@@ -23,9 +24,10 @@ RETRY_SECONDS = 1.0
 class PrefixFollower:
     """`start`, then `close`. A worker that tells of its cache is subscribed to; of others a history is kept."""
 
-    def __init__(self, workers: WorkerSet, prefixes: Prefixes, *, use_events: bool) -> None:
+    def __init__(self, workers: WorkerSet, prefixes: Prefixes, metrics: RouterMetrics, *, use_events: bool) -> None:
         self._workers = workers
         self._prefixes = prefixes
+        self._metrics = metrics
         self._use_events = use_events
         self._feeds: dict[Session, asyncio.Task[None]] = {}
         self._following: asyncio.Task[None] | None = None
@@ -59,32 +61,33 @@ class PrefixFollower:
         assert info and stub  # it is available
         if self._use_events and _tells(info):
             view = self._prefixes.follow(link.session, info.block_size)
-            feed = _feed_forever(stub, link.address, KvFeed(view, info.epoch))
+            feed = self._feed_forever(stub, link.address, KvFeed(view, info.epoch))
             self._feeds[link.session] = asyncio.create_task(feed)
         else:
             self._prefixes.keep_history(link.session, info.block_size, info.num_blocks)
+
+    async def _feed_forever(self, stub: WorkerServiceStub, address: str, feed: KvFeed) -> None:
+        """One subscription after the other; each begins with a snapshot. What fails here is only a cache's picture: the
+        worker stays."""
+        while True:
+            try:
+                async for response in stub.WatchKvEvents(WatchKvEventsRequest()):
+                    feed.apply(response)
+                what = "the worker ended them"
+            except KvGapError as gap:
+                what = str(gap)
+            except grpc.aio.AioRpcError as error:
+                what = from_rpc_error(error).message
+            except Exception as error:
+                logger.exception("KV events of worker %s failed", address)
+                what = f"{type(error).__name__}: {error}"
+            feed.restart()
+            await asyncio.sleep(RETRY_SECONDS)
+            # Whoever is still here has not lost the worker itself.
+            self._metrics.kv_restarted()
+            logger.info("KV events of worker %s begin anew: %s", address, what)
 
 
 def _tells(info: GetWorkerResponse) -> bool:
     """Of its cache, in hashes that this router makes, too."""
     return "kv_events" in info.capabilities and info.hash_scheme == HASH_SCHEME and info.block_size > 0
-
-
-async def _feed_forever(stub: WorkerServiceStub, address: str, feed: KvFeed) -> None:
-    """One subscription after the other; each begins with a snapshot. What fails here is only a cache's picture: the
-    worker stays."""
-    while True:
-        try:
-            async for response in stub.WatchKvEvents(WatchKvEventsRequest()):
-                feed.apply(response)
-            what = "the worker ended them"
-        except KvGapError as gap:
-            what = str(gap)
-        except grpc.aio.AioRpcError as error:
-            what = from_rpc_error(error).message
-        except Exception as error:
-            logger.exception("KV events of worker %s failed", address)
-            what = f"{type(error).__name__}: {error}"
-        feed.restart()
-        logger.info("KV events of worker %s begin anew: %s", address, what)
-        await asyncio.sleep(RETRY_SECONDS)
