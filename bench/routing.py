@@ -1,8 +1,8 @@
 """What routing by prefix saves: four workers with caches that are too small for all prefixes, one policy after another.
 
 The workers' schedulers and caches are real, their devices take 3 ms a step and 0.1 ms a token (`simulated_worker.py`),
-the router is a process of its own. The trace: requests at random times, each one of 40 prefixes of 512 tokens and 32
-tokens of its own, 16 tokens out. A cache holds about eleven of the prefixes. Hit rate: of the prompt tokens that the
+the router is a process of its own. The trace: requests at random times, each one of 44 prefixes of 512 tokens and 32
+tokens of its own, 16 tokens out. A cache holds about a quarter of the prefixes. Hit rate: of the prompt tokens that the
 workers looked up. Hot spot: workers × largest share of the requests.
 """
 
@@ -37,7 +37,7 @@ BASELINE = "round_robin"
 POLICIES = (BASELINE, "least_loaded", "consistent_hash", "prefix_history", "prefix")
 NUM_WORKERS = 4
 NUM_BLOCKS = 400
-NUM_PREFIXES = 40
+NUM_PREFIXES = 44
 PREFIX_TOKENS = 512
 OWN_TOKENS = 32
 OUTPUT_TOKENS = 16
