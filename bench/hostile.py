@@ -1,4 +1,4 @@
-"""What one hostile client costs the others: 2,000 streams of one client through a router, and beside them, one kind
+"""What one hostile client costs the others: 2,000 streams of 20 clients through a router, and beside them, one kind
 after the other, a client that means harm. All on this machine's cores, the hostile client among them.
 
 The figures are p99 and p50 of the others' time to the first token: `calm_…` without it, and with it how many times
@@ -9,6 +9,7 @@ import asyncio
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
@@ -26,7 +27,10 @@ from fissile.cli.report import quantile
 from fissile.healthcheck import wait_until_serving
 from fissile.v1 import GenerateRequest, GenerationOptions, GenerationServiceStub
 
-NAMES = ("others", "hostile")
+NUM_OTHERS = 20
+"""Clients, each with a key of its own and an equal part of the streams."""
+HOSTILE = "hostile"
+NAMES = (HOSTILE, *(f"client-{number}" for number in range(NUM_OTHERS)))
 NUM_CHANNELS = 8
 """Connections of the others."""
 
@@ -65,7 +69,7 @@ def main() -> None:
 
 @contextmanager
 def running_system(step_time: float) -> Iterator[System]:
-    """A worker and a router over it, which knows a key for the others and one for the hostile client."""
+    """A worker and a router over it, which knows the clients by their keys."""
     children = Children(lambda _name, _line: None)
     try:
         with tempfile.TemporaryDirectory() as folder:
@@ -97,6 +101,7 @@ class Others:
     waiting: dict[int, float] = field(default_factory=dict)
     """When those began that have got nothing yet."""
     num_failed: int = 0
+    failures: Counter[str] = field(default_factory=Counter)
 
     @asynccontextmanager
     async def running(self, address: str) -> AsyncIterator[None]:
@@ -124,12 +129,12 @@ class Others:
         self.waiting[number] = time.perf_counter()
         num_tokens = 0
         try:
-            async for message in stub.Generate(request, metadata=call_metadata(secret("others"))):
+            async for message in stub.Generate(request, metadata=call_metadata(secret(NAMES[1 + number % NUM_OTHERS]))):
                 if number in self.waiting:
                     self.ttfts.append(time.perf_counter() - self.waiting.pop(number))
                 num_tokens = message.usage.num_completion_tokens
         except grpc.aio.AioRpcError as error:
-            print(f"a stream of the others failed: {error.code().name}: {error.details()}", flush=True)
+            self.failures[f"{error.code().name}: {error.details()}"] += 1
         self.num_failed += num_tokens != self.sizes.num_tokens
 
     async def watch(self, seconds: float) -> tuple[float, float]:
@@ -159,7 +164,7 @@ async def measure(sizes: Sizes, system: System) -> dict[str, Figure]:
         figures: dict[str, Figure] = {"calm_p50_ms": round(calm[0], 1), "calm_p99_ms": round(calm[1], 1)}
         print(f"calm: p50 {calm[0]:.0f} ms, p99 {calm[1]:.0f} ms, {len(others.ttfts)} streams", flush=True)
         for kind in KINDS:
-            flags = ["--router", system.address, "--http", system.http, "--key", secret("hostile")]
+            flags = ["--router", system.address, "--http", system.http, "--key", secret(HOSTILE)]
             attacker = system.children.start(kind, [sys.executable, "-m", "bench.attacks", kind, *flags])
             await asyncio.sleep(1.0)  # to start
             p50, p99 = await others.watch(sizes.seconds)
@@ -169,6 +174,8 @@ async def measure(sizes: Sizes, system: System) -> dict[str, Figure]:
             print(f"{kind}: p50 {p50:.0f} ms, p99 {p99:.0f} ms, {num_streams} streams, router {rss} MiB", flush=True)
             figures |= {f"{kind}_p50_ratio": round(p50 / calm[0], 2), f"{kind}_p99_ratio": round(p99 / calm[1], 2)}
             await others.recover(sizes)
+    for failure, number in others.failures.most_common(5):
+        print(f"{number} streams of the others failed: {failure}", flush=True)
     figures |= {"others_failed": others.num_failed, "router_rss_mb": round(process.memory_info().rss / 1e6, 1)}
     return figures
 

@@ -9,7 +9,7 @@ import logging
 import os
 import signal
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
+from contextlib import aclosing
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -24,7 +24,7 @@ from grpc_reflection.v1alpha.reflection import enable_server_reflection
 from common.decoding import decode
 from common.faults import log_fault
 from fissile.channel import MAX_MESSAGE_BYTES, SERVER_OPTIONS
-from fissile.errors import STATUS_DETAILS_KEY, FissileError, InternalError, UnavailableError
+from fissile.errors import STATUS_DETAILS_KEY, FissileError, InternalError, InvalidArgumentError, UnavailableError
 from fissile.tls import ServerTls
 
 logger = logging.getLogger(__name__)
@@ -48,25 +48,33 @@ def service_of(method: str) -> str:
     return method.split("/")[1]
 
 
-Turn = Callable[[int, grpc.aio.ServicerContext], AbstractAsyncContextManager[None]]
-"""For a request of so many bytes: what must be entered while it is read."""
-
 Read = Callable[[Any, grpc.aio.ServicerContext], Awaitable[Any]]
-"""From bytes to the request, or from an iterator of these to one of requests."""
+"""From the messages of a call, as bytes, to its request or an iterator of requests."""
+Take = Callable[[Parse, grpc.aio.ServicerContext], Awaitable[Any]]
+"""Receives the one message of a call and parses it. Until then nothing of it has been read, and whoever sends more than
+a little has to wait: so it may take its time."""
 
 
-def at_once(_num_bytes: int, _context: grpc.aio.ServicerContext) -> AbstractAsyncContextManager[None]:
-    return nullcontext()
+async def receive(context: grpc.aio.ServicerContext) -> bytes:
+    """The one message of a call. Raises InvalidArgumentError if there is none."""
+    raw = await context.read()
+    if raw is grpc.aio.EOF:
+        raise InvalidArgumentError("the call ended without a request")
+    return raw
+
+
+async def take_at_once(parse: Parse, context: grpc.aio.ServicerContext) -> Any:
+    return parse(await receive(context))
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
     """Lets in whom `admit` does. Turns a `FissileError` into its status, a request that protobuf refuses into
     INVALID_ARGUMENT, and anything else into INTERNAL, logged here and without its text."""
 
-    def __init__(self, admit: Admit = admit_all, turn: Turn = at_once) -> None:
-        """`turn`: at reading unary requests."""
+    def __init__(self, admit: Admit = admit_all, take: Take = take_at_once) -> None:
+        """`take`: the requests of calls that have one."""
         self._admit = admit
-        self._turn = turn
+        self._take = take
 
     async def intercept_service(
         self,
@@ -87,28 +95,20 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         if handler.request_streaming:
             read: Read = partial(_read_stream, parse)
         else:
-            read = partial(_read, parse, method, self._turn)
-        make = _HANDLERS[handler.request_streaming, handler.response_streaming]
+            read = partial(_read_one, parse, method, self._take)
+        # All take a stream of requests: gRPC reads the one of other handlers before they are asked.
+        streams = handler.response_streaming
+        make = grpc.stream_stream_rpc_method_handler if streams else grpc.stream_unary_rpc_method_handler
         return make(guard(behaviour, read, method, self._admit), response_serializer=handler.response_serializer)
 
 
-_HANDLERS = {
-    (False, False): grpc.unary_unary_rpc_method_handler,
-    (False, True): grpc.unary_stream_rpc_method_handler,
-    (True, False): grpc.stream_unary_rpc_method_handler,
-    (True, True): grpc.stream_stream_rpc_method_handler,
-}
-"""By whether requests and responses are streams."""
-
-
-async def _read(parse: Parse, method: str, turn: Turn, raw: bytes, context: grpc.aio.ServicerContext) -> Any:
+async def _read_one(parse: Parse, method: str, take: Take, _raw: Any, context: grpc.aio.ServicerContext) -> Any:
     """The request. One that cannot be read comes to no handler, so nobody else would log it."""
-    async with turn(len(raw), context):
-        try:
-            return decode(raw, parse)
-        except FissileError as error:
-            logger.info("%s refused: %s", method, error.message)
-            raise
+    try:
+        return await take(lambda raw: decode(raw, parse), context)
+    except FissileError as error:
+        logger.info("%s refused: %s", method, error.message)
+        raise
 
 
 async def _read_stream(parse: Parse, raw: AsyncIterator[bytes], _context: grpc.aio.ServicerContext) -> Any:
@@ -180,19 +180,19 @@ class ServiceServer:
         max_request_bytes: int = MAX_MESSAGE_BYTES,
         *,
         admit: Admit = admit_all,
-        turn: Turn = at_once,
+        take: Take = take_at_once,
         options: Mapping[str, int] = MappingProxyType({}),
         reflection: bool = True,
         channelz: bool = False,
     ) -> None:
-        """`interceptors` see a call before it is read, `admit` when its handler begins, `turn` is at reading unary
-        requests; `options` go before ours. `reflection` tells everyone the contract, `channelz` tells whom `admit`
-        lets in of connections and calls."""
+        """`interceptors` see a call before it is read, `admit` when its handler begins; `take` receives requests of
+        calls that have one; `options` go before ours. `reflection` tells everyone the contract, `channelz` tells whom
+        `admit` lets in of connections and calls."""
         self._service_name = service_name
         self._tls = tls
         self._closing = asyncio.Lock()
         self.server = grpc.aio.server(
-            interceptors=[*interceptors, ErrorInterceptor(admit, turn)],
+            interceptors=[*interceptors, ErrorInterceptor(admit, take)],
             options=list(
                 (dict(SERVER_OPTIONS) | {"grpc.max_receive_message_length": max_request_bytes} | dict(options)).items()
             ),

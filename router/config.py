@@ -100,7 +100,7 @@ class RouterSettings(Settings):
     receive_timeout: float = Field(
         30.0,
         gt=0,
-        description="Seconds that an HTTP client has for the head of a request, and as many for its body.",
+        description="Seconds that a request has to come in: its message, or over HTTP its head, and again its body.",
     )
     write_timeout: float = Field(
         30.0, gt=0, description="Seconds after which a client that reads nothing of what was sent loses its request."

@@ -4,12 +4,10 @@ import asyncio
 import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractAsyncContextManager, nullcontext, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
-import grpc
-
-from common.authentication import KeyInterceptor, header_of
+from common.authentication import KeyInterceptor
 from common.exposure import warn_if_exposed
 from common.loop_lag import LoopLag
 from common.metrics import new_registry, serve_metrics
@@ -20,10 +18,8 @@ from fissile.errors import UnavailableError
 from fissile.v1 import add_GenerationServiceServicer_to_server
 from router.admission.admission import make_admission
 from router.admission.readers import Readers
-from router.admission.turns import LARGE_BYTES
 from router.answering.pacing import Pacer
 from router.api import GenerationApi
-from router.callers.caller import host_of_peer
 from router.callers.callers import Callers
 from router.callers.quotas import Quotas
 from router.config import RouterSettings
@@ -42,6 +38,7 @@ from router.model.chat_template import template_of_operator
 from router.model.tokenizer import TokenizerStore
 from router.open_requests import OpenRequests
 from router.preparing import Preparation
+from router.reception import Reception
 from router.service import GenerationService
 
 if TYPE_CHECKING:
@@ -96,7 +93,7 @@ class RouterServer:
             settings.server_tls(),
             [KeyInterceptor(self.callers.check)] if self.callers.wants_key else [],
             request_limit(settings.max_prompt_bytes),
-            turn=self._turn,
+            take=Reception(self.callers, admission.turns, settings.receive_timeout).take,
             options=connection_options(settings),
             reflection=settings.reflection,
             channelz=settings.channelz,
@@ -179,13 +176,6 @@ class RouterServer:
         self._threads.shutdown(cancel_futures=True)
         logger.info("stopped")
 
-    def _turn(self, num_bytes: int, context: grpc.aio.ServicerContext) -> AbstractAsyncContextManager[None]:
-        """At reading a request of this size. Small ones need none, and health checks have no key."""
-        if num_bytes < LARGE_BYTES:
-            return nullcontext()
-        caller = self.callers.identify(header_of(context.invocation_metadata()), host_of_peer(context.peer()))
-        return self.api.admission.turns.turn(caller.name, num_bytes)
-
     async def _follow_health(self) -> None:
         was_ready = False
         while True:
@@ -247,7 +237,8 @@ def connection_options(settings: RouterSettings) -> dict[str, int]:
     """Of gRPC."""
     return {
         "grpc.max_allowed_incoming_connections": settings.max_connections,
-        "grpc.max_concurrent_streams": settings.max_open_requests,
+        # Beyond it, a client's own gRPC lets calls wait without a word. What is too much should hear so.
+        "grpc.max_concurrent_streams": 2 * settings.max_open_requests + 128,
         "grpc.max_connection_age_ms": round(settings.max_connection_age * 1000),
         "grpc.max_connection_age_grace_ms": round(settings.max_connection_age_grace * 1000),
     }

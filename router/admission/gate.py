@@ -11,12 +11,17 @@ class Gate:
     """Used on one event loop."""
 
     def __init__(self, limit: int) -> None:
+        self._limit = limit
         self._num_free = limit
         self._queue: FairQueue[asyncio.Future[None]] = FairQueue()
 
     @property
     def num_waiting(self) -> int:
         return len(self._queue)
+
+    @property
+    def is_idle(self) -> bool:
+        return self._num_free == self._limit
 
     @asynccontextmanager
     async def entered(self, client: str, cost: float) -> AsyncIterator[None]:

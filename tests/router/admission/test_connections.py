@@ -9,6 +9,7 @@ from fissile.v1 import GenerateRequest, GenerationServiceStub
 from tests.fakes.system import error_of, run_system
 from tests.fakes.worker import FakeWorker, counts
 
+GENERATE = "/fissile.v1.GenerationService/Generate"
 OWN_CONNECTION = [("grpc.use_local_subchannel_pool", 1)]
 
 
@@ -37,3 +38,20 @@ def test_an_old_connection_takes_nothing_new_and_its_requests_have_some_time(gra
 
     end = run_system(scenario, worker, max_connection_age=0.2, max_connection_age_grace=grace)
     assert end == (grpc.StatusCode.UNAVAILABLE if grace < 1 else 100)
+
+
+def test_requests_that_do_not_come_are_given_up_and_wait_in_the_clients_own_line():
+    """A client may open calls and say nothing: 32 are waited for at a time, and health is none of its business."""
+
+    async def scenario(system):
+        silent = [system.channel.stream_stream(GENERATE)() for _ in range(40)]
+        ends = await asyncio.gather(*(error_of(call.read()) for call in silent))
+        answer = await system.ask(GenerateRequest(text="a"))
+        empty = system.channel.stream_stream(GENERATE)()
+        await empty.done_writing()
+        await system.quiet()
+        return {end.message for end in ends}, answer.usage.num_completion_tokens, (await error_of(empty.read())).message
+
+    messages, num_tokens, empty = run_system(scenario, FakeWorker(counts(2)), receive_timeout=0.2)
+    assert messages == {"the request did not come within 0.2 s (receive-timeout)"}
+    assert (num_tokens, empty) == (2, "the call ended without a request")

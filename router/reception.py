@@ -1,0 +1,62 @@
+"""How requests come in over gRPC: so many of a client at a time, in bounded time, large ones in turn.
+
+Calls beyond that wait before anything of them is read, so they cost the event loop nothing, and what a client can make
+this process hold is bounded, whatever it sends.
+"""
+
+import asyncio
+from typing import Any
+
+import grpc
+
+from common.authentication import header_of
+from common.server import Parse, receive
+from fissile.errors import DeadlineExceededError, UnauthenticatedError
+from router.admission.gate import Gate
+from router.admission.turns import Turns
+from router.callers.caller import host_of_peer
+from router.callers.callers import Callers
+
+MAX_INCOMING = 32
+"""Requests of a client on their way in."""
+
+
+class Reception:
+    """Used on one event loop."""
+
+    def __init__(self, callers: Callers, turns: Turns, timeout: float) -> None:
+        """`timeout`: seconds that a request has to come in once it is its turn."""
+        self._callers = callers
+        self._turns = turns
+        self._timeout = timeout
+        self._gates: dict[str, Gate] = {}
+        """Of clients that have some on their way."""
+
+    async def take(self, parse: Parse, context: grpc.aio.ServicerContext) -> Any:
+        """The request of a call. Raises DeadlineExceededError if it does not come."""
+        client = self._client(context)
+        gate = self._gates.setdefault(client, Gate(MAX_INCOMING))
+        try:
+            async with gate.entered(client, 1.0):
+                raw = await self._received(context)
+                async with self._turns.turn_if_large(client, len(raw)):
+                    return parse(raw)
+        finally:
+            if gate.is_idle:
+                self._gates.pop(client, None)
+
+    async def _received(self, context: grpc.aio.ServicerContext) -> bytes:
+        try:
+            async with asyncio.timeout(self._timeout):
+                return await receive(context)
+        except TimeoutError as error:
+            text = f"the request did not come within {self._timeout:g} s (receive-timeout)"
+            raise DeadlineExceededError(text) from error
+
+    def _client(self, context: grpc.aio.ServicerContext) -> str:
+        """Calls without a key, where one is wanted, are of services that are open to all."""
+        host = host_of_peer(context.peer())
+        try:
+            return self._callers.identify(header_of(context.invocation_metadata()), host).name
+        except UnauthenticatedError:
+            return host
