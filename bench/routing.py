@@ -10,6 +10,7 @@ import asyncio
 import random
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -31,6 +32,10 @@ from fissile.v1 import (
     WorkerLoad,
     WorkerServiceStub,
 )
+from router.fleet.load import LoadTracker
+from router.fleet.policies.policy import Work
+from router.fleet.policies.prefix_aware import PrefixAware
+from router.fleet.prefixes.prefixes import Prefixes
 
 PACKAGES = ("grpcio", "protobuf", "fissile")
 BASELINE = "round_robin"
@@ -42,6 +47,9 @@ PREFIX_TOKENS = 512
 OWN_TOKENS = 32
 OUTPUT_TOKENS = 16
 REQUESTS_PER_SECOND = 24.0
+FLEETS = (1, 8, 100)
+"""Workers among which a choice is timed."""
+PROMPT_TOKENS = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +76,53 @@ def main() -> None:
             f"hotspot_{policy}": round(one.hotspot, 2),
         }
     ours, baseline = measured["prefix"], measured[BASELINE]
+    for num_workers in FLEETS:
+        figures |= choice_cost(num_workers, 20 if quick else 500)
     figures |= {
         "hit_rate_ratio": ratio(ours.hit_rate, baseline.hit_rate),
         "ttft_p50_ratio": ratio(ours.ttft_ms, baseline.ttft_ms),
         "hotspot": round(ours.hotspot, 2),
     }
     finish("routing", figures, quick=quick, dtype="none", packages=PACKAGES)
+
+
+@dataclass(slots=True)
+class Worker:
+    """As a policy sees it."""
+
+    address: str
+    load: LoadTracker
+    num_sessions: int = 1
+
+    @property
+    def session(self) -> tuple[str, int]:
+        return self.address, self.num_sessions
+
+
+def choice_cost(num_workers: int, repeats: int) -> dict[str, Figure]:
+    """The default policy alone, in this process: of a prompt that no worker has, and of one that all have."""
+    rng = random.Random(1)
+    workers = [Worker(f"10.0.0.{number}:50061", LoadTracker(block_size=16)) for number in range(num_workers)]
+    prefixes = Prefixes(1 << 30)
+    views = [prefixes.follow(worker.session, 16) for worker in workers]
+    for worker, view in zip(workers, views, strict=True):
+        worker.load.reported(WorkerLoad(num_running=8, num_blocks=50_000, num_used_blocks=3000))
+        view.store([rng.getrandbits(64) for _ in range(2000)])
+    policy = PrefixAware(prefixes, rng)
+    prompt = [rng.randrange(50_000) for _ in range(PROMPT_TOKENS)]
+
+    def microseconds() -> float:
+        times = []
+        for _ in range(repeats):
+            begin = time.perf_counter()
+            policy.choose(Work(prompt), workers)
+            times.append((time.perf_counter() - begin) * 1e6)
+        return median(times, 1)
+
+    new = microseconds()
+    for view in views:
+        view.store(list(Work(prompt).block_hashes(16, PROMPT_TOKENS // 16)))
+    return {f"choose_new_us_{num_workers}": new, f"choose_cached_us_{num_workers}": microseconds()}
 
 
 @contextmanager
