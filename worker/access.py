@@ -30,10 +30,10 @@ class Role(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """Who has a role: whoever shows the key, or a certificate with one of these names."""
+    """Who has a role: whoever shows one of the keys, or a certificate with one of the names."""
 
     role: Role
-    key: str = ""
+    keys: frozenset[str] = frozenset()
     names: frozenset[str] = frozenset()
 
 
@@ -43,7 +43,7 @@ class Access:
     def __init__(self, grants: Iterable[Grant] = ()) -> None:
         """Where a key or name has two roles, the higher one counts."""
         in_order = sorted(grants, key=lambda grant: grant.role)
-        self._by_key = KeyTable({digest_of(grant.key): grant.role for grant in in_order if grant.key})
+        self._by_key = KeyTable({digest_of(key): grant.role for grant in in_order for key in grant.keys})
         self._by_name = {name: grant.role for grant in in_order for name in grant.names}
 
     @property

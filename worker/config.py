@@ -18,11 +18,20 @@ from worker.processes.tcp import MIN_SECRET_LENGTH
 from worker.runner.config import RunnerConfig
 
 ENV_PREFIX = "FISSILE_WORKER_"
-_SECRET_ADVICE = f"At least {MIN_SECRET_LENGTH} characters; better in the environment: flags can be seen by others."
+_SECRET_ADVICE = (
+    f"Of several, separated by commas, all do. At least {MIN_SECRET_LENGTH} characters. Better in the environment: "
+    "flags can be seen by others."
+)
 MAX_NAME_LENGTH = 256
 """Of a served model: names are written in logs and metrics."""
 MAX_VERSION_LENGTH = 64
 _VERSION = re.compile(rf"[A-Za-z0-9._-]{{0,{MAX_VERSION_LENGTH}}}")
+
+
+def keys_of(secret: SecretStr) -> frozenset[str]:
+    """Several, so that a new one can be given out before the old one is taken away."""
+    keys = (key.strip() for key in secret.get_secret_value().split(","))
+    return frozenset(key for key in keys if key)
 
 
 class WorkerSettings(Settings):
@@ -187,8 +196,7 @@ class WorkerSettings(Settings):
         if (self.router_names or self.operator_names) and not self.tls_client_ca:
             raise ValueError("--router-names and --operator-names need --tls-client-ca")
         for flag, secret in (("--router-key", self.router_key), ("--operator-key", self.operator_key)):
-            key = secret.get_secret_value()
-            if key and (len(key) < MIN_SECRET_LENGTH or not is_sendable(key)):
+            if any(len(key) < MIN_SECRET_LENGTH or not is_sendable(key) for key in keys_of(secret)):
                 raise ValueError(f"{flag}: must be at least {MIN_SECRET_LENGTH} printable ASCII characters, no blanks")
         if self.preemption_mode == "swap" and not self.swap_space_gib:
             raise ValueError("--preemption-mode swap needs --swap-space-gib above 0")

@@ -22,7 +22,7 @@ from fissile import v1
 from fissile.errors import UnavailableError
 from worker.access import SERVICE_NAME, Access, Grant, Role
 from worker.broker import Broker
-from worker.config import WorkerSettings
+from worker.config import WorkerSettings, keys_of
 from worker.convert import ModelLimits
 from worker.core.params import Grammar
 from worker.core.scheduler import Scheduler
@@ -284,8 +284,8 @@ async def _load_and_wait(server: WorkerServer, stop: asyncio.Event, on_ready: Ca
 def _access(settings: WorkerSettings) -> Access:
     return Access(
         [
-            Grant(Role.ROUTER, settings.router_key.get_secret_value(), frozenset(settings.router_names)),
-            Grant(Role.OPERATOR, settings.operator_key.get_secret_value(), frozenset(settings.operator_names)),
+            Grant(Role.ROUTER, keys_of(settings.router_key), frozenset(settings.router_names)),
+            Grant(Role.OPERATOR, keys_of(settings.operator_key), frozenset(settings.operator_names)),
         ]
     )
 

@@ -76,6 +76,8 @@ def parse_keys(text: bytes) -> dict[bytes, Caller]:
         raise InvalidArgumentError(f"is no UTF-8 at byte {error.start}") from None
     except tomllib.TOMLDecodeError as error:
         raise InvalidArgumentError(f"is no TOML: {error}") from None
+    except RecursionError:
+        raise InvalidArgumentError("nests too deeply") from None
     result: dict[bytes, Caller] = {}
     names: set[str] = set()
     for i, key in enumerate(keys):

@@ -124,14 +124,14 @@ WORKER_KEY = "router-router-router"
 
 
 def test_a_router_shows_its_workers_the_key(caplog):
-    worker = FakeWorker(says(" Paris"), access=Access([Grant(Role.ROUTER, WORKER_KEY)]))
+    worker = FakeWorker(says(" Paris"), access=Access([Grant(Role.ROUTER, frozenset({WORKER_KEY}))]))
     with caplog.at_level(logging.DEBUG):
         assert run_system(answer, worker, worker_key=WORKER_KEY) == " Paris"
     assert WORKER_KEY not in caplog.text
 
 
 def test_a_router_that_a_worker_does_not_know_is_told_so(caplog):
-    worker = FakeWorker(says("x"), access=Access([Grant(Role.ROUTER, WORKER_KEY)]))
+    worker = FakeWorker(says("x"), access=Access([Grant(Role.ROUTER, frozenset({WORKER_KEY}))]))
     detail = run_system(link_detail, worker, wait_ready=False, worker_key="another-key")
     assert detail == "a key or a certificate of a router or an operator is needed"
     assert [record.levelname for record in caplog.records] == ["WARNING"], "waiting will not help"

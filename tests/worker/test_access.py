@@ -17,7 +17,8 @@ from tests.worker.harness import run_worker
 from worker.config import WorkerSettings
 
 ROUTER_KEY, OPERATOR_KEY = "router-router-router", "operator-operator-op"
-KEYS = {"router_key": ROUTER_KEY, "operator_key": OPERATOR_KEY}
+NEXT_ROUTER_KEY = "router-router-next"
+KEYS = {"router_key": f"{ROUTER_KEY}, {NEXT_ROUTER_KEY}", "operator_key": OPERATOR_KEY}
 
 UNARY = {
     "GetWorker": v1.GetWorkerRequest(),
@@ -67,8 +68,8 @@ def served_with(keys: list[str], **settings) -> list[set[str]]:
 
 def test_keys_of_routers_and_operators():
     assert set(v1.worker_pb2.DESCRIPTOR.services_by_name["WorkerService"].methods_by_name) == ALL
-    callers = ["", "other-other-other-oth", ROUTER_KEY, OPERATOR_KEY]
-    assert served_with(callers, **KEYS) == [set(), set(), FOR_ROUTERS, ALL]
+    callers = ["", "other-other-other-oth", ROUTER_KEY, NEXT_ROUTER_KEY, OPERATOR_KEY]
+    assert served_with(callers, **KEYS) == [set(), set(), FOR_ROUTERS, FOR_ROUTERS, ALL]
 
 
 def test_nobody_operates_where_only_routers_have_a_key():
@@ -150,7 +151,7 @@ def test_a_port_that_others_reach_is_warned_about(settings, said, caplog):
     ("settings", "said"),
     [
         ({"router_names": ["a"]}, "--router-names and --operator-names need --tls-client-ca"),
-        ({"router_key": "short"}, "--router-key: must be at least 16 printable ASCII characters"),
+        ({"router_key": f"{ROUTER_KEY},short"}, "--router-key: must be at least 16 printable ASCII characters"),
         ({"operator_key": "with blanks in between"}, "--operator-key: must be at least 16 printable"),
     ],
 )

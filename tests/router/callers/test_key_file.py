@@ -70,6 +70,7 @@ def key(**fields: str) -> str:
         ("", "keys: Field required"),
         ("keys = []", "keys: List should have at least 1 item"),
         ("keys = [", "is no TOML: "),
+        ("keys = " + "[" * 10_000, "nests too deeply"),
         ("\xff", "is no UTF-8 at byte 0"),
         (key(name='""'), "keys[0].name: "),
         (key(nmae='"a"'), "keys[0].nmae: Extra inputs are not permitted"),
