@@ -262,6 +262,7 @@ def _worker(message: generation_pb2.WorkerStats) -> Worker:
         num_prefix_queries=message.load.num_prefix_queries,
         num_prefix_hits=message.load.num_prefix_hits,
         model=message.model,
+        model_version=message.model_version,
         epoch=message.epoch,
         ttft=_quantiles(message.ttft),
         tpot=_quantiles(message.tpot),

@@ -224,6 +224,8 @@ class Worker:
     """Of these, found there."""
     model: str
     """Empty as long as it was never reached."""
+    model_version: str
+    """What its operator calls it; may be empty."""
     epoch: str
     """Another one after each start."""
     ttft: Quantiles

@@ -12,7 +12,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry, Counter
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from common.metrics import (
@@ -35,6 +35,8 @@ class WorkerGauge:
     """A worker as this router sees it now."""
 
     model: str
+    version: str
+    """What its operator calls it; may be empty."""
     address: str
     is_available: bool
     is_ejected: bool
@@ -236,7 +238,7 @@ class _GaugeCollector(Collector):
     def __init__(self, gauges: Callable[[], Gauges]) -> None:
         self._gauges = gauges
 
-    def collect(self) -> Iterator[GaugeMetricFamily]:
+    def collect(self) -> Iterator[Metric]:
         now = self._gauges()
         of_router = {
             "open_requests": ("Open requests.", now.num_open_requests),
@@ -255,9 +257,11 @@ class _GaugeCollector(Collector):
                 ("open_requests", "Open requests of this router on it."),
             )
         )
+        info = InfoMetricFamily("fissile_router_worker", "Which version of the model it serves.", labels=_PER_WORKER)
         for worker in now.workers:
             labels = worker.model, worker.address
+            info.add_metric(labels, {"version": worker.version})
             available.add_metric(labels, worker.is_available)
             ejected.add_metric(labels, worker.is_ejected)
             open_requests.add_metric(labels, worker.num_open_requests)
-        yield from (available, ejected, open_requests)
+        yield from (info, available, ejected, open_requests)

@@ -196,6 +196,7 @@ class RouterServer:
         workers = [
             WorkerGauge(
                 link.info.model if link.info else "",
+                link.version.name if link.version else "",
                 link.address,
                 is_available=link.is_available,
                 is_ejected=not link.breaker.is_closed,

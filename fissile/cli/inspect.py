@@ -89,7 +89,9 @@ def _about_version(version: "ModelVersion") -> list[str]:
 def _about_worker(worker: "Worker") -> list[str]:
     if not worker.healthy:
         return [f"down: {worker.detail}"]
+    version = f" · version {worker.model_version}" if worker.model_version else ""
     return [
+        f"{worker.model}{version}",
         f"healthy · {worker.num_open_requests} open · {worker.num_running} running · {worker.num_waiting} waiting",
         f"KV blocks {worker.num_used_blocks} of {worker.num_blocks} used · {worker.num_generated_tokens} tokens out",
     ]

@@ -460,7 +460,7 @@ class FinishCount(_message.Message):
     def __init__(self, reason: _Optional[str] = ..., count: _Optional[int] = ...) -> None: ...
 
 class WorkerStats(_message.Message):
-    __slots__ = ("address", "healthy", "detail", "epoch", "num_open_requests", "load", "ttft", "tpot", "dp_rank", "model")
+    __slots__ = ("address", "healthy", "detail", "epoch", "num_open_requests", "load", "ttft", "tpot", "dp_rank", "model", "model_version")
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     HEALTHY_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
@@ -471,6 +471,7 @@ class WorkerStats(_message.Message):
     TPOT_FIELD_NUMBER: _ClassVar[int]
     DP_RANK_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
+    MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
     address: str
     healthy: bool
     detail: str
@@ -481,4 +482,5 @@ class WorkerStats(_message.Message):
     tpot: LatencyQuantiles
     dp_rank: int
     model: str
-    def __init__(self, address: _Optional[str] = ..., healthy: bool = ..., detail: _Optional[str] = ..., epoch: _Optional[str] = ..., num_open_requests: _Optional[int] = ..., load: _Optional[_Union[_sequence_pb2.WorkerLoad, _Mapping]] = ..., ttft: _Optional[_Union[LatencyQuantiles, _Mapping]] = ..., tpot: _Optional[_Union[LatencyQuantiles, _Mapping]] = ..., dp_rank: _Optional[int] = ..., model: _Optional[str] = ...) -> None: ...
+    model_version: str
+    def __init__(self, address: _Optional[str] = ..., healthy: bool = ..., detail: _Optional[str] = ..., epoch: _Optional[str] = ..., num_open_requests: _Optional[int] = ..., load: _Optional[_Union[_sequence_pb2.WorkerLoad, _Mapping]] = ..., ttft: _Optional[_Union[LatencyQuantiles, _Mapping]] = ..., tpot: _Optional[_Union[LatencyQuantiles, _Mapping]] = ..., dp_rank: _Optional[int] = ..., model: _Optional[str] = ..., model_version: _Optional[str] = ...) -> None: ...

@@ -20,6 +20,8 @@ class Catalogue:
     """By id."""
     ids: Mapping[str, str]
     """Of models, by alias."""
+    known: Mapping[str, Workers]
+    """By model: its workers, the last that they said of themselves."""
     available: Mapping[str, Workers]
     """By model: its workers that take new sequences."""
 
@@ -41,7 +43,7 @@ def catalogue(links: Iterable[WorkerLink], router_aliases: Mapping[str, str]) ->
         )
         for id, versions in by_model.items()
     }
-    return Catalogue(models, ids, available)
+    return Catalogue(models, ids, by_model, available)
 
 
 def _available(versions: Workers) -> Workers:

@@ -74,4 +74,5 @@ def _worker_stats(link: WorkerLink, window_seconds: float) -> WorkerStats:
         tpot=link.latency.tpot.quantiles(window_seconds),
         dp_rank=link.info.dp_rank if link.info else 0,
         model=link.info.model if link.info else "",
+        model_version=link.info.model_version if link.info else "",
     )

@@ -59,7 +59,7 @@ class WorkerSet:
     @property
     def is_ready(self) -> bool:
         """A request would find a worker."""
-        return any(link.is_available for link in self.links.values())
+        return any(self.catalogue.available.values())
 
     @property
     def catalogue(self) -> Catalogue:
@@ -74,7 +74,7 @@ class WorkerSet:
             told = model.id, frozenset(one.version for one in model.versions)
             if len(model.versions) > 1 and told not in self._told:
                 self._told.add(told)
-                logger.warning("workers of %s differ: %s", model.id, differences(model, now.available[model.id]))
+                logger.warning("workers of %s differ: %s", model.id, differences(model, now.known[model.id]))
 
     def candidates(
         self, model: str, is_wanted: Callable[[Version], bool], dp_rank: int | None = None

@@ -23,7 +23,10 @@ from worker.metrics import WorkerMetrics
 from worker.steps import FinishedStep
 
 DOCS = Path(__file__).parents[2] / "docs/operations.md"
-WORKERS = [WorkerGauge("llama", "w:1", True, False, 2), WorkerGauge("llama", "w:2", False, True, 0)]
+WORKERS = [
+    WorkerGauge("llama", "", "w:1", True, False, 2),
+    WorkerGauge("llama", "canary", "w:2", False, True, 0),
+]
 
 STEP = FinishedStep(ScheduledBatch(0, [0], [1], [4], token_array([7]), [True]), 0.001, 0.0009, 7.0)
 
@@ -124,6 +127,7 @@ def test_what_a_request_adds():
     assert samples(registry, "fissile_router_cached_tokens_total") == {("llama",): 16}
     assert samples(registry, "fissile_router_ttft_seconds_count") == {("llama", "w:1"): 1}
     assert samples(registry, "fissile_router_request_prompt_tokens_sum") == {("llama",): 31}
+    assert samples(registry, "fissile_router_worker_info") == {("llama", "", "w:1"): 1, ("llama", "canary", "w:2"): 1}
     assert samples(registry, "fissile_router_worker_available") == {("llama", "w:1"): 1, ("llama", "w:2"): 0}
     assert samples(registry, "fissile_router_worker_ejected") == {("llama", "w:1"): 0, ("llama", "w:2"): 1}
 
