@@ -3,6 +3,8 @@
 from contextlib import ExitStack
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fissile.errors import QuotaExceededError
 from router.callers.caller import Caller, Quota
@@ -131,3 +133,22 @@ def test_a_quota_that_is_changed_counts_at_once(quotas, clock):
     assert refusal(quotas, alice(requests_per_minute=60), 60) is None
     assert refusal(quotas, alice(requests_per_minute=6)) == ("requests_per_minute is 6", 10.0)
     assert refusal(quotas, alice()) is None
+
+
+@given(
+    per_minute=st.integers(1, 1000),
+    calls=st.lists(st.tuples(st.floats(0, 30), st.integers(1, 2000), st.integers(0, 2000)), max_size=60),
+)
+def test_over_any_time_nobody_gets_more_than_the_rate_and_a_last_answer(per_minute, calls):
+    """`calls`: seconds since the one before, tokens of the prompt, of the answer."""
+    clock = Clock()
+    quotas, caller = Quotas(clock), alice(tokens_per_minute=per_minute)
+    begin, used, last = clock.now, 0, 0
+    for seconds, num_prompt, num_generated in calls:
+        clock.now += seconds
+        refused = tokens_refusal(quotas, caller, num_prompt, num_generated)
+        if refused is None:
+            used, last = used + num_prompt + num_generated, num_prompt + num_generated
+        else:
+            assert 0 < refused[1] <= (last + per_minute) * 60 / per_minute + 1e-6
+        assert used <= per_minute + (clock.now - begin) * per_minute / 60 + last + 1e-6
