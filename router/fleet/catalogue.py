@@ -38,7 +38,8 @@ def catalogue(links: Iterable[WorkerLink], router_aliases: Mapping[str, str]) ->
     models = {
         id: ServedModel(
             id,
-            _served(id, versions, available[id]),
+            _served(id, available[id] or versions, available[id]),
+            _served(id, _without(versions, available[id]), available[id]) if available[id] else (),
             tuple(sorted(alias for alias, owner in ids.items() if owner == id)),
         )
         for id, versions in by_model.items()
@@ -51,9 +52,13 @@ def _available(versions: Workers) -> Workers:
     return {version: links for version, links in found.items() if links}
 
 
-def _served(model: str, known: Workers, available: Workers) -> tuple[ServedVersion, ...]:
+def _without(known: Workers, available: Workers) -> Workers:
+    return {version: links for version, links in known.items() if version not in available}
+
+
+def _served(model: str, workers: Workers, available: Workers) -> tuple[ServedVersion, ...]:
     served = []
-    for version, links in (available or known).items():
+    for version, links in workers.items():
         info, tokenizer = links[0].info, links[0].tokenizer
         if info is not None and tokenizer is not None:
             num_workers = len(available.get(version, ()))

@@ -42,17 +42,28 @@ class VersionChoice:
     """Requests that no worker knows of yet, by model and version."""
 
     def in_order(self, model: ServedModel, wish: Wish) -> list[ServedVersion]:
-        """The version that a request should go to, and behind it those with a longer context, the longest last. What
-        none can take goes to one that says so."""
-        able = [one for one in model.versions if wish.capabilities <= one.version.capabilities] or list(model.versions)
-        able = [one for one in able if self._has_rank(one, wish.dp_rank)] or able
-        able = [one for one in able if any(link.breaker.admits for link in self._links(one))] or able
-        if len(able) == 1:
-            return able
-        drawn = self._drawn_by_share(model.id, able, wish.routing_key)
-        chosen = self._by_key(drawn, wish.routing_key) if wish.routing_key else self._least_loaded(drawn)
-        longer = [one for one in able if one.info.max_model_len > chosen.info.max_model_len]
-        return [chosen, *sorted(longer, key=lambda one: one.info.max_model_len)]
+        """The version that a request should go to, and behind it those with a longer context, the longest last; those
+        without a worker now are among them if no other is as long. What none can take goes to one that says so."""
+        able, absent = self._able(model.versions, wish), self._able(model.absent, wish)
+        candidates = able or absent or model.versions
+        candidates = [one for one in candidates if self._admits(one)] or candidates
+        chosen = candidates[0] if len(candidates) == 1 else self._chosen(model.id, candidates, wish.routing_key)
+        order = [chosen]
+        for others in (able, absent):
+            length = order[-1].info.max_model_len
+            order += sorted((one for one in others if one.info.max_model_len > length), key=_context)
+        return order
+
+    def _able(self, versions: Sequence[ServedVersion], wish: Wish) -> Sequence[ServedVersion]:
+        able = [one for one in versions if wish.capabilities <= one.version.capabilities]
+        return [one for one in able if self._has_rank(one, wish.dp_rank)] or able
+
+    def _admits(self, one: ServedVersion) -> bool:
+        return any(link.breaker.admits for link in self._links(one))
+
+    def _chosen(self, model: str, versions: Sequence[ServedVersion], routing_key: str) -> ServedVersion:
+        drawn = self._drawn_by_share(model, versions, routing_key)
+        return self._by_key(drawn, routing_key) if routing_key else self._least_loaded(drawn)
 
     @contextmanager
     def counted(self, one: ServedVersion) -> Iterator[None]:
@@ -108,3 +119,7 @@ class VersionChoice:
     def _links(self, one: ServedVersion) -> Sequence[WorkerLink]:
         """Its workers that are available."""
         return self.workers.catalogue.available.get(one.model, {}).get(one.version, ())
+
+
+def _context(one: ServedVersion) -> int:
+    return one.info.max_model_len

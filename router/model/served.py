@@ -68,6 +68,8 @@ class ServedModel:
     id: str
     versions: tuple[ServedVersion, ...]
     """Those that have a worker now or, if none has, all. The one with the most workers comes first."""
+    absent: tuple[ServedVersion, ...] = ()
+    """The others: their workers are known, and away or drained."""
     aliases: tuple[str, ...] = ()
     """Other names for it; none is the id of another model."""
 

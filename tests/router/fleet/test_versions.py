@@ -188,6 +188,25 @@ def test_what_only_the_longer_context_has_room_for_goes_there_and_the_largest_li
     assert [(v.max_model_len, v.num_workers) for v in model.versions] == [(128, 1), (64, 1)]
 
 
+def test_what_only_a_version_that_is_away_has_room_for_waits_for_it():
+    small, large = FakeWorker(counts(3), max_model_len=64), FakeWorker(counts(3), max_model_len=128)
+
+    async def scenario(system):
+        await large.service.set_serving(False)
+        link = system.router.workers.links[large.address]
+        await until(lambda: not link.is_available)
+        error = await error_of(system.ask(of_tokens(100)))
+        answer = await system.ask(of_tokens(10))
+        waiting = asyncio.create_task(system.ask(of_tokens(100)))
+        await large.service.set_serving(True)
+        return error, answer, await waiting
+
+    error, *answers = run_system(scenario, small, large, worker_wait=0.5)
+    assert isinstance(error, UnavailableError)
+    assert [answer.usage.num_prompt_tokens for answer in answers] == [10, 100]
+    assert (len(small.received), len(large.received)) == (1, 1)
+
+
 def test_a_prompt_is_made_by_tokenizer_and_template_of_the_version_that_gets_it():
     plain, shouting = toys.files(toys.byte_level()), toys.files(toys.byte_level(vocab_size=300))
     shouting["tokenizer_config.json"] = plain["tokenizer_config.json"].replace(b"m.content", b"m.content|upper")
