@@ -5,7 +5,7 @@ each worker has a view with its own blocks, the longest unused first, so that wh
 keep to the bound, is found without a search.
 """
 
-from collections.abc import Iterable, Reversible
+from collections.abc import Collection, Iterable, Reversible
 from itertools import islice
 
 from router.fleet.retries import Session
@@ -126,15 +126,15 @@ class View:
 
     def remove(self, hashes: Iterable[int]) -> None:
         """It has them no more; those that it did not have are no fault."""
-        for hash in hashes:
-            if hash in self._blocks:
-                del self._blocks[hash]
-                self._let_go(hash)
+        blocks = self._blocks
+        gone = {hash for hash in hashes if hash in blocks}
+        for hash in gone:
+            del blocks[hash]
+        self._let_go(gone)
 
     def clear(self) -> None:
         blocks, self._blocks = self._blocks, {}
-        for hash in blocks:
-            self._let_go(hash)
+        self._let_go(blocks)
 
     def close(self) -> None:
         """Idempotent. Nothing of it is left in the index."""
@@ -147,11 +147,13 @@ class View:
         """Some of its blocks."""
         self.remove(list(islice(self._blocks, -(-len(self._blocks) // _SHARE_TO_DROP))))
 
-    def _let_go(self, hash: int) -> None:
-        """A block has left `_blocks`."""
-        self._index.num_blocks -= 1
-        left = self._holders[hash] & ~self._bit
-        if left:
-            self._holders[hash] = left
-        else:
-            del self._holders[hash]
+    def _let_go(self, hashes: Collection[int]) -> None:
+        """These have left `_blocks`."""
+        self._index.num_blocks -= len(hashes)
+        holders, others = self._holders, ~self._bit
+        for hash in hashes:
+            left = holders[hash] & others
+            if left:
+                holders[hash] = left
+            else:
+                del holders[hash]
