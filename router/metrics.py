@@ -49,6 +49,7 @@ class Gauges:
 
     num_open_requests: int
     num_waiting_requests: int
+    num_queued_requests: int
     num_waiting_streams: int
     held_bytes: int
     prefix_index_bytes: int
@@ -243,6 +244,7 @@ class _GaugeCollector(Collector):
         of_router = {
             "open_requests": ("Open requests.", now.num_open_requests),
             "waiting_requests": ("Of these, waiting for their turn to be made ready.", now.num_waiting_requests),
+            "queued_requests": ("Of the open ones, waiting for room on a worker.", now.num_queued_requests),
             "waiting_streams": ("Streams with tokens that wait for their turn to be sent.", now.num_waiting_streams),
             "held_bytes": ("Bytes of requests and of answers that are not read yet, by estimate.", now.held_bytes),
             "prefix_index_bytes": ("Bytes of what is known of the workers' caches.", now.prefix_index_bytes),

@@ -207,6 +207,7 @@ class RouterServer:
         return Gauges(
             num_open_requests=len(self.open_requests),
             num_waiting_requests=self._admission.turns.num_waiting,
+            num_queued_requests=len(self._admission.queue),
             num_waiting_streams=self.pacer.num_waiting,
             held_bytes=self._admission.held_bytes.num_taken,
             prefix_index_bytes=self.prefixes.index.num_bytes,

@@ -11,9 +11,9 @@ from router.answering.prompt_logprobs import prompt_logprob_bytes
 TOKEN_BYTES = 64
 ENTRY_BYTES = 16
 
-MAX_ENTRIES = 8192
+MAX_ENTRIES = 4096
 """Of log probabilities in one update. Writing their text takes some ten milliseconds of the event loop."""
-ENTRIES_PER_MESSAGE = 256
+ENTRIES_PER_MESSAGE = 128
 """That cost what a message costs."""
 
 

@@ -34,7 +34,7 @@ STEP = FinishedStep(ScheduledBatch(0, [0], [1], [4], token_array([7]), [True]), 
 def router_metrics():
     registry = CollectorRegistry()
     metrics = RouterMetrics(registry)
-    metrics.watch(lambda: Gauges(2, 1, 1, 4096, 512, WORKERS))
+    metrics.watch(lambda: Gauges(2, 1, 1, 1, 4096, 512, WORKERS))
     return registry, metrics
 
 
