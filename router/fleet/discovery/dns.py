@@ -42,7 +42,7 @@ class DnsSource:
         """Answers since an address was in one."""
 
     async def watch(self) -> AsyncIterator[frozenset[Endpoint]]:
-        outage = Outage(self._target)
+        outage = Outage(self._target, may_come_late=True)
         while True:
             try:
                 found = await self._resolver(self._target.name)

@@ -31,7 +31,7 @@ class FileSource:
         self._interval = interval
 
     async def watch(self) -> AsyncIterator[frozenset[Endpoint]]:
-        outage = Outage(self._target)
+        outage = Outage(self._target, may_come_late=True)
         file = WatchedFile(self._target.path)
         while True:
             try:

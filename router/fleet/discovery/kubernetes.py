@@ -35,7 +35,7 @@ class KubernetesSource:
         self._random = Random()
 
     async def watch(self) -> AsyncIterator[frozenset[Endpoint]]:
-        outage = Outage(self._target)
+        outage = Outage(self._target, may_come_late=False)
         delay = self._backoff
         while True:
             try:
