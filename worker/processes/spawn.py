@@ -29,7 +29,10 @@ def is_stopped(pid: int) -> bool:
 
 
 def _environment() -> dict[str, str]:
-    """With the folder of `worker`, wherever it was found."""
+    """With the folder of `worker`, wherever it was found. Threads of OpenMP wait asleep, unless the environment says
+    otherwise: awake they would keep the cores from ours, and from the services."""
     root = str(Path(__file__).resolve().parents[2])
     path = os.environ.get("PYTHONPATH")
-    return os.environ | {"PYTHONPATH": root if path is None else root + os.pathsep + path}
+    return (
+        {"OMP_WAIT_POLICY": "PASSIVE"} | os.environ | {"PYTHONPATH": root if path is None else root + os.pathsep + path}
+    )

@@ -3,9 +3,11 @@
 from typing import Any
 
 from worker.kernels.interface import DECODER, GQA, LINEAR, TABLE
+from worker.kernels.native.choose import NativeChoose, supports_choose
 from worker.kernels.native.decoder import NativeDecoder, supports_decoder
 from worker.kernels.native.gqa import NativeGqa, supports_gqa
 from worker.kernels.native.linear import NativeLinear, supports_linear
+from worker.kernels.sampling import CHOOSE
 from worker.kernels.select import Implementation
 
 COMPILER = None
@@ -13,5 +15,6 @@ IMPLEMENTATIONS: list[Implementation[Any, Any]] = [
     Implementation(DECODER, "native", supports_decoder, lambda spec, *_: NativeDecoder(spec)),
     Implementation(LINEAR, "native", supports_linear, lambda spec, *_: NativeLinear(spec)),
     Implementation(TABLE, "native", supports_linear, lambda spec, *_: NativeLinear(spec)),
+    Implementation(CHOOSE, "native", supports_choose, lambda *_: NativeChoose()),
     Implementation(GQA, "native", supports_gqa, lambda spec, *_: NativeGqa(spec)),
 ]

@@ -1,5 +1,5 @@
-// Causal attention over a paged cache. A layer's keys are [blocks][heads][D][block_size], so that a vector holds one
-// component of W keys; its values are [blocks][heads][block_size][D].
+// Causal attention over a paged cache. Of each block a layer has keys [heads][D][block_size], so that a vector holds one
+// component of W keys, and values [heads][block_size][D]; from a block to the next it is `block_stride` floats.
 //
 // Keys are taken KEYS at a time, each time with a softmax of its own, and what was found is merged in their order. So a
 // token's result depends on its context alone, and not on how the work was shared out.
@@ -16,8 +16,13 @@ constexpr int TILE_QUERIES = 96;  // of a chunk of a prompt: tokens times heads 
 
 struct Shape {
     int heads, kv_heads, head_dim, block_size;
+    int64_t block_stride;
     float scale;
     int group() const { return heads / kv_heads; }
+    // Where a layer's keys, or values, of this head in this block begin.
+    int64_t place(int64_t block, int kv_head) const {
+        return block * block_stride + int64_t(kv_head) * head_dim * block_size;
+    }
 };
 
 // Part of the work of one row and key head: some of its tokens over some of its keys.
@@ -53,10 +58,12 @@ static inline size_t attention_scratch(const Shape &shape) {
 }
 
 template <int R>
-static inline void score_tile(const float *const *q, const float *keys, int key_stride, int dim, float *scores) {
+static inline void score_tile(
+    const float *const *q, const float *keys, const float *next, int key_stride, int dim, float *scores) {
     Vec total[R] = {};
     for (int d = 0; d < dim; d++) {
         const Vec key = load(keys + size_t(d) * key_stride);
+        __builtin_prefetch(next + size_t(d) * key_stride);
 #pragma GCC unroll 8
         for (int r = 0; r < R; r++) total[r] += key * q[r][d];
     }
@@ -64,12 +71,14 @@ static inline void score_tile(const float *const *q, const float *keys, int key_
     for (int r = 0; r < R; r++) store(scores + r * (KEYS + W), total[r]);
 }
 
+// `next`: the keys that are read after these, so that they are there by then.
 template <int R = 1>
-static void scores_of(const float *const *q, int num, const float *keys, int key_stride, int dim, float *scores) {
+static void scores_of(
+    const float *const *q, int num, const float *keys, const float *next, int key_stride, int dim, float *scores) {
     if constexpr (R < 8) {
-        if (num > R) return scores_of<R + 1>(q, num, keys, key_stride, dim, scores);
+        if (num > R) return scores_of<R + 1>(q, num, keys, next, key_stride, dim, scores);
     }
-    score_tile<R>(q, keys, key_stride, dim, scores);
+    score_tile<R>(q, keys, next, key_stride, dim, scores);
 }
 
 struct ItemWork {
@@ -95,14 +104,16 @@ struct ItemWork {
     // Keys that query i sees, counted from the beginning of the row.
     int limit(int i) const { return item.first_position + i / shape.group() + 1; }
 
+    int64_t place(int position) const {
+        return shape.place(item.blocks[position / shape.block_size], item.kv_head);
+    }
+
     const float *keys(int position) const {
-        const size_t head = size_t(item.blocks[position / shape.block_size]) * shape.kv_heads + item.kv_head;
-        return attention.k + head * shape.head_dim * shape.block_size + position % shape.block_size;
+        return attention.k + place(position) + position % shape.block_size;
     }
 
     const float *values(int position) const {
-        const size_t head = size_t(item.blocks[position / shape.block_size]) * shape.kv_heads + item.kv_head;
-        return attention.v + (head * shape.block_size + position % shape.block_size) * shape.head_dim;
+        return attention.v + place(position) + position % shape.block_size * shape.head_dim;
     }
 
     void run() {
@@ -120,14 +131,16 @@ struct ItemWork {
     // A tile that ends with a block writes W scores all the same; the next one writes over those that are none.
     void score(int first, int last) {
         for (int at = first; at < last;) {
-            const float *tile = keys(at);
+            const int num_keys = std::min(W, shape.block_size - at % shape.block_size);
+            const float *tile = keys(at), *next = at + num_keys < last ? keys(at + num_keys) : tile;
             for (int i = 0; i < num_queries; i += 8) {
                 const int num = std::min(8, num_queries - i);
                 const float *queries[8];
                 for (int r = 0; r < num; r++) queries[r] = query(i + r);
-                scores_of(queries, num, tile, shape.block_size, shape.head_dim, scores + i * (KEYS + W) + at - first);
+                float *row = scores + i * (KEYS + W) + at - first;
+                scores_of(queries, num, tile, next, shape.block_size, shape.head_dim, row);
             }
-            at += std::min(W, shape.block_size - at % shape.block_size);
+            at += num_keys;
         }
     }
 
@@ -170,10 +183,14 @@ struct ItemWork {
         for (int at = first; at < end;) {
             const int run = std::min(end - at, shape.block_size - at % shape.block_size);
             const float *value = values(at) + d;
+            const ptrdiff_t ahead = at + run < end ? values(at + run) + d - value : 0;
             for (int key = at - first; key < at - first + run; key++, value += shape.head_dim) {
                 Vec parts[N];
 #pragma GCC unroll 4
-                for (int n = 0; n < N; n++) parts[n] = load(value + n * W);
+                for (int n = 0; n < N; n++) {
+                    parts[n] = load(value + n * W);
+                    if (i == 0) __builtin_prefetch(value + n * W + ahead);
+                }
 #pragma GCC unroll 4
                 for (int r = 0; r < R; r++) {
                     const float weight = scores[(i + r) * (KEYS + W) + key];

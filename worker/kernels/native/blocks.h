@@ -31,6 +31,7 @@ static inline Vec load_halves(const uint16_t *from) {
 }
 #endif
 
+typedef int8_t ByteSizedVec __attribute__((vector_size(W)));
 typedef uint8_t ByteVec __attribute__((vector_size(W * 4)));
 
 // total[o] + the sum of four products: byte 4 o + j of the weights with byte j of `four`, which have a sign.
@@ -117,16 +118,16 @@ static inline void quantize_row(const float *x, int in, int block, int8_t *numbe
         }
         const float largest = largest_of(most);
         const float scale = largest / 127.0f + sum_of(broken), inverse = largest > 0 ? 127.0f / largest : 0.0f;
-        const bool is_broken = !(scale == scale);
         scales[at / ROW_BLOCK] = scale;
-        for (int part = 0; part < ROW_BLOCK; part += block) {
-            int32_t sum = 0;
-            for (int i = at + part; i < at + part + block; i++) {
-                const int32_t number = is_broken ? 0 : int32_t(__builtin_rintf(x[i] * inverse));
-                numbers[i] = int8_t(number);
-                sum += number;
+        for (int part = at; part < at + ROW_BLOCK; part += block) {
+            Vec sum = {};
+            for (int i = part; i < part + block; i += W) {
+                const Vec whole = rounded(load(x + i) * inverse);
+                const ByteSizedVec bytes = __builtin_convertvector(__builtin_convertvector(whole, IntVec), ByteSizedVec);
+                memcpy(numbers + i, &bytes, sizeof bytes);
+                sum += whole;
             }
-            sums[(at + part) / block] = scale * float(sum);
+            sums[part / block] = scale * sum_of(sum);
         }
     }
 }

@@ -18,13 +18,14 @@ struct Layer {
 
 struct Model {
     int32_t num_layers, hidden_size, intermediate_size, heads, kv_heads, head_dim, block_size;
+    int64_t block_stride;
     float scale, eps, head_eps;
     const float *norm;
     const Layer *layers;
 };
 
 static inline Shape shape_of(const Model &model) {
-    return {model.heads, model.kv_heads, model.head_dim, model.block_size, model.scale};
+    return {model.heads, model.kv_heads, model.head_dim, model.block_size, model.block_stride, model.scale};
 }
 
 struct Step {
@@ -51,7 +52,7 @@ class StepWork {
 
     void add_write(const WriteQkv &write) {
         writes_.push_back(write);
-        phases.push_back({run_write_qkv, &writes_.back(), row_chunks(write.num_tokens)});
+        phases.push_back({run_write_qkv, &writes_.back(), write.num_chunks()});
     }
 
     // x, normed where there is a norm, in the form in which `matrix` reads it; valid until the next one.

@@ -38,7 +38,7 @@ class NativeDecoder:
             view.gate_up, view.down = layer.gate_up.view, layer.down.view
             view.attention_norm, view.mlp_norm = pointer(layer.attention_norm), pointer(layer.mlp_norm)
             point_at_attention(view, layer.qk_norm, layer.rope, cache)
-        model = attention_model(self._spec.attention, layers[0].qk_norm)
+        model = attention_model(self._spec.attention, layers[0].qk_norm, caches[0])
         model.num_layers, model.layers = len(layers), views
         model.hidden_size, model.intermediate_size = self._spec.hidden_size, self._spec.intermediate_size
         model.norm, model.eps = pointer(norm), eps

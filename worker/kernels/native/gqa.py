@@ -8,6 +8,7 @@ from torch import Tensor
 
 from worker.kernels.interface import GqaCache, GqaPool, GqaSpec, QkNorm, RopeTable
 from worker.kernels.native.library import Layer, Model, StepView, engine, obstacle, pointer
+from worker.kernels.native.memory import mapped
 from worker.kernels.step import Step, StepBuffers
 
 PAST_THE_END = 16
@@ -26,8 +27,8 @@ class StepMetadata:
 
 
 class NativeGqa:
-    """See `GqaKernel`. Keys are [layers, blocks + spare, K, D, block_size], values [layers, blocks + spare, K,
-    block_size, D]."""
+    """See `GqaKernel`. Keys are [blocks + spare, layers, K, D, block_size], values [blocks + spare, layers, K,
+    block_size, D]: blocks first, so that those in use lie together on large pages."""
 
     def __init__(self, spec: GqaSpec) -> None:
         self._spec = spec
@@ -35,11 +36,11 @@ class NativeGqa:
 
     def allocate(self, num_layers: int, num_blocks: int, block_size: int, device: torch.device) -> GqaPool:
         kv_heads, head_dim = self._spec.num_kv_heads, self._spec.head_dim
-        size = num_layers * num_blocks * kv_heads * head_dim * block_size
-        k = torch.empty(size + PAST_THE_END)[:size].view(num_layers, num_blocks, kv_heads, head_dim, block_size)
-        v = torch.empty(num_layers, num_blocks, kv_heads, block_size, head_dim)
-        layers = [GqaCache(k[i], v[i]) for i in range(num_layers)]
-        return GqaPool(layers, [k.transpose(0, 1), v.transpose(0, 1)])
+        size = num_blocks * num_layers * kv_heads * head_dim * block_size
+        keys, values = (mapped(4 * (size + PAST_THE_END)).view(torch.float32)[:size] for _ in range(2))
+        k = keys.view(num_blocks, num_layers, kv_heads, head_dim, block_size)
+        v = values.view(num_blocks, num_layers, kv_heads, block_size, head_dim)
+        return GqaPool([GqaCache(k[:, i], v[:, i]) for i in range(num_layers)], [k, v])
 
     def graph_contexts(self, num_rows: int, max_context_len: int) -> tuple[int, ...]:
         return ()
@@ -61,7 +62,7 @@ class NativeGqa:
         qkv = qkv.contiguous()
         layer = Layer()
         point_at_attention(layer, norm, rope, cache)
-        model = attention_model(self._spec, norm, metadata.block_size)
+        model = attention_model(self._spec, norm, cache, metadata.block_size)
         self._engine.write_qkv(model, layer, metadata.view, qkv)
         heads, kv_heads = self._spec.num_heads, self._spec.num_kv_heads
         q, k, v = qkv.unflatten(-1, (-1, self._spec.head_dim)).split((heads, kv_heads, kv_heads), 1)
@@ -73,24 +74,25 @@ class NativeGqa:
         layer = Layer()
         point_at_attention(layer, None, None, cache)
         out = torch.empty(metadata.num_tokens, self._spec.num_heads * self._spec.head_dim)
-        self._engine.attend(attention_model(self._spec, None, metadata.block_size), layer, metadata.view, q, out)
+        self._engine.attend(attention_model(self._spec, None, cache, metadata.block_size), layer, metadata.view, q, out)
         return out
 
 
-def attention_model(spec: GqaSpec, norm: QkNorm | None, block_size: int = 0) -> Model:
+def attention_model(spec: GqaSpec, norm: QkNorm | None, cache: GqaCache, block_size: int = 0) -> Model:
     """The part that attention needs; the size of blocks is that of a step."""
     return Model(
         heads=spec.num_heads,
         kv_heads=spec.num_kv_heads,
         head_dim=spec.head_dim,
         block_size=block_size,
+        block_stride=cache.k.stride(0),
         scale=spec.scale,
         head_eps=0.0 if norm is None else norm.eps,
     )
 
 
 def point_at_attention(layer: Layer, norm: QkNorm | None, rope: RopeTable | None, cache: GqaCache) -> None:
-    layer.k, layer.v = pointer(cache.k), pointer(cache.v)
+    layer.k, layer.v = cache.k.data_ptr(), cache.v.data_ptr()
     if norm is not None:
         layer.q_norm, layer.k_norm = pointer(norm.q_weight), pointer(norm.k_weight)
     if rope is not None:

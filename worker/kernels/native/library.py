@@ -35,7 +35,7 @@ class Layer(Structure):
 class Model(Structure):
     _fields_ = (
         ("num_layers", c_int32), ("hidden_size", c_int32), ("intermediate_size", c_int32), ("heads", c_int32),
-        ("kv_heads", c_int32), ("head_dim", c_int32), ("block_size", c_int32),
+        ("kv_heads", c_int32), ("head_dim", c_int32), ("block_size", c_int32), ("block_stride", c_int64),
         ("scale", c_float), ("eps", c_float), ("head_eps", c_float), ("norm", c_void_p), ("layers", POINTER(Layer)),
     )  # fmt: skip
 
@@ -60,6 +60,9 @@ _FUNCTIONS = {
     "fissile_write_qkv": (None, (c_void_p, POINTER(Model), POINTER(Layer), POINTER(StepView), c_void_p)),
     "fissile_attend": (
         None, (c_void_p, POINTER(Model), POINTER(Layer), POINTER(StepView), c_void_p, c_int64, c_void_p),
+    ),
+    "fissile_best": (
+        None, (c_void_p, c_void_p, c_int64, c_void_p, ctypes.c_int, ctypes.c_int, c_void_p),
     ),
     "fissile_decode": (None, (c_void_p, POINTER(Model), POINTER(StepView), c_void_p, c_void_p)),
 }  # fmt: skip
@@ -102,6 +105,12 @@ class Engine:
     def attend(self, model: Model, layer: Layer, step: StepView, q: Tensor, out: Tensor) -> None:
         self.functions.fissile_attend(
             self._handle, byref(model), byref(layer), byref(step), q.data_ptr(), q.stride(0), out.data_ptr()
+        )
+
+    def best(self, logits: Tensor, rows: Tensor | None, ids: Tensor) -> None:
+        vocab_size = logits.shape[1]
+        self.functions.fissile_best(
+            self._handle, logits.data_ptr(), logits.stride(0), pointer(rows), len(ids), vocab_size, ids.data_ptr()
         )
 
     def decode(self, model: Model, step: StepView, x: Tensor, out: Tensor) -> None:

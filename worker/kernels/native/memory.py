@@ -1,4 +1,4 @@
-"""Memory of packed weights: large pages where the system has them, since a step reads all of it, page after page."""
+"""Memory of weights and cache: on large pages where the system has them, since a step reads all of it."""
 
 import mmap
 from contextlib import suppress
@@ -22,13 +22,14 @@ class Arena:
         """uint8 [num_bytes], zeros, at the beginning of a cache line."""
         size = -(-num_bytes // LINE) * LINE
         if len(self._chunk) - self._used < size:
-            self._chunk, self._used = _mapped(max(size, CHUNK_BYTES)), 0
+            self._chunk, self._used = mapped(max(size, CHUNK_BYTES)), 0
         place = self._chunk[self._used : self._used + num_bytes]
         self._used += size
         return place
 
 
-def _mapped(num_bytes: int) -> Tensor:
+def mapped(num_bytes: int) -> Tensor:
+    """uint8 [num_bytes], zeros that take no memory until they are touched."""
     mapping = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with suppress(OSError):  # a system without large pages
         mapping.madvise(mmap.MADV_HUGEPAGE)

@@ -138,6 +138,10 @@ struct WriteQkv {
     const float *cos, *sin;  // [positions][D], null: no rotation
     const int64_t *positions, *slots;
     float *k, *v;
+
+    // Of a prompt as many as share a block, usually, so that no two threads write to one line of it.
+    int tokens_per_chunk() const { return num_tokens > 64 ? 16 : 2; }
+    int num_chunks() const { return (num_tokens + tokens_per_chunk() - 1) / tokens_per_chunk(); }
 };
 
 static inline void turn(const WriteQkv &task, float *head, const float *norm, int64_t position) {
@@ -158,8 +162,8 @@ static inline void turn(const WriteQkv &task, float *head, const float *norm, in
 static void run_write_qkv(const void *task, int chunk, int) {
     const WriteQkv &write = *static_cast<const WriteQkv *>(task);
     const Shape &shape = write.shape;
-    const int dim = shape.head_dim, last = std::min(write.num_tokens, (chunk + 1) * ROWS_PER_CHUNK);
-    for (int token = chunk * ROWS_PER_CHUNK; token < last; token++) {
+    const int dim = shape.head_dim, size = write.tokens_per_chunk();
+    for (int token = chunk * size; token < std::min(write.num_tokens, (chunk + 1) * size); token++) {
         float *head = write.qkv + token * write.stride;
         const int64_t position = write.positions[token], slot = write.slots[token];
         for (int h = 0; h < shape.heads; h++, head += dim) turn(write, head, write.q_norm, position);
@@ -167,7 +171,7 @@ static void run_write_qkv(const void *task, int chunk, int) {
         for (int h = 0; h < shape.kv_heads; h++, head += dim, values += dim) {
             turn(write, head, write.k_norm, position);
             if (slot < 0) continue;
-            const size_t place = (slot / shape.block_size * shape.kv_heads + h) * dim * shape.block_size;
+            const int64_t place = shape.place(slot / shape.block_size, h);
             const int64_t offset = slot % shape.block_size;
             for (int d = 0; d < dim; d++) write.k[place + d * shape.block_size + offset] = head[d];
             memcpy(write.v + place + offset * dim, values, dim * sizeof(float));

@@ -30,19 +30,39 @@ static inline Vec splat(float value) { return Vec{} + value; }
 
 static inline Vec choose(IntVec condition, Vec yes, Vec no) { return condition ? yes : no; }
 
+// Across a vector, by halves: `combine` takes two vectors of the same size, and at the end two floats.
+template <int N, class Combine>
+static inline float across(const float *values, Combine combine) {
+    if constexpr (N == 1) {
+        return *values;
+    } else {
+        typedef float Half __attribute__((vector_size(N / 2 * sizeof(float))));
+        Half left, right;
+        memcpy(&left, values, sizeof left);
+        memcpy(&right, values + N / 2, sizeof right);
+        const Half both = combine(left, right);
+        float halves[N / 2];
+        memcpy(halves, &both, sizeof halves);
+        return across<N / 2>(halves, combine);
+    }
+}
+
 static inline float sum_of(Vec value) {
-    float total = 0;
-    for (int i = 0; i < W; i++) total += value[i];
-    return total;
+    float values[W];
+    store(values, value);
+    return across<W>(values, [](auto a, auto b) { return a + b; });
 }
 
 static inline float largest_of(Vec value) {
-    float most = value[0];
-    for (int i = 1; i < W; i++) most = value[i] > most ? value[i] : most;
-    return most;
+    float values[W];
+    store(values, value);
+    return across<W>(values, [](auto a, auto b) { return a > b ? a : b; });
 }
 
 static inline Vec larger(Vec a, Vec b) { return choose(a > b, a, b); }
+
+// To the nearest whole number, of values up to 2^22: adding 1.5 * 2^23 leaves no room for a fraction.
+static inline Vec rounded(Vec value) { return value + 12582912.0f - 12582912.0f; }
 
 // e^x within 2 units in the last place, for x <= 88; below -87 it is 0. NaN stays NaN.
 static inline Vec exponential(Vec x) {
