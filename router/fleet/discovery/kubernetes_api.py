@@ -21,10 +21,10 @@ M = TypeVar("M", bound=BaseModel)
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 REQUEST_SECONDS = 30.0
-WATCH_SECONDS = 240
+WATCH_SECONDS = 60
 """The server ends a watch after so long; it then begins anew where it ended."""
-SILENCE_SECONDS = WATCH_SECONDS + 30.0
-"""A watch that says nothing for longer has lost its connection."""
+SILENCE_SECONDS = WATCH_SECONDS + 15.0
+"""A watch that says nothing for longer has lost its connection without a word."""
 MAX_EVENT_BYTES = 16 * 1024 * 1024
 
 
