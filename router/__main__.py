@@ -9,9 +9,13 @@ from fissile.errors import FissileError
 from router.config import RouterSettings
 
 EXIT_FAILURE = 1
+SWITCH_SECONDS = 0.001
+"""How long a thread that checks or tokenises may keep the interpreter while the event loop waits for it, which it does
+after each message. Python's own is five times that."""
 
 
 def main() -> None:
+    sys.setswitchinterval(SWITCH_SECONDS)
     settings = parse_settings(RouterSettings, sys.argv[1:], "router")
     setup_logging(settings.log_level, settings.log_format, gathers=True)
     # Libraries take hold of standard error when they are imported; and help needs none of them.

@@ -17,6 +17,8 @@ B = TypeVar("B", bound=GenerationBody)
 MAX_DEPTH = 128
 """Of a body: JSON in it may have 100 levels."""
 MAX_NODES = 100_000
+TOO_MANY = f"the body must have at most {MAX_NODES} objects, arrays and names in these"
+MAX_QUOTES = 1_000_000
 IGNORED = frozenset({"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_retention"})
 """Fields of OpenAI's that say nothing about the answer: accepted, not acted on. Any other unknown field is refused."""
 
@@ -34,6 +36,7 @@ def parse_body(raw: bytes, cls: type[B]) -> B:
 
 
 def _json_object(raw: bytes) -> dict[str, Any]:
+    _check_number(raw)
     try:
         value = json.loads(raw.decode(), parse_constant=_refuse_constant)
     except UnicodeDecodeError as error:
@@ -49,6 +52,18 @@ def _json_object(raw: bytes) -> dict[str, Any]:
     return value
 
 
+def _check_number(raw: bytes) -> None:
+    """Before anything is made of it: a byte of a body can become 100 of memory, and hold the interpreter meanwhile."""
+    if raw.count(b"{") + raw.count(b"[") <= MAX_NODES and raw.count(b'"') <= MAX_QUOTES:
+        return
+    # Many of these may stand inside of a text.
+    plain = raw.replace(b"\\\\", b"").replace(b'\\"', b"")
+    if plain.count(b'"') > MAX_QUOTES:
+        raise InvalidArgumentError(f"the body must have at most {MAX_QUOTES // 2} strings")
+    if sum(part.count(b"{") + part.count(b"[") for part in plain.split(b'"')[::2]) > MAX_NODES:
+        raise InvalidArgumentError(TOO_MANY)
+
+
 def _check_shape(body: dict[str, Any]) -> None:
     """Depth and number, before anything is done that takes longer for each than to count it."""
     level: list[Any] = [body]
@@ -59,7 +74,7 @@ def _check_shape(body: dict[str, Any]) -> None:
         if num_depth > MAX_DEPTH:
             raise InvalidArgumentError(f"the body must not be nested deeper than {MAX_DEPTH} levels")
         if num_nodes > MAX_NODES:
-            raise InvalidArgumentError(f"the body must have at most {MAX_NODES} objects, arrays and names in these")
+            raise InvalidArgumentError(TOO_MANY)
         children = chain.from_iterable(node.values() if isinstance(node, dict) else node for node in level)
         level = [child for child in children if isinstance(child, dict | list)]
 

@@ -118,7 +118,8 @@ def deep_json(cluster: Cluster) -> None:
     deep = b'{"a":' * 900 + b"1" + b"}" * 900
     for field in (b"chat_template_kwargs", b"messages", b"tools"):
         http_refused(cluster, b'{"messages":[{"role":"user","content":"x"}],"%s":%s}' % (field, deep), "nested deeper")
-    http_refused(cluster, b"[" * 1_000_000, "no valid JSON")
+    http_refused(cluster, b"[" * 1_000_000, "at most 100000 objects")
+    http_refused(cluster, b"[" * 90_000, "no valid JSON")
     refused(cluster, "nested too deeply", json_schema='{"items":' * 5000 + "{}" + "}" * 5000)
 
 

@@ -256,3 +256,22 @@ def test_of_very_many_unknown_fields_the_first_are_named():
     with pytest.raises(InvalidArgumentError) as caught:
         parse_body(json.dumps({"messages": []} | {f"x{i}": 1 for i in range(50_000)}).encode(), ChatBody)
     assert len(caught.value.violations) == MAX_VIOLATIONS and len(caught.value.message) < 1000
+
+
+@pytest.mark.parametrize(
+    ("raw", "said"),
+    [
+        (b'{"prompt":[%s]}' % b",".join([b"{}"] * 200_000), "at most 100000 objects"),
+        (b'{"prompt":"\\"%s' % (b"[" * 200_000), "no valid JSON"),
+        (b"[" * 200_000, "at most 100000 objects"),
+        (b'{"prompt":[%s]}' % b",".join([b'""'] * 600_000), "at most 500000 strings"),
+    ],
+)
+def test_bodies_of_many_parts_are_refused_before_they_are_read(raw, said):
+    with pytest.raises(InvalidArgumentError, match=said):
+        parse_body(raw, CompletionBody)
+
+
+def test_brackets_and_quotes_inside_of_a_text_are_text():
+    text = '[{"\\' * 300_000
+    assert completion(prompt=text).prompt == [text]
