@@ -48,7 +48,8 @@ CLIENT_OPTIONS: list[tuple[str, int]] = [
     ("grpc.keepalive_permit_without_calls", 1),
     # Reconnect soon after a restart: gRPC's own backoff grows to two minutes.
     ("grpc.initial_reconnect_backoff_ms", 200),
-    ("grpc.min_reconnect_backoff_ms", 200),
+    # How long an attempt may take: a server with much to do is not there at once.
+    ("grpc.min_reconnect_backoff_ms", 5_000),
     ("grpc.max_reconnect_backoff_ms", 2_000),
 ]
 

@@ -91,7 +91,7 @@ class WorkerLink:
         self._sequences = OpenSequences()
         self._next_id = 1
         self._outbox = Outbox()
-        self._liveness = self._new_liveness()
+        self._liveness = Liveness(self._settings)
 
     @property
     def is_available(self) -> bool:
@@ -130,13 +130,12 @@ class WorkerLink:
             raise InvalidArgumentError(
                 f"the request is too large: {size} bytes with its tokens so far, and {MAX_COMMAND_BYTES} reach a worker"
             )
-        if not self._sequences:
-            self._liveness.work_begins()
         self._next_id += len(ids)
         self._sequences.add(group, sink, time.monotonic())
         num_tokens = len(group.prompt_token_ids) + sum(len(sequence.token_ids) for sequence in group.sequences)
         self.load.opened(ids, num_tokens - num_cached_tokens)
         self._outbox.start(group, size)
+        self._liveness.sent(len(ids))
         return ids
 
     def abort(self, sequence_id: int) -> None:
@@ -144,9 +143,6 @@ class WorkerLink:
         if self._sequences.forget(sequence_id):
             self.load.closed(sequence_id)
             self._outbox.abort(sequence_id)
-
-    def _new_liveness(self) -> Liveness:
-        return Liveness(self._settings, lambda: bool(self._sequences))
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -163,6 +159,7 @@ class WorkerLink:
                 worker_died = not _is_alive_after(error)
             except WorkerStuckError as error:
                 detail, worker_died = str(error), True
+                self.breaker.trip(detail)
             except (LinkLostError, FissileError, TimeoutError) as error:
                 detail = str(error) or "timed out"
             except Exception as error:
@@ -214,7 +211,7 @@ class WorkerLink:
         self.load.block_size = info.block_size
         self._connected, self.is_new = True, False
         self._num_sessions += 1
-        self._liveness = self._new_liveness()
+        self._liveness = Liveness(self._settings)
         self._on_change()
         await _until_first_ends(
             self._read(call),
@@ -233,7 +230,7 @@ class WorkerLink:
 
     def _deliver(self, response: ExecuteResponse) -> None:
         now = time.monotonic()
-        self._liveness.heard(response.step, now)
+        self._liveness.heard(response.step, sum(1 for output in response.outputs if output.finish_reason), now)
         self._sequences.on_step(response.step, response.load)
         awaits_answers = self.load.awaits_answers
         for output in response.outputs:

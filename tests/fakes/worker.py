@@ -97,8 +97,19 @@ class Running:
     def __init__(self, sequence: Asked, outputs: Iterator[RequestOutput]) -> None:
         self.sequence = sequence
         self._outputs = outputs
+        self.is_aborted = False
         self.next = next(outputs)
         """What it gets in its next step."""
+
+    def abort(self) -> None:
+        """It owes an ending even then, which comes with its next step."""
+        self.is_aborted = True
+        self.next = RequestOutput(
+            index=self.sequence.index,
+            token_offset=self.next.token_offset,
+            finish_reason=FinishReason.FINISH_REASON_ABORTED,
+            detail="aborted by the router",
+        )
 
     def take(self) -> RequestOutput:
         output = self.next
@@ -245,7 +256,9 @@ class FakeWorker(WorkerServiceServicer):
 
     def _abort(self, stream: int, abort: AbortSequence) -> None:
         self.aborted.append(abort.sequence_id)
-        self.running.pop((stream, abort.sequence_id), None)
+        running = self.running.get((stream, abort.sequence_id))
+        if running is not None:
+            running.abort()
 
     def _add_group(self, stream: int, group: SequenceGroup) -> None:
         if not group.sequences:
@@ -330,7 +343,7 @@ class FakeWorker(WorkerServiceServicer):
         ready = []
         for key in [key for key in self.running if key[0] == stream]:
             running = self.running[key]
-            if self._is_mute(running):
+            if not running.is_aborted and self._is_mute(running):
                 continue
             output = running.take()
             self.num_emitted += len(output.token_ids)

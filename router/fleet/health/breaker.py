@@ -72,6 +72,10 @@ class Breaker:
         seconds = max(0.0, self._reopens_at - self._clock())
         return f"few requests, on trial: {self.reason}" if not seconds else f"none for {seconds:.1f} s: {self.reason}"
 
+    def trip(self, reason: str) -> None:
+        """Open it, whatever came of requests: the worker stood still. When it is there again it is on trial."""
+        self._open(reason)
+
     def attempt(self) -> "Attempt":
         """A request is sent to the worker."""
         attempt = Attempt(self, is_trial=not self.is_closed)

@@ -166,6 +166,24 @@ def test_a_stopped_worker_is_given_up_with_or_without_requests():
     assert details[1].startswith("nothing was heard of it for 0.")
 
 
+def test_a_worker_that_owes_endings_is_given_up_though_its_requests_have_left_it():
+    """Its engine hangs, it answers what it is asked, and each request ends by its own deadline before that is known."""
+
+    class Hangs(FakeWorker):
+        def _step(self, stream):
+            return []
+
+    hung = Hangs(counts(5))
+
+    async def scenario(system):
+        for _ in range(20):
+            await error_of(system.ask(ask(5), timeout=0.03))
+        await until(lambda: hung.num_streams == 2)
+        return system.router.workers.links[hung.address].breaker.reason
+
+    assert run_system(scenario, hung, silence_timeout=0.3).startswith("no step for 0.")
+
+
 def test_a_slow_step_is_no_death():
     """The worker answers, however long its step takes."""
     worker = FakeWorker(counts(5), step_seconds=0.4)
