@@ -128,7 +128,7 @@ def main() -> None:
     for is_gated in (False, True):
         linear.of_norm(empty(1, 1024), empty(1, 1024), empty(1024), 1e-6, packed, is_gated=is_gated)
     for rank, dtype in ((0, torch.bfloat16), (1, torch.float32)):
-        inboxes = Inboxes(integers(2), empty(64, dtype=torch.int32), 4096, rank)
+        inboxes = Inboxes(integers(2), empty(64, dtype=torch.int32), 4096, rank, integers(1))
         x, residual, weight = empty(8, 4096, dtype=dtype), empty(8, 4096, dtype=dtype), empty(4096, dtype=dtype)
         sum_and_norm(x, residual, weight, 1e-6, inboxes, overlaps=machine.can_overlap, num_warps=8)
     TritonSiluAndMul(machine)(empty(8, 24576))

@@ -104,7 +104,7 @@ def test_parts_of_a_sum_are_added_up_where_the_norm_is(rig: Rig, size: int) -> N
     rank, num_rows, width, num_words = 1, 3, 24, 32
     inboxes = [torch.zeros(64, 2, size, num_words, dtype=torch.int64, device=rig.device) for _ in range(size)]
     addresses = torch.tensor([inbox.data_ptr() for inbox in inboxes], device=rig.device)
-    there = Inboxes(addresses, torch.zeros(64, dtype=torch.int32, device=rig.device), num_words, rank)
+    there = Inboxes(addresses, torch.zeros(64, dtype=torch.int32, device=rig.device), num_words, rank, inboxes[rank])
     residual, weight = rig.noise(num_rows, width, seed=8), rig.noise(width, seed=9)
     for epoch in (1, 2):
         xs = [rig.noise(num_rows, width, seed=10 * epoch + r) for r in range(size)]

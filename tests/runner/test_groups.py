@@ -101,7 +101,7 @@ class Alone(Group):
     ],
 )
 def test_inboxes_hold_rows_of_their_size(shape: tuple[int, int], dtype: torch.dtype, expected: bool) -> None:
-    assert Inboxes.of([0, 0], 0, torch.device("cpu")).hold(torch.empty(shape, dtype=dtype)) == expected
+    assert Inboxes.of(torch.empty(0), [0, 0], 0).hold(torch.empty(shape, dtype=dtype)) == expected
 
 
 def test_a_model_keeps_nothing_where_sums_go(tiny: tuple[Path, LlamaForCausalLM]) -> None:

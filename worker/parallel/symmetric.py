@@ -43,6 +43,8 @@ class Inboxes:
     """int32 [rows]: of each row's last message, the same on all ranks."""
     num_words: int
     rank: int
+    memory: Tensor
+    """This rank's inbox, which lives as long as this."""
 
     def hold(self, x: Tensor) -> bool:
         """Whether there is room for these rows, [R, N] of 16 or 32 bits."""
@@ -50,10 +52,11 @@ class Inboxes:
         return 0 < len(x) <= len(self.epochs) and row_bytes <= 4 * self.num_words and row_bytes % 4 == 0
 
     @classmethod
-    def of(cls, addresses: list[int], rank: int, device: torch.device) -> "Inboxes":
-        """Of memory that is `inbox_bytes` long and 0 on every rank."""
+    def of(cls, memory: Tensor, addresses: list[int], rank: int) -> "Inboxes":
+        """Of memory that is `inbox_bytes` long and 0 on every rank, of which `memory` is this one's."""
+        device = memory.device
         epochs = torch.zeros(INBOX_ROWS, dtype=torch.int32, device=device)
-        return cls(torch.tensor(addresses, dtype=torch.int64, device=device), epochs, INBOX_WORDS, rank)
+        return cls(torch.tensor(addresses, dtype=torch.int64, device=device), epochs, INBOX_WORDS, rank, memory)
 
 
 def inbox_bytes(num_ranks: int) -> int:
@@ -131,7 +134,7 @@ def _allocate(group: dist.ProcessGroup, device: torch.device) -> SymmetricSums:
     addresses = list(symmetric_memory.rendezvous(inbox, group).buffer_ptrs)
     torch.cuda.synchronize(device)  # nobody sends before all of them are empty: what follows is collective
     name = group.group_name
-    return SymmetricSums(buffer, lambda part: operation(part, "sum", name), Inboxes.of(addresses, group.rank(), device))
+    return SymmetricSums(buffer, lambda part: operation(part, "sum", name), Inboxes.of(inbox, addresses, group.rank()))
 
 
 def _is_right(sums: SymmetricSums, size: int, device: torch.device) -> bool:
