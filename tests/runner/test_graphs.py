@@ -54,16 +54,17 @@ def test_large_pieces_compute_the_last_layer_of_few_tokens(
     path, model = tiny
     driver = make_driver(path, kernel_backend="torch")
     graphs = RecordedGraphs()
-    driver.runner.capture(GraphSizes(tokens=(8, 32)), graphs)
+    driver.runner.capture(GraphSizes(tokens=(8, 16, 32)), graphs)
     seqs = [driver.add(random_prompt(n, n)) for n in (12, 20, 9, 5)]
     asking = driver.add(random_prompt(9, 3), SamplingParams(temperature=0.0, num_prompt_logprobs=0))
     driver.prefill(*seqs[:2])
-    driver.run([(seqs[2], 9), (seqs[0], 1)])
+    driver.run([(seqs[2], 9)])  # fewer tokens, of fewer
+    driver.run([(seqs[2], 1), (seqs[0], 1)])
     driver.run([(seqs[3], 1), (seqs[0], 1)])
-    assert [graph.num_replays for graph in graphs.graphs] == [2] * 4 + [1] * 4
+    assert [graph.num_replays for graph in graphs.graphs] == [1] * 4 + [1] * 4 + [2] * 4
     driver.run([(seqs[3], 4), (asking, 9)])  # all tokens are wanted
     driver.run([(seqs[2], 1), (seqs[3], 1), (driver.add(random_prompt(20, 9)), 8)])  # three tokens are
-    assert [graph.num_replays for graph in graphs.graphs] == [2] * 4 + [1] * 4
+    assert [graph.num_replays for graph in graphs.graphs] == [1] * 4 + [1] * 4 + [2] * 4
     for seq in seqs:
         assert seq.output == greedy_reference(model, seq.tokens[: seq.num_prompt], len(seq.output))
 

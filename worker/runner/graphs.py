@@ -140,6 +140,8 @@ class PiecewiseGraph:
         """In the forward context of a step of so many tokens, at most the graph's size."""
         if self.wanted is not None and wanted is not None:
             self.wanted[: len(wanted)].copy_(wanted)
+            # What a larger graph was asked for last is not among this one's tokens.
+            self.wanted[len(wanted) :].zero_()
         for graph, call in zip(self.graphs, self.calls, strict=False):
             graph.replay()
             call.wanted[:num_tokens].copy_(call.layer.attend(call.given[:num_tokens]))
