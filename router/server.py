@@ -74,7 +74,7 @@ class RouterServer:
         )
         self.pacer = Pacer(settings.max_message_rate)
         self._tracer = tracer_of("router", settings.otlp_traces_endpoint)
-        preparation = Preparation(settings, VersionChoice(self.workers, settings.shares()))
+        preparation = Preparation(settings, VersionChoice(self.workers, settings.shares(), admission.queue))
         self.api = GenerationApi(
             settings,
             self.workers,

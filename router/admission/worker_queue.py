@@ -64,6 +64,11 @@ class WorkerQueue:
     def __len__(self) -> int:
         return self._num_queued
 
+    def num_waiting(self, key: Hashable) -> int:
+        """Of the requests that entered with this key."""
+        line = self._lines.get(key)
+        return len(line.queue) if line else 0
+
     def enter(
         self,
         key: Hashable,

@@ -18,6 +18,7 @@ from router.fleet.policies.policy import Policy, Work
 from router.fleet.quarantine import Quarantine
 from router.fleet.retries import Retries, Session
 from router.fleet.retry_budget import RetryBudget
+from router.fleet.versions import line_of
 from router.fleet.workers import WorkerSet
 from router.metrics import RouterMetrics
 from router.model.served import Version
@@ -81,7 +82,7 @@ class _Journey:
         self._dispatcher.retry_budget.request_begins()
         spec = self._request.spec
         self._place = self._dispatcher.queue.enter(
-            (spec.model, spec.version, spec.dp_rank),
+            line_of(spec.model, spec.version, spec.dp_rank),
             self._request.news.client,
             Waiting(self._has_room, self._go, self._request.fail),
             cost=_cost(spec, spec.n * min(spec.max_tokens or GUESSED_TOKENS, GUESSED_TOKENS)),

@@ -8,11 +8,12 @@ worker that the key leads to decides between versions.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from random import Random
 
+from router.admission.worker_queue import WorkerQueue
 from router.fleet.link import WorkerLink
 from router.fleet.policies.consistent_hash import ConsistentHash
 from router.fleet.policies.policy import Work
@@ -37,6 +38,8 @@ class Wish:
 class VersionChoice:
     workers: WorkerSet
     shares: Shares
+    queue: WorkerQueue
+    """Of requests that wait for room on the workers of a version."""
     random: Random = field(default_factory=Random)
     _on_the_way: Counter[tuple[str, Version]] = field(default_factory=Counter)
     """Requests that no worker knows of yet, by model and version."""
@@ -111,14 +114,20 @@ class VersionChoice:
         return self.random.choices(least, [max(1, one.num_workers) for one in least])[0]
 
     def _load(self, one: ServedVersion) -> float:
-        """Sequences a worker, with those on their way."""
+        """Sequences a worker, with those on their way and those that wait for room."""
         links = self._links(one)
         num_sequences = sum(link.load.num_sequences for link in links) + self._on_the_way[one.model, one.version]
-        return num_sequences / max(1, len(links))
+        num_waiting = self.queue.num_waiting(line_of(one.model, one.version, None))
+        return (num_sequences + num_waiting) / max(1, len(links))
 
     def _links(self, one: ServedVersion) -> Sequence[WorkerLink]:
         """Its workers that are available."""
         return self.workers.catalogue.available.get(one.model, {}).get(one.version, ())
+
+
+def line_of(model: str, version: Version, dp_rank: int | None) -> Hashable:
+    """In the queue: of the requests that wait for the same workers."""
+    return model, version, dp_rank
 
 
 def _context(one: ServedVersion) -> int:

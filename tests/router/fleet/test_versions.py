@@ -20,10 +20,11 @@ from fissile.v1 import (
     TokenSequence,
     WorkerLoad,
 )
+from router.admission.worker_queue import Waiting, WorkerQueue
 from router.asking.spec import Prompt, RequestSpec, TextRules
 from router.config import RouterSettings
 from router.fleet.health.breaker import Breaker
-from router.fleet.versions import VersionChoice, Wish
+from router.fleet.versions import VersionChoice, Wish, line_of
 from router.model.served import ServedModel, ServedVersion, Version
 from tests.fakes import tokenizer as toys
 from tests.fakes.system import collect, error_of, run_system, until
@@ -81,8 +82,8 @@ class _Link:
             self.breaker.attempt().failed()
 
 
-def chosen(fleet, times, shares=None, seed=7, keys=("",)):
-    choice = VersionChoice(fleet, {"m": shares} if shares else {}, Random(seed))
+def chosen(fleet, times, shares=None, seed=7, keys=("",), queue=None):
+    choice = VersionChoice(fleet, {"m": shares} if shares else {}, queue or WorkerQueue(100), Random(seed))
     wishes = [Wish(routing_key=key) for key in keys] * times
     return Counter(choice.in_order(fleet.model, wish)[0].version.name for wish in wishes)
 
@@ -100,6 +101,21 @@ def test_a_version_whose_workers_fail_at_once_looks_idle_and_gets_nothing():
 
 def test_equals_are_drawn_by_their_number_of_workers():
     assert chosen(Fleet(a=[0, 0, 0], b=[0]), 4000) == {"a": 2989, "b": 1011}
+
+
+def test_requests_that_wait_for_room_are_load_too():
+    fleet = Fleet(small=[8], large=[16])
+    (small,) = [one.version for one in fleet.model.versions if one.version.name == "small"]
+
+    async def scenario():
+        queue = WorkerQueue(100)
+        for number in range(9):
+            waiting = Waiting(lambda: False, lambda: None, lambda error: None)
+            queue.enter(line_of("m", small, None), f"c{number}", waiting, cost=1, priority=0, time_left=None)
+        return chosen(fleet, 10, queue=queue)
+
+    assert chosen(fleet, 10) == {"small": 10}
+    assert asyncio.run(scenario()) == {"large": 10}
 
 
 def test_a_share_is_kept_whatever_the_load_and_the_others_share_the_rest_by_load():
