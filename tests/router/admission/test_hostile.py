@@ -49,7 +49,7 @@ async def large_texts(stub, channel):
 
 
 async def many_logprobs(stub, channel):
-    request = ask(n=128, max_tokens=5, sampling={"num_logprobs": 64})
+    request = ask(n=64, max_tokens=5, sampling={"num_logprobs": 64})
     await asyncio.gather(*(drain(stub.Generate(request, metadata=key("h"))) for _ in range(2)))
 
 
