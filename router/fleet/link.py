@@ -229,18 +229,20 @@ class WorkerLink:
             self._deliver(response)
 
     def _deliver(self, response: ExecuteResponse) -> None:
-        now = time.monotonic()
-        self._liveness.heard(response.step, sum(1 for output in response.outputs if output.finish_reason), now)
+        now, num_endings = time.monotonic(), 0
         self._sequences.on_step(response.step, response.load)
         awaits_answers = self.load.awaits_answers
         for output in response.outputs:
             if awaits_answers:
                 self.load.answered(output.sequence_id)
             sink = self._sequences.take(output, now)
-            if output.finish_reason and sink is not None:
-                self.load.closed(output.sequence_id)
+            if output.finish_reason:
+                num_endings += 1
+                if sink is not None:
+                    self.load.closed(output.sequence_id)
             if sink is not None:
                 sink.on_output(output, now)
+        self._liveness.heard(response.step, num_endings, now)
         if response.HasField("load"):
             self.load.reported(response.load)
 

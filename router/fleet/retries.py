@@ -7,6 +7,8 @@ times in a row. A worker that died while it had the request may have died of it:
   others do not share its fate.
 - Tokens in between clear it, and it may be tried again as often as at first. But some requests fail late, so in all it
   may see MAX_DEATHS deaths, and one more for each TOKENS_PER_DEATH tokens.
+
+All requests together have a budget for second moves (`retry_budget.py`).
 """
 
 from dataclasses import dataclass, field

@@ -178,7 +178,7 @@ def test_a_worker_that_owes_endings_is_given_up_though_its_requests_have_left_it
     async def scenario(system):
         for _ in range(20):
             await error_of(system.ask(ask(5), timeout=0.03))
-        await until(lambda: hung.num_streams == 2)
+        await until(lambda: hung.num_streams >= 2)
         return system.router.workers.links[hung.address].breaker.reason
 
     assert run_system(scenario, hung, silence_timeout=0.3).startswith("no step for 0.")
