@@ -233,6 +233,7 @@ def stats(message: generation_pb2.GetStatsResponse) -> Stats:
         num_completion_tokens=message.num_completion_tokens,
         workers=tuple(_worker(worker) for worker in message.workers),
         uptime=_seconds(message.uptime),
+        num_queued_requests=message.num_queued_requests,
     )
 
 

@@ -247,3 +247,5 @@ class Stats:
     num_completion_tokens: int
     workers: tuple[Worker, ...]
     uptime: float
+    num_queued_requests: int
+    """Of the open ones, those that wait for room on a worker."""

@@ -154,9 +154,9 @@ class GenerationApi:
         model = await self._model(request.model, caller)
         account.served_by(model.id)
         salt = caller.cache_salt(request.options.cache_salt)
-        with account.part("queue") as queue:
+        with account.part("wait for turn") as waiting:
             async with self.admission.turns.turn(caller.name, request.ByteSize()):
-                queue.end({})
+                waiting.end({})
                 with account.part("tokenise"):
                     served, specs = await self._preparation.specs(request, model, account.request_id, salt)
         news = News(caller.name)
@@ -215,7 +215,9 @@ class GenerationApi:
         if caller.quota.models is not None:
             raise PermissionDeniedError("GetStats tells of all models and workers; this key is for some models")
         window = min(request.window_seconds or WINDOW_SECONDS, WINDOW_SECONDS)
-        return await reports.stats(self._metrics, self._workers.links.values(), len(self._open), window)
+        return await reports.stats(
+            self._metrics, self._workers.links.values(), len(self._open), len(self.admission.queue), window
+        )
 
 
 def _num_prompts(request: GenerateRequest | ChatRequest) -> int:

@@ -116,9 +116,10 @@ class _Known:
 
 
 @dataclass(frozen=True, slots=True)
-class _Sizes:
+class _OfModel:
     """Series of one model."""
 
+    queued: Series
     prompt: Series
     completion: Series
     cached: Counter
@@ -143,7 +144,7 @@ class RouterMetrics:
         self.num_completion_tokens = 0
         self._known: defaultdict[str, _Known] = defaultdict(_Known)
         """By worker."""
-        self._sizes: dict[str, _Sizes] = {}
+        self._models: dict[str, _OfModel] = {}
         """By model."""
 
         def histogram(name: str, text: str, labels: tuple[str, ...], buckets: tuple[float, ...]) -> Histogram:
@@ -160,6 +161,9 @@ class RouterMetrics:
         )
         self._itl = histogram("itl_seconds", "Gap between two messages with tokens.", _PER_WORKER, ITL_BUCKETS)
         self._e2e = histogram("e2e_seconds", "From arrival to the last message.", _PER_WORKER, REQUEST_BUCKETS)
+        self._queued = histogram(
+            "queued_seconds", "Wait of a request for room on a worker.", ("model",), REQUEST_BUCKETS
+        )
         self._prompt_length = histogram(
             "request_prompt_tokens", "Prompt tokens of a request.", ("model",), LENGTH_BUCKETS
         )
@@ -197,6 +201,10 @@ class RouterMetrics:
     def kv_restarted(self) -> None:
         self._kv_restarts.inc()
 
+    def queued(self, model: str, seconds: float) -> None:
+        """A request goes to its first worker, after so long."""
+        self._of_model(model).queued.observe(seconds)
+
     def moved(self, model: str) -> None:
         self._moves.labels(model).inc()
 
@@ -210,17 +218,18 @@ class RouterMetrics:
         self.num_prompt_tokens += totals.num_prompt_tokens
         self.num_completion_tokens += totals.num_completion_tokens
         if worker:
-            self._sizes_of(model).add(totals)
+            self._of_model(model).add(totals)
 
-    def _sizes_of(self, model: str) -> _Sizes:
-        if model not in self._sizes:
-            self._sizes[model] = _Sizes(
+    def _of_model(self, model: str) -> _OfModel:
+        if model not in self._models:
+            self._models[model] = _OfModel(
+                self._queued.labels(model),
                 self._prompt_length.labels(model),
                 self._completion_length.labels(model),
                 self._cached.labels(model),
                 self._expected_cached.labels(model),
             )
-        return self._sizes[model]
+        return self._models[model]
 
     def keep_workers(self, workers: AbstractSet[str]) -> None:
         """Remove the series of all others: a name may lead to new addresses every day."""

@@ -15,7 +15,7 @@ from fissile.results import Quantiles, Stats, Worker
 
 UNKNOWN = "-"
 MAX_DETAILS = 3
-"""Of workers that are down."""
+"""Of workers that are not as they should be."""
 _PADDING = 2
 """Between two columns."""
 
@@ -93,10 +93,10 @@ class Dashboard:
             head.append(Text(f"{self._problem}; trying again", style="bold red"))
         if stats is not None:
             head += [self._router_line(stats), self._latency_line(stats)]
-            down = [worker for worker in stats.workers if not worker.healthy][:MAX_DETAILS]
-            num_rows = options.max_height - len(head) - len(down) - 2 if console.is_terminal else len(stats.workers)
+            odd = [worker for worker in stats.workers if worker.detail][:MAX_DETAILS]
+            num_rows = options.max_height - len(head) - len(odd) - 2 if console.is_terminal else len(stats.workers)
             head.append(self._workers_table(stats, options.max_width, max(1, num_rows)))
-            head += [Text(f"{worker.address}: {worker.detail}", style="red", no_wrap=True) for worker in down]
+            head += [Text(f"{worker.address}: {worker.detail}", style="red", no_wrap=True) for worker in odd]
         yield Group(*head)
 
     def _router_line(self, stats: Stats) -> Text:
@@ -104,6 +104,7 @@ class Dashboard:
         num_tokens = self._history.rate(lambda seen: seen.stats.num_completion_tokens)
         parts = (
             f"{stats.num_open_requests} open",
+            f"{stats.num_queued_requests} queued",
             f"{_number(num_ended, 1)} requests/s",
             f"{_number(num_tokens, 0)} tokens/s",
             f"up {_span(stats.uptime)}",
@@ -117,7 +118,7 @@ class Dashboard:
 
     def _workers_table(self, stats: Stats, width: int, num_rows: int) -> Table:
         # Those with a problem first, then by address: rows should not jump.
-        workers = sorted(stats.workers, key=lambda worker: (worker.healthy, worker.address))
+        workers = sorted(stats.workers, key=lambda worker: (worker.healthy, not worker.detail, worker.address))
         shown = workers if len(workers) <= num_rows else workers[: num_rows - 1]
         rows = {column: [column.cell(worker, self._history) for worker in shown] for column in _columns(stats)}
         columns = _fitting(rows, width)
@@ -125,7 +126,7 @@ class Dashboard:
         for column in columns:
             table.add_column(column.title, justify=column.justify, no_wrap=True)
         for number, worker in enumerate(shown):
-            style = "dim" if self._problem else "" if worker.healthy else "red"
+            style = "dim" if self._problem else "red" if worker.detail else ""
             table.add_row(*(rows[column][number] for column in columns), style=style)
         if len(shown) < len(workers):
             table.add_row(f"… {len(workers) - len(shown)} more")
@@ -151,7 +152,10 @@ def _columns(stats: Stats) -> list[_Column]:
 
 
 def _state(worker: Worker, _history: History) -> str:
-    return "up" if worker.healthy else "down"
+    """A worker that is there and has a detail is on trial."""
+    if not worker.healthy:
+        return "down"
+    return "ejected" if worker.detail else "up"
 
 
 def _used(worker: Worker, _history: History) -> str:

@@ -49,7 +49,9 @@ def stats(window: int, as_json: bool, to: Target) -> None:
     for worker in seen.workers:
         _print_entry(worker.address, _about_worker(worker))
     ends = ", ".join(f"{count} {reason}" for reason, count in sorted(seen.finished.items())) or "none"
-    click.echo(f"up {seen.uptime:.0f} s · {seen.num_open_requests} open · ended: {ends}")
+    click.echo(
+        f"up {seen.uptime:.0f} s · {seen.num_open_requests} open, {seen.num_queued_requests} queued · ended: {ends}"
+    )
     click.echo(f"{seen.num_prompt_tokens} tokens in · {seen.num_completion_tokens} tokens out")
 
 
@@ -90,7 +92,9 @@ def _about_worker(worker: "Worker") -> list[str]:
     if not worker.healthy:
         return [f"down: {worker.detail}"]
     version = f" · version {worker.model_version}" if worker.model_version else ""
+    on_trial = [f"on trial: {worker.detail}"] if worker.detail else []
     return [
+        *on_trial,
         f"{worker.model}{version}",
         f"healthy · {worker.num_open_requests} open · {worker.num_running} running · {worker.num_waiting} waiting",
         f"KV blocks {worker.num_used_blocks} of {worker.num_blocks} used · {worker.num_generated_tokens} tokens out",

@@ -410,7 +410,7 @@ class GetStatsRequest(_message.Message):
     def __init__(self, window_seconds: _Optional[int] = ...) -> None: ...
 
 class GetStatsResponse(_message.Message):
-    __slots__ = ("ttft", "tpot", "itl", "e2e", "num_open_requests", "finished", "num_prompt_tokens", "num_completion_tokens", "workers", "uptime")
+    __slots__ = ("ttft", "tpot", "itl", "e2e", "num_open_requests", "finished", "num_prompt_tokens", "num_completion_tokens", "workers", "uptime", "num_queued_requests")
     TTFT_FIELD_NUMBER: _ClassVar[int]
     TPOT_FIELD_NUMBER: _ClassVar[int]
     ITL_FIELD_NUMBER: _ClassVar[int]
@@ -421,6 +421,7 @@ class GetStatsResponse(_message.Message):
     NUM_COMPLETION_TOKENS_FIELD_NUMBER: _ClassVar[int]
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     UPTIME_FIELD_NUMBER: _ClassVar[int]
+    NUM_QUEUED_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     ttft: LatencyQuantiles
     tpot: LatencyQuantiles
     itl: LatencyQuantiles
@@ -431,7 +432,8 @@ class GetStatsResponse(_message.Message):
     num_completion_tokens: int
     workers: _containers.RepeatedCompositeFieldContainer[WorkerStats]
     uptime: _duration_pb2.Duration
-    def __init__(self, ttft: _Optional[_Union[LatencyQuantiles, _Mapping]] = ..., tpot: _Optional[_Union[LatencyQuantiles, _Mapping]] = ..., itl: _Optional[_Union[LatencyQuantiles, _Mapping]] = ..., e2e: _Optional[_Union[LatencyQuantiles, _Mapping]] = ..., num_open_requests: _Optional[int] = ..., finished: _Optional[_Iterable[_Union[FinishCount, _Mapping]]] = ..., num_prompt_tokens: _Optional[int] = ..., num_completion_tokens: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerStats, _Mapping]]] = ..., uptime: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    num_queued_requests: int
+    def __init__(self, ttft: _Optional[_Union[LatencyQuantiles, _Mapping]] = ..., tpot: _Optional[_Union[LatencyQuantiles, _Mapping]] = ..., itl: _Optional[_Union[LatencyQuantiles, _Mapping]] = ..., e2e: _Optional[_Union[LatencyQuantiles, _Mapping]] = ..., num_open_requests: _Optional[int] = ..., finished: _Optional[_Iterable[_Union[FinishCount, _Mapping]]] = ..., num_prompt_tokens: _Optional[int] = ..., num_completion_tokens: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerStats, _Mapping]]] = ..., uptime: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., num_queued_requests: _Optional[int] = ...) -> None: ...
 
 class LatencyQuantiles(_message.Message):
     __slots__ = ("count", "mean", "p50", "p90", "p95", "p99", "max")

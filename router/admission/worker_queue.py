@@ -50,6 +50,11 @@ class Place:
     cost: float
     ticket: Ticket[Waiting] | None
 
+    @property
+    def is_waiting(self) -> bool:
+        """As `enter` gave it: it did not go at once."""
+        return self.ticket is not None
+
 
 class WorkerQueue:
     """Used on one event loop."""

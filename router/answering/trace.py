@@ -1,4 +1,4 @@
-"""The spans of one prompt's request, below its call's: its search for a worker, and each worker that it was on."""
+"""The spans of one prompt's request, below its call's: how it came to a worker, and each that it was on."""
 
 from common.tracing import Span, Tracer
 
@@ -12,6 +12,10 @@ class RequestTrace:
         self._tracer = tracer
         self._call = call
         self._hop: Span | None = None
+
+    def queueing(self) -> Span:
+        """It waits for room on a worker. The caller ends it."""
+        return self._tracer.span("queue", self._call.traceparent)
 
     def finding_worker(self) -> Span:
         """The caller ends it."""

@@ -2,10 +2,12 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from common.tracing import Span
 from fissile.errors import FissileError, InternalError, UnavailableError
 from router.admission.worker_queue import Place, Waiting, WorkerQueue
 from router.answering.hop import Loss
@@ -76,6 +78,9 @@ class _Journey:
         self._search: asyncio.Task[None] | None = None
         self._place: Place | None = None
         """In the queue for workers, and then on one."""
+        self._began = time.monotonic()
+        self._queueing: Span | None = None
+        """While it waits there."""
 
     def begin(self) -> None:
         """At once where there is room on a worker, or no worker at all."""
@@ -89,6 +94,8 @@ class _Journey:
             priority=spec.priority,
             time_left=self._time_left(),
         )
+        if self._place.is_waiting:
+            self._queueing = self._request.trace.queueing()
 
     def _has_room(self) -> bool:
         links = self._candidates()
@@ -97,6 +104,9 @@ class _Journey:
     def _go(self) -> None:
         if self._request.error:
             return  # its deadline has passed; it is about to end
+        self._dispatcher.metrics.queued(self._request.spec.model, time.monotonic() - self._began)
+        if self._queueing:
+            self._queueing.end({})
         if not (links := self._candidates()):
             self._search = asyncio.create_task(self._find_worker())
             return
@@ -113,6 +123,8 @@ class _Journey:
         if self._place:
             cost = _cost(self._request.spec, self._request.num_completion_tokens)
             self._dispatcher.queue.leave(self._place, cost)
+        if self._queueing:
+            self._queueing.end({}, error="it came to no worker")
         self._request.close()
 
     def _candidates(self) -> Sequence[WorkerLink]:

@@ -41,7 +41,7 @@ def _version(served: ServedVersion) -> ModelVersion:
 
 
 async def stats(
-    metrics: RouterMetrics, links: Iterable[WorkerLink], num_open: int, window_seconds: float
+    metrics: RouterMetrics, links: Iterable[WorkerLink], num_open: int, num_queued: int, window_seconds: float
 ) -> GetStatsResponse:
     """Others go on between the workers, of which there may be hundreds."""
     latency = metrics.latency
@@ -51,6 +51,7 @@ async def stats(
         itl=latency.itl.quantiles(window_seconds),
         e2e=latency.e2e.quantiles(window_seconds),
         num_open_requests=num_open,
+        num_queued_requests=num_queued,
         finished=[FinishCount(reason=reason, count=count) for reason, count in sorted(metrics.finished.items())],
         num_prompt_tokens=metrics.num_prompt_tokens,
         num_completion_tokens=metrics.num_completion_tokens,

@@ -43,6 +43,7 @@ def serve_one(metrics, worker="w:1"):
     hop.first_token(0.0012)
     hop.token_gap(0.0002)
     hop.completed(Stopwatch(), 0.0002)
+    metrics.queued("llama", 0.0)
     metrics.moved("llama")
     metrics.ended(RequestTotals("eos", "llama", worker, 31, 16, 8))
 

@@ -32,7 +32,7 @@ def worker(address="w:1", **fields):
     values = {
         "address": address, "healthy": True, "detail": "", "num_open_requests": 2, "num_running": 1, "num_waiting": 3,
         "num_blocks": 200, "num_used_blocks": 50, "num_generated_tokens": 0, "num_prefix_queries": 0,
-        "num_prefix_hits": 0, "model": "llama", "epoch": "e1", "ttft": QUICK, "tpot": NOTHING,
+        "num_prefix_hits": 0, "model": "llama", "model_version": "", "epoch": "e1", "ttft": QUICK, "tpot": NOTHING,
     }  # fmt: skip
     return Worker(**(values | fields))
 
@@ -40,7 +40,7 @@ def worker(address="w:1", **fields):
 def stats(*workers, **fields):
     values = {
         "ttft": QUICK, "tpot": NOTHING, "itl": NOTHING, "e2e": NOTHING, "num_open_requests": 4, "finished": {},
-        "num_prompt_tokens": 0, "num_completion_tokens": 0, "uptime": 7300.0,
+        "num_prompt_tokens": 0, "num_completion_tokens": 0, "uptime": 7300.0, "num_queued_requests": 1,
     }  # fmt: skip
     return Stats(**(values | fields), workers=workers)
 
@@ -66,7 +66,7 @@ def test_what_it_shows():
     lost = worker("w:2", healthy=False, detail="connection refused", epoch="", ttft=NOTHING, num_blocks=0)
     after = stats(busy, lost, finished={"eos": 3, "length": 2}, num_completion_tokens=40)
     assert shown(history_of(before, after)) == [
-        "r:1 · 4 open · 2.0 requests/s · 20 tokens/s · up 2 h",
+        "r:1 · 4 open · 1 queued · 2.0 requests/s · 20 tokens/s · up 2 h",
         "p50/p99 ms: TTFT 4.2/250 · TPOT - · ITL - · E2E -",
         "worker  state  open  running  waiting   KV  hits     TTFT  TPOT  tokens/s",
         "w:2     down      2        1        3    -     -        -     -         -",
@@ -126,7 +126,7 @@ def test_only_the_window_counts():
 def test_once_looks_twice_and_prints_once(address):
     result = CliRunner().invoke(main, ["top", "--once", "--interval", "0.1", "-a", address])
     assert result.exit_code == 0, result.output
-    assert result.output.count(" open · ") == 1 and "50%   25%  500/990" in result.output
+    assert result.output.count(" open · 0 queued · ") == 1 and "50%   25%  500/990" in result.output
     assert "127.0.0.1:50062: connection refused" in result.output
 
 

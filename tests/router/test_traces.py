@@ -13,7 +13,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 from common.tracing import NoTracer, tracer_of, valid_traceparent
 from fissile import AsyncClient
 from fissile.errors import UnavailableError
-from fissile.v1 import FinishReason, GenerateRequest, RequestOutput
+from fissile.v1 import FinishReason, GenerateRequest, GetStatsRequest, RequestOutput, WorkerLoad
 from router.config import RouterSettings
 from router.server import RouterServer
 from tests.fakes import tokenizer as toys
@@ -65,10 +65,10 @@ def test_one_trace_from_the_client_to_the_steps(spans):
         ("dispatch", "text_completion toy"),
         ("prefill", "sequence"),
         ("queue", "sequence"),
-        ("queue", "text_completion toy"),
         ("sequence", "dispatch"),
         ("text_completion toy", "ask"),
         ("tokenise", "text_completion toy"),
+        ("wait for turn", "text_completion toy"),
     ]
     assert len({span.context.trace_id for span in spans.all}) == 1
     services = {span.name: span.resource.attributes["service.name"] for span in spans.all}
@@ -108,9 +108,9 @@ def test_a_request_that_no_worker_takes(spans):
     assert spans.tree() == [
         ("dispatch", "text_completion toy"),
         ("find worker", "text_completion toy"),
-        ("queue", "text_completion toy"),
         ("text_completion toy", None),
         ("tokenise", "text_completion toy"),
+        ("wait for turn", "text_completion toy"),
     ]
     assert [event.name for event in request.events] == ["lost by its worker"]
     assert request.attributes["error.type"] == "unavailable"
@@ -118,6 +118,30 @@ def test_a_request_that_no_worker_takes(spans):
         StatusCode.ERROR, StatusCode.ERROR, StatusCode.UNSET,
     ]  # fmt: skip
     assert spans["dispatch"].status.description == "refused: draining"
+
+
+def test_a_request_that_waits_for_room(spans):
+    worker = FakeWorker(says("b"), others=WorkerLoad(num_waiting=10**6))
+
+    async def scenario(system):
+        (link,) = system.router.workers.links.values()
+        await until(lambda: not link.load.has_room)
+        call = system.stub.Generate(GenerateRequest(text="a"))
+        await until(lambda: len(system.router.api.admission.queue) == 1)
+        gone = system.stub.Generate(GenerateRequest(text="a"))
+        await until(lambda: len(system.router.api.admission.queue) == 2)
+        queued = (await system.stub.GetStats(GetStatsRequest())).num_queued_requests
+        gone.cancel()
+        await until(lambda: spans.all)
+        worker.others = WorkerLoad()
+        await collect(call)
+        return queued
+
+    assert run_system(scenario, worker, otlp_traces_endpoint=ENDPOINT) == 2
+    waits = sorted(
+        (span.status.description or "", spans.parent_of(span).name) for span in spans.all if span.name == "queue"
+    )
+    assert waits == [("", "text_completion toy"), ("it came to no worker", "text_completion toy")]
 
 
 def test_what_is_the_clients_fault_is_no_error_of_the_router(spans):
