@@ -146,9 +146,14 @@ def _fitting(rows: dict[_Column, list[str]], width: int) -> list[_Column]:
 
 
 def _columns(stats: Stats) -> list[_Column]:
-    """The model only where there are several."""
-    has_models = len({worker.model for worker in stats.workers if worker.model}) > 1
+    """The model only where there are several, or versions of one."""
+    has_models = len({_model(worker) for worker in stats.workers if worker.model}) > 1
     return [column for column in _COLUMNS if column is not _MODEL or has_models]
+
+
+def _model(worker: Worker) -> str:
+    """As `--version-shares` names it."""
+    return f"{worker.model}@{worker.model_version}" if worker.model_version else worker.model or UNKNOWN
 
 
 def _state(worker: Worker, _history: History) -> str:
@@ -205,7 +210,7 @@ def _span(seconds: float) -> str:
 
 
 _ADDRESS = _Column("worker", lambda worker, _: worker.address, 0, "left")
-_MODEL = _Column("model", lambda worker, _: worker.model or UNKNOWN, 5, "left")
+_MODEL = _Column("model", lambda worker, _: _model(worker), 5, "left")
 _COLUMNS = (
     _ADDRESS,
     _Column("state", _state, 1, "left"),

@@ -76,8 +76,16 @@ def test_what_it_shows():
 
 
 def test_the_model_is_shown_where_there_are_several():
-    (*_, title, first, _) = shown(history_of(stats(worker(), worker("w:2", model="qwen"))))
-    assert title.split()[:3] == ["worker", "state", "model"] and first.split()[:3] == ["w:1", "up", "llama"]
+    others = [worker("w:2", model="qwen"), worker("w:3", model="qwen", model_version="canary")]
+    title, *rows = shown(history_of(stats(worker(), *others)))[-4:]
+    assert title.split()[:3] == ["worker", "state", "model"]
+    assert [row.split()[2] for row in rows] == ["llama", "qwen", "qwen@canary"]
+
+
+def test_a_worker_on_trial_is_shown_as_such():
+    *_, row, detail = shown(history_of(stats(worker(detail="few requests, on trial: 5 requests in a row failed"))))
+    assert row.split()[:2] == ["w:1", "ejected"]
+    assert detail == "w:1: few requests, on trial: 5 requests in a row failed"
 
 
 @pytest.mark.parametrize(
