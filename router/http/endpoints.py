@@ -1,10 +1,12 @@
 """The two endpoints that generate, as ASGI applications. They raise FissileError as long as nothing has been sent."""
 
+import asyncio
 import logging
 import uuid
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Generic, TypeVar
 
 from starlette.requests import Request
@@ -12,8 +14,9 @@ from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
 from common.tracing import TRACEPARENT, valid_traceparent
-from fissile.errors import FissileError
+from fissile.errors import FissileError, ResourceExhaustedError
 from fissile.v1 import ChatResponse, DetokenizeRequest, GenerateResponse, GetModelRequest, TokenizeRequest
+from router.admission.turns import LARGE_BYTES
 from router.api import GenerationApi
 from router.callers.caller import Caller
 from router.http.answers import Envelope, Writer, join
@@ -31,6 +34,9 @@ logger = logging.getLogger(__name__)
 
 M = TypeVar("M", GenerateResponse, ChatResponse)
 
+MAX_WHOLE_BYTES = 16 * 1024 * 1024
+"""Of an answer that is no stream, before it becomes JSON. Log probabilities can be that many: as JSON they take ten
+times as much memory, and seconds of a thread."""
 KEEP_ALIVE_SECONDS = 10.0
 """A stream that is silent for so long sends a comment: proxies cut what seems dead, often after a minute."""
 
@@ -157,7 +163,17 @@ class _Exchange(Generic[M]):
                 async with aclosing(events(first, self.answers, self.writer, self.names)) as stream:
                     await send_events(send, stream, headers)
                 return
+            num_bytes = first.ByteSize()
             async for message in self.answers:
+                num_bytes += message.ByteSize()
+                if num_bytes > MAX_WHOLE_BYTES:
+                    raise ResourceExhaustedError(
+                        f"the answer takes more than {MAX_WHOLE_BYTES} bytes; as a stream it may take any number"
+                    )
                 join(first, message)
-            whole = self.writer.whole(first)
-        await JSONResponse(whole, headers=headers)(scope, receive, send)
+        make = partial(self._response, first, headers)
+        response = make() if num_bytes < LARGE_BYTES else await asyncio.to_thread(make)
+        await response(scope, receive, send)
+
+    def _response(self, message: M, headers: dict[str, str]) -> JSONResponse:
+        return JSONResponse(self.writer.whole(message), headers=headers)

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from router.http import endpoints
 from tests.fakes.system import until
 from tests.fakes.worker import FakeWorker, counts
 from tests.router.http.front import run_front
@@ -95,6 +96,24 @@ def test_a_stalled_reader_loses_its_connection():
 
     ends, num_aborted = run_front(scenario, worker, write_timeout=0.5, max_message_rate=1e9)
     assert (ends, num_aborted) == ({"cancelled": 1}, 1)
+
+
+def test_an_answer_too_large_to_be_sent_whole_is_refused(monkeypatch):
+    monkeypatch.setattr(endpoints, "MAX_WHOLE_BYTES", 500_000)
+
+    async def scenario(client, system):
+        body = {**BODY, "logprobs": 5, "n": 32}
+        sizes = [100, 250]  # below and above
+        whole = [await client.post("/v1/completions", json={**body, "max_tokens": size}) for size in sizes]
+        stream = await client.post("/v1/completions", json={**body, "max_tokens": 250, "stream": True})
+        await system.quiet()
+        return whole, stream
+
+    whole, stream = run_front(scenario, FakeWorker(counts(300), step_seconds=0.0, tokens_per_step=50))
+    assert [response.status_code for response in whole] == [200, 429]
+    assert len(whole[0].json()["choices"][31]["logprobs"]["tokens"]) == 100
+    assert "as a stream it may take any number" in whole[1].json()["error"]["message"]
+    assert stream.text.endswith("data: [DONE]\n\n")
 
 
 def test_bodies_are_held_within_a_budget():
