@@ -67,7 +67,7 @@ def _worker_stats(link: WorkerLink, window_seconds: float) -> WorkerStats:
     return WorkerStats(
         address=link.address,
         healthy=link.is_available,
-        detail=link.detail or link.breaker.detail,
+        detail=_detail(link),
         epoch=link.info.epoch if link.info else "",
         num_open_requests=link.num_open_requests,
         load=link.load.last_report,
@@ -77,3 +77,9 @@ def _worker_stats(link: WorkerLink, window_seconds: float) -> WorkerStats:
         model=link.info.model if link.info else "",
         model_version=link.info.model_version if link.info else "",
     )
+
+
+def _detail(link: WorkerLink) -> str:
+    if link.is_retired:
+        return "gone from where workers are found; it finishes what it has"
+    return link.detail or link.breaker.detail

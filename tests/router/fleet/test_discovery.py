@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fissile.v1 import GenerateRequest
+from fissile.v1 import GenerateRequest, GetStatsRequest
 from router.config import RouterSettings
 from router.fleet.discovery.dns import DnsSource, resolve_name
 from router.fleet.discovery.file import FileSource, WatchedFile
@@ -86,7 +86,8 @@ def test_an_address_that_disappears_gets_nothing_new_finishes_what_runs_and_is_d
         await until(lambda: leaving.running)
         names.found["pool"] = [staying.address]
         await until(lambda: available(system) == [staying.address])
-        assert leaving.address in system.router.workers.links
+        about = {w.address: w for w in (await system.stub.GetStats(GetStatsRequest())).workers}[leaving.address]
+        assert (about.healthy, about.detail) == (False, "gone from where workers are found; it finishes what it has")
         later = await ask(system)
         first = await running
         await until(lambda: list(system.router.workers.links) == [staying.address])
