@@ -30,7 +30,7 @@ class _Open:
 
 
 class OpenSequences:
-    """By id. Used on the event loop only."""
+    """By id. Used on the event loop only, but for `sinks`."""
 
     def __init__(self) -> None:
         self._open: dict[int, _Open] = {}
@@ -44,7 +44,8 @@ class OpenSequences:
 
     @property
     def sinks(self) -> set[Sink]:
-        return {entry.sink for entry in self._open.values()}
+        """Metrics ask from a thread of their own: the copy is made in one go, whatever comes and goes meanwhile."""
+        return {entry.sink for entry in list(self._open.values())}
 
     def add(self, group: SequenceGroup, sink: Sink, now: float) -> None:
         """All of a group, whose sequences have their ids."""

@@ -1,5 +1,8 @@
 """Which sequences a worker has forgotten, told from those that wait."""
 
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from fissile.v1 import (
@@ -100,3 +103,21 @@ def test_the_last_output_closes_a_sequence():
     assert token(sequences, 1002, 0.0, finish_reason=FinishReason.FINISH_REASON_EOS) is sink
     assert token(sequences, 1003, 0.0) is None
     assert (len(sequences), sequences.forget(1)) == (0, False)
+
+
+def test_a_thread_may_ask_whose_they_are_while_they_come_and_go():
+    """As metrics do. Threads are switched as often as can be."""
+    sequences, sink = opened(ids=range(1, 500))
+    group = SequenceGroup(prompt_token_ids=[5], sequences=[Sequence(id=id) for id in range(500, 600)])
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(1) as threads:
+            asking = threads.submit(lambda: [sequences.sinks for _ in range(300)])
+            while not asking.done():
+                sequences.add(group, sink, 0.0)
+                for id in range(500, 600):
+                    sequences.forget(id)
+        assert all(sinks == {sink} for sinks in asking.result())
+    finally:
+        sys.setswitchinterval(before)
