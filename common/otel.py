@@ -20,6 +20,7 @@ from opentelemetry.trace import NonRecordingSpan, SpanContext, SpanKind, Status,
 
 from common.tracing import Attributes, Kind, Span
 from common.version import package_version
+from fissile.errors import FissileError
 
 CLOSE_SECONDS = 2.0
 """For the last spans: a collector that is gone must not hold up the end of a service."""
@@ -85,7 +86,7 @@ class OtelSpan:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.end({}, error=str(error) or type(error).__name__ if error else "")
+        self.end({}, error=_name_of(error) if error else "")
 
 
 class OtelTracer:
@@ -130,6 +131,11 @@ def resource_of(service: str) -> Resource:
     """What the environment says of it goes first."""
     ours = Resource.create({"service.version": package_version()})
     return ours.merge(Resource({"service.name": f"fissile-{service}"})).merge(OTELResourceDetector().detect())
+
+
+def _name_of(error: BaseException) -> str:
+    """Not its text, which may quote a client."""
+    return error.reason.lower() if isinstance(error, FissileError) else type(error).__name__
 
 
 def _context(parent: str) -> Context:

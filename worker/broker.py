@@ -14,6 +14,7 @@ from typing import Any
 from fissile import v1
 from fissile.errors import (
     AlreadyExistsError,
+    CancelledError,
     FissileError,
     InvalidArgumentError,
     UnavailableError,
@@ -99,10 +100,11 @@ class Broker:
         """The stream is over: what it still has open is aborted, and nobody hears of it. Idempotent."""
         self._streams.discard(stream)
         engine_ids = list(stream.engine_ids.values())
+        gone = CancelledError("the router's stream ended")
         for engine_id in engine_ids:
             entry = self._open.forget(engine_id)
             if entry is not None:
-                self._traces.dropped(entry.traceparent, entry.index, entry.arrived, "the router's stream ended")
+                self._traces.failed(entry.traceparent, entry.index, entry.arrived, gone)
         self._stop(engine_ids, "the router's stream ended")
 
     def handle(self, stream: ExecuteStream, request: v1.ExecuteRequest) -> None:
@@ -242,7 +244,7 @@ class Broker:
         for engine_id in engine_ids:
             entry = self._open.forget(engine_id)
             if entry is not None:
-                self._traces.dropped(entry.traceparent, entry.index, entry.arrived, error.message)
+                self._traces.failed(entry.traceparent, entry.index, entry.arrived, error)
                 self._push_error(entry.stream, entry.sequence_id, entry.index, error)
 
     def _push_error(self, stream: ExecuteStream, sequence_id: int, index: int, error: FissileError) -> None:

@@ -47,12 +47,12 @@ class SequenceTraces:
 
     def refused(self, traceparent: str, error: FissileError) -> None:
         if self._is_traced(traceparent):
-            self._sequence(traceparent, {"error.type": error.reason.lower()}, time.monotonic()).end({}, error.message)
+            self._sequence(traceparent, {}, time.monotonic()).end(*_fault(error))
 
-    def dropped(self, traceparent: str, index: int, arrived: float, detail: str) -> None:
-        """It ends without an output: whoever sent it is gone."""
+    def failed(self, traceparent: str, index: int, arrived: float, error: FissileError) -> None:
+        """It ends without an output of the engine."""
         if self._is_traced(traceparent):
-            self._sequence(traceparent, {"fissile.completion.index": index}, arrived).end({}, detail)
+            self._sequence(traceparent, {"fissile.completion.index": index}, arrived).end(*_fault(error))
 
     def ended(self, traceparent: str, output: SequenceOutput) -> None:
         """With its terminal output."""
@@ -75,7 +75,7 @@ class SequenceTraces:
             self._phase("prefill", parent, scheduled, now if first_token is None else first_token)
         if first_token is not None:
             self._phase("decode", parent, first_token, now)
-        sequence.end({}, output.detail if output.finish_reason is FinishReason.ERROR else "", at=now)
+        sequence.end({}, "the sequence failed" if output.finish_reason is FinishReason.ERROR else "", at=now)
 
     def _is_traced(self, traceparent: str) -> bool:
         return bool(traceparent) and self._tracer.is_on and bool(valid_traceparent(traceparent))
@@ -94,3 +94,9 @@ class SequenceTraces:
             about = {"number": step.number, "seconds": step.seconds}
             span.event("step", {**about, "tokens": step.num_tokens, "sequences": step.num_sequences}, step.ended)
         span.end({}, at=end)
+
+
+def _fault(error: FissileError) -> tuple[Attributes, str]:
+    """Not its text, which may quote a client."""
+    name = error.reason.lower()
+    return {"error.type": name}, name

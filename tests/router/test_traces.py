@@ -13,7 +13,16 @@ from opentelemetry.trace import SpanKind, StatusCode
 from common.tracing import NoTracer, tracer_of, valid_traceparent
 from fissile import AsyncClient
 from fissile.errors import UnavailableError
-from fissile.v1 import FinishReason, GenerateRequest, GetStatsRequest, RequestOutput, WorkerLoad
+from fissile.v1 import (
+    ChatMessage,
+    ChatRequest,
+    ChatRole,
+    FinishReason,
+    GenerateRequest,
+    GetStatsRequest,
+    RequestOutput,
+    WorkerLoad,
+)
 from router.config import RouterSettings
 from router.server import RouterServer
 from tests.fakes import tokenizer as toys
@@ -25,6 +34,7 @@ from tests.worker.harness import run_worker
 from worker.loader.tokenizer import TokenizerFiles
 from worker.served_files import ServedFiles
 
+TEMPLATE = "{{ raise_exception(messages[0].content) }}"
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 HEADER = f"00-{TRACE}-00f067aa0ba902b7-01"
 
@@ -230,3 +240,17 @@ def test_spans_reach_a_collector_before_the_end():
     finally:
         server.stop(0)
     assert sorted(collector.names) == ["first", "second"]
+
+
+def test_spans_hold_no_word_of_a_clients_prompt(spans):
+    """Also where what failed quotes it."""
+
+    async def scenario(system):
+        secret = "the secret"
+        await collect(system.stub.Generate(GenerateRequest(text=secret)))
+        message = ChatMessage(role=ChatRole.CHAT_ROLE_USER, content=secret)
+        await error_of(collect(system.stub.Chat(ChatRequest(messages=[message], chat_template=TEMPLATE))))
+
+    run_system(scenario, FakeWorker(says("secret")), otlp_traces_endpoint=ENDPOINT, allow_chat_template=True)
+    assert spans["chat toy"].attributes["error.type"] == "invalid_argument"
+    assert "secret" not in "".join(span.to_json() for span in spans.all)
