@@ -81,6 +81,10 @@ class RequestSpec:
     def wants_prompt_logprobs(self) -> bool:
         return self.sampling.HasField("num_prompt_logprobs")
 
+    def is_meant_for(self, version: Version) -> bool:
+        """The one that was chosen, or one that differs from it in nothing that this request can notice."""
+        return version.name == self.version.name and self.may_go_to(version, has_begun=True)
+
     def may_go_to(self, version: Version, *, has_begun: bool) -> bool:
         """Whether workers of another version than its own may take it. What has begun must go on token for token. It
         needs as much context as it may take where it is: `max_tokens` ends with the context at the latest."""

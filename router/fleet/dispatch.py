@@ -128,10 +128,10 @@ class _Journey:
         self._request.close()
 
     def _candidates(self) -> Sequence[WorkerLink]:
-        """Available now, less the outliers: of the version that was chosen; where it has none, of those that can stand
-        in for it."""
+        """Available now, less the outliers: of the version that was chosen and of equal ones; where there are none, of
+        those that can stand in for it."""
         spec, has_begun = self._request.spec, self._request.has_begun
-        return self._candidates_of(lambda version: version == spec.version) or self._candidates_of(
+        return self._candidates_of(spec.is_meant_for) or self._candidates_of(
             lambda version: spec.may_go_to(version, has_begun=has_begun)
         )
 
