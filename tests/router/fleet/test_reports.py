@@ -19,6 +19,7 @@ def link(number):
         address=f"w:{number:03}",
         latency=latency,
         is_available=True,
+        is_retired=False,
         detail="",
         breaker=Breaker("w"),
         info=None,
