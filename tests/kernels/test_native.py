@@ -14,7 +14,7 @@ from worker.kernels.native import build, library
 from worker.kernels.native.build import LEVELS, BuildError, best_level
 from worker.kernels.native.linear import NativeLinear
 from worker.kernels.select import Kernels
-from worker.kernels.weights import Dense
+from worker.kernels.weights import Blocks, Dense
 
 
 @pytest.fixture
@@ -120,6 +120,12 @@ def test_the_oldest_level_computes_the_same() -> None:
     rig.assert_close(linear(x, linear.pack(Dense(weight, bias))), x.double() @ weight.double().T + bias.double())
     rows = Rows(rig, (6, 2, 16), [1, 1, 9, 5], [700, 3, 9, 30], 16)
     rig.assert_close(rows.attend(), rows.exact())
+    eight_bits = torch.randint(-127, 128, (9, 96), generator=torch.Generator().manual_seed(3)).float()
+    eight_bits[:, ::32] = 127  # so that rows of activations are what they are rounded to
+    for bits, block in ((4, 32), (8, 32), (8, 16)):
+        blocks = Blocks.of(weight, bits).in_form(bits, block)
+        product = rig.choose(LINEAR, LinearSpec(96, 131, Blocks))
+        rig.assert_close(product(eight_bits, product.pack(blocks)), eight_bits.double() @ blocks.floats().double().T)
 
 
 @pytest.mark.usefixtures("no_library")

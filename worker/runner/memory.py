@@ -1,8 +1,10 @@
 """How many blocks the cache gets."""
 
+import ctypes
 import logging
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from worker.core.cache.pools import PoolBudgetError, PoolPlan, PoolSpec, plan_pools
@@ -48,6 +50,12 @@ def plan_on_gpu(config: RunnerConfig, specs: Sequence[PoolSpec], used: int, tota
             f"{error.num_bytes_needed} bytes are needed; "
             + (f"the smallest gpu_memory_utilization that does is {needed}" if needed <= 1 else "use a larger device")
         ) from None
+
+
+def give_back_free_memory() -> None:
+    """What the C library keeps of memory that was freed, such as that of weights before they were packed."""
+    with suppress(AttributeError):  # a C library that is not glibc
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def available_host_memory() -> int:
