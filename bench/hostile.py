@@ -47,7 +47,7 @@ class Sizes:
     """After each, until the next begins."""
 
 
-FULL = Sizes(num_streams=2000, num_tokens=100, step_time=0.2, seconds=15.0, pause=5.0)
+FULL = Sizes(num_streams=2000, num_tokens=60, step_time=0.5, seconds=12.0, pause=3.0)
 QUICK = Sizes(num_streams=50, num_tokens=20, step_time=0.05, seconds=2.0, pause=0.5)
 
 

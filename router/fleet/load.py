@@ -8,7 +8,7 @@ from fissile.v1 import WorkerLoad
 
 MAX_UNANSWERED = 64
 """A newcomer joins fewer groups of this router that have got nothing yet, and fewer sequences of anybody that wait on
-the worker: enough for a step of any."""
+the worker: enough for a step of most. Of a worker that runs many and has nobody waiting, a quarter of these."""
 ENOUGH_UNANSWERED = 4
 MAX_UNANSWERED_TOKENS = 65_536
 """Of the prompts of these, where they are enough."""
@@ -54,8 +54,12 @@ class LoadTracker:
     @property
     def has_room(self) -> bool:
         """A newcomer would soon be computed; otherwise it had better wait where clients take turns."""
-        num_unanswered = len(self._prefills)
-        if num_unanswered >= MAX_UNANSWERED or (self.last_report and self.last_report.num_waiting >= MAX_UNANSWERED):
+        num_unanswered, limit = len(self._prefills), MAX_UNANSWERED
+        if self.last_report:
+            if self.last_report.num_waiting >= MAX_UNANSWERED:
+                return False
+            limit = max(limit, self.last_report.num_running // 4)
+        if num_unanswered >= limit:
             return False
         return num_unanswered < ENOUGH_UNANSWERED or self._num_own_prefill_tokens < MAX_UNANSWERED_TOKENS
 

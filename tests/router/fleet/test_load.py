@@ -63,3 +63,23 @@ def test_reset_forgets_everything():
     load.reported(WorkerLoad(num_running=9, num_blocks=9, num_used_blocks=9, num_waiting_tokens=999))
     load.reset()
     assert load == LoadTracker(block_size=16)
+
+
+def test_a_newcomer_finds_room_where_few_wait_for_their_first_token():
+    """A quarter of what runs, on a worker that has nobody waiting; four long prompts are enough, too."""
+    tracker = LoadTracker()
+    for number in range(64):
+        assert tracker.has_room
+        tracker.opened([number], 10)
+    assert not tracker.has_room
+    tracker.reported(WorkerLoad(num_running=1000))
+    assert tracker.has_room
+    tracker.reported(WorkerLoad(num_running=1000, num_waiting=64))
+    assert not tracker.has_room
+    tracker.reset()
+    for number in range(4):
+        assert tracker.has_room
+        tracker.opened([number], 20_000)
+    assert not tracker.has_room
+    tracker.answered(0)
+    assert tracker.has_room
