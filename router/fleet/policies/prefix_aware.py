@@ -2,7 +2,7 @@
 
 Costs are in tokens of prefill:
 
-    prompt tokens that are not cached there
+    prompt tokens, less CACHED_WORTH times those that are cached there
     + tokens to be computed there before it
     + KV_SHARE of the tokens that sequences hold in its cache, which every step reads
     + SEQUENCE_TOKENS for each sequence
@@ -21,6 +21,9 @@ from router.fleet.policies.policy import C, Choice, Work
 from router.fleet.prefixes.prefixes import Prefixes
 from router.fleet.retries import Session
 
+CACHED_WORTH = 2
+"""A token that is computed once more delays this request and those behind it, and takes the place of another one in the
+cache."""
 KV_SHARE = 0.25
 SEQUENCE_TOKENS = 64
 NEAR_TOKENS = 32
@@ -62,7 +65,8 @@ class PrefixAware:
 def _cost(load: LoadTracker, num_tokens: int, num_cached: int = 0, num_counted: int = 0) -> float:
     """`num_counted`: of the cached ones, that count."""
     num_prefill_tokens = load.num_prefill_tokens + num_tokens
-    cost = num_prefill_tokens - num_counted + KV_SHARE * load.num_kv_tokens + SEQUENCE_TOKENS * load.num_sequences
+    cost = num_prefill_tokens + KV_SHARE * load.num_kv_tokens + SEQUENCE_TOKENS * load.num_sequences
+    cost -= CACHED_WORTH * num_counted
     return cost if num_prefill_tokens - num_cached <= load.num_free_tokens else cost + NO_ROOM_TOKENS
 
 

@@ -53,25 +53,25 @@ def test_equals_are_drawn_at_random():
 
 def test_costs_that_differ_by_less_than_a_sequence_are_equal():
     """Blocks that every prompt begins with say nothing."""
-    assert set(Fleet(0, 0, a=PROMPT[:32]).picks(30)) == set("ab")
-    assert set(Fleet(0, 0, a=PROMPT[:36]).picks(30)) == {"a"}
+    assert set(Fleet(0, 0, a=PROMPT[:16]).picks(30)) == set("ab")
+    assert set(Fleet(0, 0, a=PROMPT[:20]).picks(30)) == {"a"}
 
 
 def test_a_sequence_more_is_no_equal():
     assert Fleet(1, 0, 1).picks(9) == "b" * 9
 
 
-def test_what_waits_for_its_prefill_outweighs_what_is_cached():
+def test_what_waits_for_its_prefill_outweighs_half_as_much_that_is_cached():
     fleet = Fleet(0, 0, a=PROMPT[:800])
-    fleet["a"].open(1, 600)
+    fleet["a"].open(1, 1400)
     assert fleet.picks(9) == "a" * 9
-    fleet["a"].open(1, 300)
+    fleet["a"].open(1, 200)
     assert fleet.picks(9) == "b" * 9
 
 
 def test_prompts_of_another_router_count():
     fleet = Fleet(0, 0, a=PROMPT[:800])
-    fleet["a"].load.reported(WorkerLoad(num_waiting=1, num_waiting_tokens=900))
+    fleet["a"].load.reported(WorkerLoad(num_waiting=1, num_waiting_tokens=1700))
     assert fleet.picks(9) == "b" * 9
 
 
