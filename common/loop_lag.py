@@ -17,7 +17,7 @@ from types import FrameType
 logger = logging.getLogger(__name__)
 
 TICK_SECONDS = 0.1
-LONG_SECONDS = 0.5
+LONG_SECONDS = 1.0
 """From here on it is worth a warning."""
 QUIET_SECONDS = 10.0
 """Between two warnings: a loop that has too much to do is late all the time."""

@@ -1,11 +1,15 @@
 """Options of the whole test suite."""
 
+import logging
+
 import pytest
 from hypothesis import HealthCheck, settings
 
 # How long an example takes tells how busy the machine is, no more. What hangs meets the timeout of its test.
 settings.register_profile("fissile", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("fissile")
+# How late an event loop is, too: tests that want no warnings are not of that.
+logging.getLogger("common.loop_lag").setLevel(logging.ERROR)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

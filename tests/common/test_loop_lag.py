@@ -31,7 +31,7 @@ def lags(seconds, caplog, *, times=1):
         assert len(seen) == num_seen, "it has stopped"
         return seen
 
-    with caplog.at_level(logging.WARNING):
+    with caplog.at_level(logging.WARNING, logger="common.loop_lag"):
         seen = asyncio.run(scenario())
     return seen, [record.getMessage() for record in caplog.records if record.name == "common.loop_lag"]
 
