@@ -7,17 +7,19 @@ import torch
 from torch import Tensor
 
 from worker.kernels.interface import GQA, GqaSpec, KernelT, Operation, SpecT
+from worker.kernels.native.library import obstacle
 from worker.kernels.select import Kernels
 from worker.kernels.step import Chunk, Step, StepBuffers
 
 CPU = torch.device("cpu")
+HAS_NATIVE = obstacle() is None
+"""A machine without a compiler has torch's kernels alone."""
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 if IS_INTERPRETED:
     BACKENDS = [("triton", "cpu")]
 else:
-    BACKENDS = [("torch", "cpu"), ("native", "cpu")] + (
-        [(name, "cuda") for name in ("torch", "triton")] * torch.cuda.is_available()
-    )
+    ON_GPU = [("torch", "cuda"), ("triton", "cuda")] if torch.cuda.is_available() else []
+    BACKENDS = [("torch", "cpu"), *([("native", "cpu")] if HAS_NATIVE else []), *ON_GPU]
 """A new backend joins here."""
 DTYPES = [torch.float32, torch.float16 if IS_INTERPRETED else torch.bfloat16]
 """Triton's interpreter cannot compute in bfloat16."""

@@ -8,13 +8,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.kernels.rig import CPU, Rig, Rows
+from tests.kernels.rig import CPU, HAS_NATIVE, Rig, Rows
 from worker.kernels.interface import LINEAR, TABLE, LinearSpec
 from worker.kernels.native import build, library
 from worker.kernels.native.build import LEVELS, BuildError, best_level
 from worker.kernels.native.linear import NativeLinear
 from worker.kernels.select import Kernels
 from worker.kernels.weights import Blocks, Dense
+
+pytestmark = pytest.mark.skipif(not HAS_NATIVE, reason="needs AVX2 and a C++ compiler")
 
 
 @pytest.fixture

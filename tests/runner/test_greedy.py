@@ -9,7 +9,7 @@ from tests.runner.conftest import greedy_reference, make_driver, random_prompt
 from worker.core.params import SamplingParams
 
 
-@pytest.mark.parametrize("backend", ["native", "torch"])
+@pytest.mark.parametrize("backend", ["auto", "torch"])
 def test_batch_of_different_lengths_for_64_steps(tiny: tuple[Path, LlamaForCausalLM], backend: str) -> None:
     path, model = tiny
     driver = make_driver(path, kernel_backend=backend)

@@ -15,6 +15,7 @@ from transformers import LlamaForCausalLM
 from tests.runner.conftest import make_driver, random_prompt
 from worker.core.params import SamplingParams
 from worker.kernels.interface import LINEAR, TABLE, LinearSpec
+from worker.kernels.native.library import obstacle
 from worker.kernels.select import Kernels
 from worker.kernels.weights import Blocks
 from worker.loader.errors import ModelConfigError
@@ -24,6 +25,8 @@ from worker.loader.tokenizer import load_tokenizer_files
 from worker.parallel.group import Group
 from worker.runner.build import build_runner
 from worker.runner.config import RunnerConfig
+
+pytestmark = pytest.mark.skipif(obstacle() is not None, reason="needs AVX2 and a C++ compiler")
 
 Type = GGMLQuantizationType
 HALVES = {

@@ -58,6 +58,7 @@ class WholeDecoder:
 
     def __init__(self, kernel: DecoderKernel, layers: Sequence[PlainLayer], norm: RMSNorm) -> None:
         self._kernel, self._layers, self._norm = kernel, layers, norm
+        self._attentions = [layer.attention.attention for layer in layers]
         self._caches: list[GqaCache] = []
         self._bound: BoundWeights = None
 
@@ -72,11 +73,11 @@ class WholeDecoder:
 
     def __call__(self, x: Tensor) -> Tensor:
         """[T, hidden], which may be overwritten → the last hidden states, normed."""
-        caches = [layer.attention.attention.cache for layer in self._layers]
+        caches = [attention.cache for attention in self._attentions]
         if len(self._caches) != len(caches) or any(a is not b for a, b in zip(caches, self._caches, strict=True)):
             weights = [layer.weights() for layer in self._layers]
             self._caches, self._bound = caches, self._kernel.bind(weights, caches, self._norm.weight, self._norm.eps)
-        return self._kernel(x, self._bound, current_context().metadata[self._layers[0].attention.attention.number])
+        return self._kernel(x, self._bound, current_context().metadata[self._attentions[0].number])
 
 
 class Decoder(nn.Module):

@@ -87,8 +87,12 @@ def library(level: Level, folder: Path | None = None) -> Path:
 
 
 def user_cache() -> Path:
+    """Raises BuildError."""
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "fissile" / "kernels"
+    try:
+        return (Path(base) if base else Path.home() / ".cache") / "fissile" / "kernels"
+    except RuntimeError as error:
+        raise BuildError(f"XDG_CACHE_HOME must name a folder for what is compiled: {error}") from error
 
 
 def _digest(level: Level) -> str:
