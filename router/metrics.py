@@ -124,6 +124,7 @@ class _OfModel:
     completion: Series
     cached: Counter
     expected_cached: Counter
+    moves: Counter
 
     def add(self, totals: RequestTotals) -> None:
         self.prompt.observe(totals.num_prompt_tokens)
@@ -206,7 +207,7 @@ class RouterMetrics:
         self._of_model(model).queued.observe(seconds)
 
     def moved(self, model: str) -> None:
-        self._moves.labels(model).inc()
+        self._of_model(model).moves.inc()
 
     def ended(self, totals: RequestTotals) -> None:
         model, worker, end = totals.model, totals.worker, totals.end
@@ -228,18 +229,32 @@ class RouterMetrics:
                 self._completion_length.labels(model),
                 self._cached.labels(model),
                 self._expected_cached.labels(model),
+                self._moves.labels(model),
             )
         return self._models[model]
 
-    def keep_workers(self, workers: AbstractSet[str]) -> None:
-        """Remove the series of all others: a name may lead to new addresses every day."""
-        for worker in self._known.keys() - workers - {""}:
-            known = self._known.pop(worker)
-            for model in known.hops:
+    def keep(self, workers: AbstractSet[str], models: AbstractSet[str]) -> None:
+        """Remove the series of all others: names may lead to new addresses every day, and models be replaced."""
+
+        def is_gone(model: str, worker: str) -> bool:
+            return (worker != "" and worker not in workers) or (model != "" and model not in models)
+
+        for worker, known in list(self._known.items()):
+            for model in [model for model in known.hops if is_gone(model, worker)]:
+                del known.hops[model]
                 for metric in (self._ttft, self._tpot, self._itl, self._e2e):
                     metric.remove(model, worker)
-            for model, end in known.ends:
+            for model, end in [key for key in known.ends if is_gone(key[0], worker)]:
+                del known.ends[model, end]
                 self._requests.remove(model, worker, end)
+            if not known.hops and not known.ends:
+                del self._known[worker]
+        for model in self._models.keys() - models:
+            del self._models[model]
+            for series in (self._queued, self._prompt_length, self._completion_length):
+                series.remove(model)
+            for counter in (self._cached, self._expected_cached, self._moves):
+                counter.remove(model)
 
 
 class _GaugeCollector(Collector):

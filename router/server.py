@@ -188,7 +188,8 @@ class RouterServer:
                     logger.warning("not ready: no healthy worker")
                 was_ready = is_ready
                 continue
-            self.metrics.keep_workers(self.workers.links.keys())
+            links = self.workers.links
+            self.metrics.keep(links.keys(), {link.info.model for link in links.values() if link.info})
             await self.workers.wait_for_change()
 
     def _gauges(self) -> Gauges:

@@ -138,12 +138,27 @@ def test_series_of_a_worker_go_with_it():
     for worker in ("w:1", "w:2"):
         serve_one(metrics, worker)
     metrics.ended(RequestTotals("not_found"))
-    metrics.keep_workers({"w:2"})
+    metrics.keep({"w:2"}, {"llama"})
     for name in ("requests_total", "ttft_seconds_count", "e2e_seconds_count"):
         assert {labels[-1] for labels in samples(registry, f"fissile_router_{name}")} - {""} == {"w:2"}
     serve_one(metrics, "w:1")
     assert samples(registry, "fissile_router_ttft_seconds_count") == {("llama", "w:1"): 1, ("llama", "w:2"): 1}
     assert metrics.finished["eos"] == 3
+
+
+def test_series_of_a_model_go_with_it():
+    """At whatever worker, also where it served another model before; refused requests of it, too."""
+    registry, metrics = router_metrics()
+    serve_one(metrics)
+    metrics.ended(RequestTotals("invalid_argument", "llama"))
+    metrics.ended(RequestTotals("not_found"))
+    metrics.keep({"w:1"}, {"qwen"})
+    told = re.findall(r"^fissile_router_\w*\{[^}]*\}", generate_latest(registry).decode(), re.MULTILINE)
+    gauges = [line for line in told if "_worker_" in line]
+    assert [line for line in told if "llama" in line] == [line for line in gauges if "llama" in line]
+    assert samples(registry, "fissile_router_requests_total") == {("not_found", "", ""): 1}
+    serve_one(metrics)
+    assert samples(registry, "fissile_router_cached_tokens_total") == {("llama",): 16}
 
 
 def test_a_worker_counts_from_its_start_on():
