@@ -51,7 +51,7 @@ class PrefixIndex:
         holders, left = self._holders, self._all_bits
         found: dict[Session, int] = {}
         num_blocks = 0
-        for hash in hashes:
+        for hash in hashes if left else ():
             have = holders.get(hash, 0) & left
             if have != left:
                 if num_blocks:
