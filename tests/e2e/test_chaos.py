@@ -29,17 +29,17 @@ def faults_of(outcome: Outcome, whole: Outcome, of_router: bool) -> list[str]:
 def test_faults_are_not_seen_in_the_answers(is_soak, tmp_path):
     rng = random.Random(SEED)
     if is_soak:
-        num_workers, num_asks = 3, 200
+        num_workers, num_routers, num_asks = 3, 2, 200
         rounds = [FAULTS[number % len(FAULTS)] for number in range(20)]
     else:
-        num_workers, num_asks = 2, 60
+        num_workers, num_routers, num_asks = 2, 1, 60
         rounds = [WORKER_STOPPED]
-    with running_fleet(tmp_path, num_workers, 2) as fleet:
+    with running_fleet(tmp_path, num_workers, num_routers) as fleet:
         asks = some_asks(num_asks, SEED)
         oracle = outcomes(fleet, asks)
         assert [outcome.error for outcome in oracle] == [""] * num_asks
         for number, fault in enumerate(rounds):
-            victim = rng.randrange(2 if fault.of_router else num_workers)
+            victim = rng.randrange(num_routers if fault.of_router else num_workers)
             strike = partial(fault.strike, fleet, victim)
             answers = outcomes(fleet, asks, strike, rng.randint(1, num_asks // 2))
             where = f"round {number}, {fault.name} {victim}"
