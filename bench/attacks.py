@@ -105,8 +105,9 @@ async def many_fields(target: Target) -> None:
 
 
 async def stalled_readers(target: Target) -> None:
-    """2,000 that read nothing of a long answer."""
-    request = GenerateRequest(text="x", options=GenerationOptions(max_tokens=100_000, ignore_eos=True))
+    """2,000 that read nothing of a long answer: longer than the benchmark lasts. (What it takes the synthetic worker to
+    invent an answer grows with its length.)"""
+    request = GenerateRequest(text="x", options=GenerationOptions(max_tokens=1000, ignore_eos=True))
     request.options.sampling.num_logprobs = 64
     async with aio_channel(target.router) as channel:
         calls = [target.call(channel, request) for _ in range(2000)]
@@ -140,7 +141,7 @@ async def tiny_requests(target: Target) -> None:
 
 async def many_logprobs(target: Target) -> None:
     """8 at a time, 128 completions each, with 64 log probabilities a token."""
-    request = GenerateRequest(text="x", options=GenerationOptions(max_tokens=1000, n=128, ignore_eos=True))
+    request = GenerateRequest(text="x", options=GenerationOptions(max_tokens=200, n=128, ignore_eos=True))
     request.options.sampling.num_logprobs = 64
     await forever(8, lambda: target.read(request))
 
