@@ -45,7 +45,7 @@ class FissileError(Exception):
 
     def to_status(self) -> status_pb2.Status:
         """Short enough for the headers that it travels in, whatever a client's own words in it are."""
-        message = _cut(self.message, MAX_MESSAGE_BYTES)
+        message = cut(self.message, MAX_MESSAGE_BYTES)
         return status_pb2.Status(code=self.code.value[0], message=message, details=self.details())
 
     def details(self) -> list[any_pb2.Any]:
@@ -55,8 +55,8 @@ class FissileError(Exception):
             violations = self.violations[:MAX_VIOLATIONS]
             fields = [
                 error_details_pb2.BadRequest.FieldViolation(
-                    field=_cut(v.field, MAX_FIELD_BYTES),
-                    description=_cut(v.description, MAX_MESSAGE_BYTES // len(violations)),
+                    field=cut(v.field, MAX_FIELD_BYTES),
+                    description=cut(v.description, MAX_MESSAGE_BYTES // len(violations)),
                 )
                 for v in violations
             ]
@@ -252,7 +252,8 @@ def _status_of(error: grpc.RpcError) -> status_pb2.Status:
     return status_pb2.Status(code=code_pb2.UNKNOWN)
 
 
-def _cut(text: str, num_bytes: int) -> str:
+def cut(text: str, num_bytes: int) -> str:
+    """`text` in UTF-8 of at most so many bytes; what is left out is an ellipsis."""
     raw = text.encode(errors="replace")
     return text if len(raw) <= num_bytes else raw[:num_bytes].decode(errors="ignore") + "…"
 

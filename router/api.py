@@ -49,6 +49,7 @@ from router.fleet.workers import WorkerSet
 from router.latency import WINDOW_SECONDS
 from router.metrics import RouterMetrics
 from router.model.served import ServedModel, ServedVersion
+from router.model.tokenizer import Tokenizer
 from router.open_requests import OpenRequests
 from router.preparing import Preparation
 from router.timers import deadline_timer
@@ -195,7 +196,8 @@ class GenerationApi:
         async with self._main(request, caller) as served:
             special = request.add_special_tokens if request.HasField("add_special_tokens") else True
             ids = await served.tokenizer.encode(request.text, add_special_tokens=special)
-            return TokenizeResponse(token_ids=ids, tokens=served.tokenizer.token_bytes(ids))
+            make = partial(_tokenized, served.tokenizer, ids)
+            return await served.tokenizer.in_thread(make) if len(ids) >= LARGE_BYTES else make()
 
     async def detokenize(self, request: DetokenizeRequest, caller: Caller) -> DetokenizeResponse:
         async with self._main(request, caller) as served:
@@ -218,6 +220,16 @@ class GenerationApi:
         return await reports.stats(
             self._metrics, self._workers.links.values(), len(self._open), len(self.admission.queue), window
         )
+
+
+def _tokenized(tokenizer: Tokenizer, token_ids: list[int]) -> TokenizeResponse:
+    """In parts: protobuf gives the event loop no time while it takes a list."""
+    response = TokenizeResponse()
+    for start in range(0, len(token_ids), LARGE_BYTES):
+        part = token_ids[start : start + LARGE_BYTES]
+        response.token_ids.extend(part)
+        response.tokens.extend(tokenizer.token_bytes(part))
+    return response
 
 
 def _num_prompts(request: GenerateRequest | ChatRequest) -> int:

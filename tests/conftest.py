@@ -7,6 +7,7 @@ from hypothesis import HealthCheck, settings
 
 # How long an example takes tells how busy the machine is, no more. What hangs meets the timeout of its test.
 settings.register_profile("fissile", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("soak", parent=settings.get_profile("fissile"), database=None)
 settings.load_profile("fissile")
 # How late an event loop is, too: tests that want no warnings are not of that.
 logging.getLogger("common.loop_lag").setLevel(logging.ERROR)
@@ -14,6 +15,12 @@ logging.getLogger("common.loop_lag").setLevel(logging.ERROR)
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--soak", action="store_true", help="long runs of the tests marked soak")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Before tests are imported: how many examples they try depends on it."""
+    if config.getoption("--soak"):
+        settings.load_profile("soak")
 
 
 @pytest.fixture

@@ -38,7 +38,8 @@ from worker.grammars.uncompiled import UncompiledRequests
 from worker.kv_watch import Progress
 from worker.metrics import WorkerMetrics
 from worker.open_sequences import OpenSequences
-from worker.streams import ExecuteStream
+from worker.requirements import require_at_most
+from worker.streams import MAX_JOINED_OUTPUTS, ExecuteStream
 from worker.traces import SequenceTraces
 
 logger = logging.getLogger(__name__)
@@ -107,17 +108,17 @@ class Broker:
                 self._traces.failed(entry.traceparent, entry.index, entry.arrived, gone)
         self._stop(engine_ids, "the router's stream ended")
 
-    def handle(self, stream: ExecuteStream, request: v1.ExecuteRequest) -> None:
-        """Carry out commands in order. Raises InvalidArgumentError if one is neither a group nor an abort, or a group
-        without sequences: there is none whose end could say so."""
-        for command in request.commands:
-            kind = command.WhichOneof("command")
-            if kind == "abort":
-                self._abort(stream, command.abort.sequence_id)
-            elif kind == "group" and command.group.sequences:
-                self._start(stream, command.group)
-            else:
-                raise InvalidArgumentError.of("commands", "neither a group of sequences nor an abort is set")
+    def handle(self, stream: ExecuteStream, command: v1.ExecuteCommand) -> None:
+        """Carry out a command. Raises InvalidArgumentError if it is neither a group nor an abort, or a group without
+        sequences, or with more than one message has endings: there is none, or there are too many, to say so."""
+        kind = command.WhichOneof("command")
+        if kind == "abort":
+            self._abort(stream, command.abort.sequence_id)
+        elif kind == "group" and (num_sequences := len(command.group.sequences)) > 0:
+            require_at_most(MAX_JOINED_OUTPUTS, "commands", num_sequences, "sequences in a group")
+            self._start(stream, command.group)
+        else:
+            raise InvalidArgumentError.of("commands", "neither a group of sequences nor an abort is set")
 
     def on_report(self, report: StepReport) -> None:
         """Distribute what a step brought: one message to each stream, or several where one would be too large."""

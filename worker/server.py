@@ -195,7 +195,7 @@ class WorkerServer:
             cache_salt=b"warm-up",
         )
         stream = broker.open_stream()
-        broker.handle(stream, v1.ExecuteRequest(commands=[v1.ExecuteCommand(group=group)]))
+        broker.handle(stream, v1.ExecuteCommand(group=group))
         stream.half_close()
         try:
             while not stream.is_over:

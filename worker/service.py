@@ -24,6 +24,7 @@ from worker.core.scheduler import Scheduler
 from worker.engine import Engine
 from worker.executor.errors import ExecutorError
 from worker.kv_watch import watch_kv_events
+from worker.requirements import require
 from worker.runner.config import ModelInfo
 from worker.served_files import ServedFiles
 from worker.streams import ExecuteStream
@@ -33,6 +34,8 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 TOKENIZER_PART_BYTES = 1024 * 1024
+COMMANDS_AT_A_STRETCH = 64
+"""Of one message: then the event loop is others' for a while."""
 LOAD_INTERVAL = 1.0
 """Seconds between load reports on a stream without outputs; only if the load changed."""
 
@@ -164,6 +167,7 @@ class WorkerService(v1.WorkerServiceServicer):
         timeout = self._settings.drain_timeout
         if request.HasField("timeout"):
             timeout = request.timeout.ToNanoseconds() / 1e9
+            require(timeout >= 0, "timeout", f"{timeout:g} s", "0 s or more")
         result = await broker.drain(timeout, partial(self._set_serving, False))
         return v1.DrainResponse(
             num_finished=result.num_finished, num_aborted=result.num_aborted, undrained=result.is_undone
@@ -217,7 +221,10 @@ async def _profile(call: Callable[[], T]) -> T:
 async def _receive(requests: AsyncIterator[v1.ExecuteRequest], stream: ExecuteStream, broker: Broker) -> None:
     try:
         async for request in requests:
-            broker.handle(stream, request)
+            for num_handled, command in enumerate(request.commands, start=1):
+                broker.handle(stream, command)
+                if num_handled % COMMANDS_AT_A_STRETCH == 0:
+                    await asyncio.sleep(0)
         stream.half_close()
     except FissileError as error:
         logger.warning("a router's stream is ended: %s", error.message)

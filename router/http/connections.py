@@ -3,15 +3,19 @@ what it wants."""
 
 import asyncio
 import json
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from fissile.errors import ResourceExhaustedError
 from router.admission.budget import Budget
 from router.http.errors import error_object, plain_error
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +71,14 @@ class _BoundedConnection(H11Protocol):
             self._stop_head_timer()
         elif self._head_timer is None:
             self._start_head_timer()
+
+    def send_400_response(self, msg: str) -> None:
+        """To what is no HTTP. An answer that is on its way cannot be taken back: the client sees it break off."""
+        logger.info("a connection of %s is ended: %s", self._host, msg)
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            self._refuse(b"400 Bad Request", plain_error("the request is no valid HTTP/1.1"))
+        else:
+            self.transport.close()
 
     def _start_head_timer(self) -> None:
         self._head_timer = self.loop.call_later(self._bounds.receive_timeout, self._time_out)

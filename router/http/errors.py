@@ -5,7 +5,7 @@ from typing import Any
 
 import grpc
 
-from fissile.errors import FissileError
+from fissile.errors import MAX_MESSAGE_BYTES, FissileError, cut
 
 _INVALID = "invalid_request_error"
 _SERVER = "server_error"
@@ -46,4 +46,5 @@ def error_object(error: FissileError) -> dict[str, Any]:
 def plain_error(
     message: str, kind: str = _INVALID, param: str | None = None, code: str | None = None
 ) -> dict[str, Any]:
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+    """As long as on gRPC, whatever a client's own words in it are."""
+    return {"error": {"message": cut(message, MAX_MESSAGE_BYTES), "type": kind, "param": param, "code": code}}

@@ -56,7 +56,7 @@ class HttpServer:
             lifespan="off",
             ws="none",
             log_config=None,
-            log_level=logging.WARNING,
+            log_level=logging.ERROR,  # what clients do is logged by us, and no upgrade is called for
             access_log=False,
             proxy_headers=False,
             server_header=False,

@@ -19,9 +19,15 @@ WORKER_ARGUMENTS = (
 
 
 @pytest.fixture(scope="session")
-def cluster() -> Iterator[Cluster]:
+def log() -> list[str]:
+    """All lines of the cluster so far, by whose they are."""
+    return []
+
+
+@pytest.fixture(scope="session")
+def cluster(log: list[str]) -> Iterator[Cluster]:
     with running_cluster(
-        ClusterConfig(2, 0, "smollm2", WORKER_ARGUMENTS, http_port=0), lambda _name, _line: None
+        ClusterConfig(2, 0, "smollm2", WORKER_ARGUMENTS, http_port=0), lambda name, line: log.append(f"{name} {line}")
     ) as running:
         yield running
 

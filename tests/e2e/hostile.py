@@ -19,6 +19,7 @@ from fissile.channel import channel
 from fissile.cli.cluster import Cluster
 from fissile.errors import FissileError, from_rpc_error
 from fissile.v1 import ChatRequest, GenerateRequest, GenerationOptions, GenerationServiceStub
+from tests.fuzzing import delimited
 
 ROUTER_CALLS = "/fissile.v1.GenerationService/"
 MIB = 1024 * 1024
@@ -96,13 +97,6 @@ def many_grammars(cluster: Cluster) -> None:
     with ThreadPoolExecutor(16) as threads:
         for future in [threads.submit(refused, cluster, "regex", regex=f"({i}") for i in range(64)]:
             future.result()
-
-
-def delimited(number: int, data: bytes) -> bytes:
-    size, rest = b"", len(data)
-    while rest > 127:
-        size, rest = size + bytes([rest & 127 | 128]), rest >> 7
-    return bytes([number << 3 | 2]) + size + bytes([rest]) + data
 
 
 def nested_structs(cluster: Cluster) -> None:

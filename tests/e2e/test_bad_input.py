@@ -4,12 +4,23 @@ import os
 import socket
 
 import grpc
+import psutil
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fissile import Client
 from fissile.channel import channel
 from fissile.errors import FissileError
-from fissile.v1 import GenerateRequest, GenerationServiceStub
+from fissile.v1 import (
+    ChatRequest,
+    ExecuteRequest,
+    GenerateRequest,
+    GenerationServiceStub,
+    GetStatsRequest,
+    TokenizeRequest,
+)
+from tests import fuzzing
 
 CASES = {
     "empty prompt": ({"prompt": ""}, "INVALID_ARGUMENT", "text"),
@@ -94,6 +105,43 @@ def test_unknown_method(cluster):
         with pytest.raises(grpc.RpcError) as raised:
             call(b"", timeout=5)
     assert raised.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+MIB = 1024 * 1024
+FUZZED = {"Generate": GenerateRequest, "Chat": ChatRequest, "Tokenize": TokenizeRequest, "GetStats": GetStatsRequest}
+FOR_ROUTERS = st.lists(fuzzing.calls(FUZZED), min_size=10, max_size=10)
+FOR_WORKERS = st.lists(fuzzing.raw(ExecuteRequest), min_size=10, max_size=10)
+
+
+def code_of(call):
+    try:
+        list(call)
+    except grpc.RpcError as error:
+        return error.code()
+    return grpc.StatusCode.OK
+
+
+@fuzzing.examples(6)
+@given(to_router=FOR_ROUTERS, to_workers=FOR_WORKERS)
+def test_any_bytes_to_real_services(cluster, log, to_router, to_workers):
+    """What is good enough to run has a second to."""
+    may_come = {grpc.StatusCode.OK, grpc.StatusCode.DEADLINE_EXCEEDED, *fuzzing.REFUSALS}
+    processes = [psutil.Process(child.pid) for child in (cluster.router, *cluster.workers)]
+    num_lines, sizes = len(log), [process.memory_info().rss for process in processes]
+    with channel(cluster.router_address) as connection:
+        for method, raw in to_router:
+            call = connection.unary_stream(f"/fissile.v1.GenerationService/{method}")(raw, timeout=1)
+            assert code_of(call) in may_come, (method, raw[:1000])
+    for address in cluster.workers.values():
+        with channel(address) as connection:
+            for raw in to_workers:
+                execute = connection.stream_stream("/fissile.v1.WorkerService/Execute")
+                assert code_of(execute(iter([raw]), timeout=1)) in may_come, raw[:1000]
+    with Client(cluster.router_address) as client:
+        assert client.generate("still there", max_tokens=1).result().usage.num_completion_tokens == 1
+    assert not [line for line in log[num_lines:] if "ERROR" in line or "Traceback" in line]
+    grown = [process.memory_info().rss - size for process, size in zip(processes, sizes, strict=True)]
+    assert max(grown) < 100 * MIB, grown
 
 
 def test_a_fault_does_not_reach_the_neighbours(cluster):

@@ -1,6 +1,7 @@
 """Sequences up, tokens down: one message a step, each sequence with its own tokens."""
 
 import asyncio
+from collections import Counter
 from itertools import pairwise
 
 import pytest
@@ -248,8 +249,24 @@ def test_a_changed_load_is_told_to_a_stream_without_outputs():
     assert not response.outputs and response.load.num_blocks == 64 and response.load.num_generated_tokens > 0
 
 
-@pytest.mark.parametrize("command", [ExecuteCommand(), ExecuteCommand(group=SequenceGroup(prompt_token_ids=[5]))])
-def test_a_command_without_content_ends_the_stream(command):
+NEITHER = "neither a group of sequences nor an abort is set"
+TOO_MANY = "sequences in a group; at most 1024 is needed"
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (ExecuteCommand(), NEITHER),
+        (ExecuteCommand(group=SequenceGroup(prompt_token_ids=[5])), NEITHER),
+        (ExecuteCommand(group=group(1025)), f"is 1025 {TOO_MANY}"),
+        (
+            ExecuteCommand(group=group([Sequence(id=1)] * 300_000)),
+            f"is 300000 {TOO_MANY}",
+        ),
+    ],
+    ids=["nothing", "no sequence", "more than a message has endings", "many more"],
+)
+def test_a_command_that_has_no_ending_ends_the_stream(command, said):
     async def scenario(system):
         router = connect(system)
         await router.send(sequence(1, max_tokens=40))
@@ -258,7 +275,40 @@ def test_a_command_without_content_ends_the_stream(command):
         await quiet(system)
         return end
 
-    assert run_worker(scenario) == ("INVALID_ARGUMENT", "commands: neither a group of sequences nor an abort is set")
+    assert run_worker(scenario) == ("INVALID_ARGUMENT", f"commands: {said}")
+
+
+def test_a_message_of_very_many_commands_leaves_time_to_others():
+    """3,000 refusals in a row took the event loop for a fifth of a second."""
+    bad = [group([Sequence(id=id)], prompt=[]) for id in range(1, 3001)]
+    turns = 0
+
+    async def scenario(system):
+        async def count():
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        router = connect(system)
+        await router.send(sequence(9000))
+        await router.finish(9000)
+        handled = system.server._broker.handle
+        seen = []
+
+        def handle(stream, command):
+            seen.append(turns)
+            handled(stream, command)
+
+        system.server._broker.handle = handle
+        counting = asyncio.create_task(count())
+        await router.send(*bad)
+        await router.finish(*range(1, 3001))
+        counting.cancel()
+        return seen
+
+    seen = run_worker(scenario)
+    assert len(seen) == 3000 and max(Counter(seen).values()) <= 64
 
 
 def test_the_prompt_of_a_group_is_checked_once(monkeypatch):

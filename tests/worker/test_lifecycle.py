@@ -102,6 +102,22 @@ def test_drain_aborts_what_does_not_finish_in_time():
     assert router.ended[1].finish_reason == ABORTED
 
 
+def test_drain_refuses_a_time_that_is_none():
+    """It would abort everything at once, where somebody has computed wrongly."""
+
+    async def scenario(system):
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await _drain(system, -0.5)
+        return raised.value, await run_all(system, sequence(1))
+
+    error, router = run_worker(scenario)
+    assert (error.code(), error.details()) == (
+        grpc.StatusCode.INVALID_ARGUMENT,
+        "timeout: is -0.5 s; 0 s or more is needed",
+    )
+    assert len(router.tokens[1]) == 4
+
+
 def test_undrain_accepts_again_on_streams_that_stayed_and_on_new_ones():
     async def scenario(system):
         router = connect(system)

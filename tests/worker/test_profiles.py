@@ -96,6 +96,12 @@ def test_a_folder_that_cannot_be_made_is_named(profiles, links, folder):
     assert links[0].told == []
 
 
+def test_a_folder_that_is_no_path_is_named(profiles, links):
+    with pytest.raises(InvalidArgumentError, match=r"^output_dir: it is no path: embedded null byte"):
+        profiles.start("/tmp/a\0b")
+    assert links[0].told == []
+
+
 def test_a_rank_that_cannot_start_ends_the_profile_of_the_others(profiles, links, tmp_path):
     links[1].error = "no profiler"
     with pytest.raises(InternalError, match=r"^rank 1: no profiler$"):

@@ -114,6 +114,8 @@ def _prepared(folder: str) -> Path:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InvalidArgumentError.of("output_dir", f"it cannot be made: {error.strerror}") from error
+    except ValueError as error:  # a zero byte
+        raise InvalidArgumentError.of("output_dir", f"it is no path: {error}") from error
     if not os.access(path, os.W_OK | os.X_OK):
         raise InvalidArgumentError.of("output_dir", "it is not writable")
     return path

@@ -6,6 +6,7 @@ import math
 import pytest
 
 from fissile.errors import (
+    MAX_MESSAGE_BYTES,
     AlreadyExistsError,
     DeadlineExceededError,
     FissileError,
@@ -77,6 +78,17 @@ def test_a_bad_field_is_named_as_the_client_wrote_it(send, fields, param, stream
     error = response.json()["error"]
     assert (response.status_code, error["param"], error["type"]) == (400, param, "invalid_request_error")
     assert param in error["message"]
+
+
+def test_messages_are_short_whatever_the_client_says():
+    async def scenario(client, system):
+        name = "x" * 50_000
+        body = {"model": name, "prompt": "a"}
+        return [await client.post("/v1/completions", json=body), await client.get(f"/v1/{name}")]
+
+    responses = run_front(scenario, FakeWorker(says("b")))
+    assert [response.status_code for response in responses] == [404, 404]
+    assert [len(response.json()["error"]["message"]) for response in responses] == [MAX_MESSAGE_BYTES + 1] * 2
 
 
 def test_all_faults_are_in_the_message():

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import ssl
 import subprocess
 import sys
@@ -309,6 +310,38 @@ def test_garbage_on_the_port(garbage):
         return (await client.post("/v1/completions", json={"prompt": "a"})).status_code
 
     assert run_front(scenario, FakeWorker(says("b"))) == 200
+
+
+CHUNKS = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+TOO_LONG = b"%x\r\n%s\r\n" % (9_000_000, b" " * 9_000_000)
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [(b"GET /\r\n\r\n", 400), (CHUNKS + b"zz\r\n{}\r\n", 400), (CHUNKS + TOO_LONG + b"zz\r\n", 413)],
+    ids=["no version", "no size of a chunk", "after its answer"],
+)
+def test_what_is_no_http_gets_one_error_and_is_logged_quietly(sent, status, caplog):
+    async def scenario(client, system):
+        reader, writer = await asyncio.open_connection("127.0.0.1", system.router.http_port)
+        writer.write(sent)
+        received = await asyncio.wait_for(reader.read(), 20)
+        writer.close()
+        return received
+
+    with caplog.at_level(logging.INFO):
+        head, _, body = run_front(scenario, FakeWorker(says("b")), max_prompt_bytes=1000).partition(b"\r\n\r\n")
+    assert (int(head.split()[1]), set(json.loads(body))) == (status, {"error"})
+    assert [record.levelname for record in caplog.records if "is ended" in record.message] == ["INFO"]
+    assert not [record for record in caplog.records if record.levelno > logging.INFO or record.exc_info]
+
+
+@pytest.mark.parametrize("protocol", ["websocket", "h2c"])
+def test_a_wish_for_another_protocol_is_served_in_this_one(protocol, caplog):
+    """curl --http2 says so with every request."""
+    headers = {"connection": "upgrade", "upgrade": protocol}
+    assert get("/v1/models", FakeWorker(says("b")), headers=headers).status_code == 200
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 def test_a_taken_port():
