@@ -5,8 +5,6 @@
 // holds number i of the first half of a block below number i of the second half.
 #pragma once
 
-#include <immintrin.h>
-
 #include "vector.h"
 
 // Rows of activations, each cut into blocks of 32 that share a scale: value = scale * number.

@@ -1,6 +1,8 @@
 // Vectors of float in the compiler's own form, which GCC and Clang lower to the instruction set they are told.
 #pragma once
 
+#include <immintrin.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -30,34 +32,23 @@ static inline Vec splat(float value) { return Vec{} + value; }
 
 static inline Vec choose(IntVec condition, Vec yes, Vec no) { return condition ? yes : no; }
 
-// Across a vector, by halves: `combine` takes two vectors of the same size, and at the end two floats.
-template <int N, class Combine>
-static inline float across(const float *values, Combine combine) {
-    if constexpr (N == 1) {
-        return *values;
-    } else {
-        typedef float Half __attribute__((vector_size(N / 2 * sizeof(float))));
-        Half left, right;
-        memcpy(&left, values, sizeof left);
-        memcpy(&right, values + N / 2, sizeof right);
-        const Half both = combine(left, right);
-        float halves[N / 2];
-        memcpy(halves, &both, sizeof halves);
-        return across<N / 2>(halves, combine);
-    }
-}
+#if defined(__AVX512F__)
+static inline float sum_of(Vec value) { return _mm512_reduce_add_ps((__m512)value); }
 
+static inline float largest_of(Vec value) { return _mm512_reduce_max_ps((__m512)value); }
+#else
 static inline float sum_of(Vec value) {
-    float values[W];
-    store(values, value);
-    return across<W>(values, [](auto a, auto b) { return a + b; });
+    const __m128 half = _mm_add_ps(_mm256_castps256_ps128((__m256)value), _mm256_extractf128_ps((__m256)value, 1));
+    const __m128 pair = _mm_add_ps(half, _mm_movehl_ps(half, half));
+    return _mm_cvtss_f32(_mm_add_ss(pair, _mm_movehdup_ps(pair)));
 }
 
 static inline float largest_of(Vec value) {
-    float values[W];
-    store(values, value);
-    return across<W>(values, [](auto a, auto b) { return a > b ? a : b; });
+    const __m128 half = _mm_max_ps(_mm256_castps256_ps128((__m256)value), _mm256_extractf128_ps((__m256)value, 1));
+    const __m128 pair = _mm_max_ps(half, _mm_movehl_ps(half, half));
+    return _mm_cvtss_f32(_mm_max_ss(pair, _mm_movehdup_ps(pair)));
 }
+#endif
 
 static inline Vec larger(Vec a, Vec b) { return choose(a > b, a, b); }
 
