@@ -2,11 +2,12 @@
 
 from typing import Any
 
-from worker.kernels.interface import DECODER, GQA, LINEAR, TABLE
+from worker.kernels.interface import DECODER, GQA, LINEAR, PREPARE_STEP, REMEMBER, TABLE
 from worker.kernels.native.choose import NativeChoose, supports_choose
 from worker.kernels.native.decoder import NativeDecoder, supports_decoder
 from worker.kernels.native.gqa import NativeGqa, supports_gqa
 from worker.kernels.native.linear import NativeLinear, supports_linear
+from worker.kernels.native.slots import NativePrepare, NativeRemember, supports_slots
 from worker.kernels.sampling import CHOOSE
 from worker.kernels.select import Implementation
 
@@ -16,5 +17,7 @@ IMPLEMENTATIONS: list[Implementation[Any, Any]] = [
     Implementation(LINEAR, "native", supports_linear, lambda spec, *_: NativeLinear(spec)),
     Implementation(TABLE, "native", supports_linear, lambda spec, *_: NativeLinear(spec)),
     Implementation(CHOOSE, "native", supports_choose, lambda *_: NativeChoose()),
+    Implementation(PREPARE_STEP, "native", supports_slots, lambda *_: NativePrepare()),
+    Implementation(REMEMBER, "native", supports_slots, lambda *_: NativeRemember()),
     Implementation(GQA, "native", supports_gqa, lambda spec, *_: NativeGqa(spec)),
 ]

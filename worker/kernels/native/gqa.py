@@ -33,6 +33,8 @@ class NativeGqa:
     def __init__(self, spec: GqaSpec) -> None:
         self._spec = spec
         self._engine = engine()
+        self._view = StepView()
+        self._viewed: StepBuffers | None = None
 
     def allocate(self, num_layers: int, num_blocks: int, block_size: int, device: torch.device) -> GqaPool:
         kv_heads, head_dim = self._spec.num_kv_heads, self._spec.head_dim
@@ -49,12 +51,10 @@ class NativeGqa:
         return ()
 
     def prepare(self, step: Step, buffers: StepBuffers, block_size: int) -> StepMetadata:
-        view = StepView(
-            step.num_tokens, step.num_rows, buffers.block_tables.stride(0),
-            pointer(buffers.positions), pointer(buffers.token_slots),
-            pointer(buffers.query_starts), pointer(buffers.context_lens), pointer(buffers.block_tables),
-        )  # fmt: skip
-        return StepMetadata(view, step.num_tokens, block_size, buffers)
+        if buffers is not self._viewed:
+            self._view, self._viewed = _view_of(buffers), buffers
+        self._view.num_tokens, self._view.num_rows = step.num_tokens, step.num_rows
+        return StepMetadata(self._view, step.num_tokens, block_size, buffers)
 
     def write_qkv(
         self, qkv: Tensor, norm: QkNorm | None, rope: RopeTable | None, cache: GqaCache, metadata: StepMetadata
@@ -76,6 +76,14 @@ class NativeGqa:
         out = torch.empty(metadata.num_tokens, self._spec.num_heads * self._spec.head_dim)
         self._engine.attend(attention_model(self._spec, None, cache, metadata.block_size), layer, metadata.view, q, out)
         return out
+
+
+def _view_of(buffers: StepBuffers) -> StepView:
+    """Of no tokens; the buffers do not move."""
+    return StepView(
+        0, 0, buffers.block_tables.stride(0), pointer(buffers.positions), pointer(buffers.token_slots),
+        pointer(buffers.query_starts), pointer(buffers.context_lens), pointer(buffers.block_tables),
+    )  # fmt: skip
 
 
 def attention_model(spec: GqaSpec, norm: QkNorm | None, cache: GqaCache, block_size: int = 0) -> Model:

@@ -3,6 +3,7 @@
 #include <mutex>
 
 #include "decoder.h"
+#include "slots.h"
 
 namespace {
 
@@ -204,6 +205,19 @@ void fissile_best(
             if (pieces[i].value > best.value) best = {pieces[i].value, pieces[i].id, best.is_broken};
         }
         ids[row] = best.is_broken || !std::isfinite(best.value) ? -1 : best.id;
+    }
+}
+
+// See PrepareKernel and RememberKernel (interface.py).
+void fissile_prepare(const StagedRows *rows, const Slots *slots, const Buffers *out) {
+    for (int row = 0; row < rows->num_rows; row++) prepare_row(*rows, *slots, *out, row);
+}
+
+void fissile_remember(
+    const Slots *slots, const int64_t *rows, const int64_t *positions, const int64_t *token_ids, int num_rows) {
+    for (int row = 0; row < num_rows; row++) {
+        slots->tokens[rows[row] * slots->most_tokens + positions[row]] = int32_t(std::max<int64_t>(0, token_ids[row]));
+        slots->lengths[rows[row]] = positions[row] + 1;
     }
 }
 

@@ -48,6 +48,29 @@ class StepView(Structure):
     )  # fmt: skip
 
 
+class Slots(Structure):
+    """See slots.h; so for the next two."""
+
+    _fields_ = (
+        ("tokens", c_void_p), ("lengths", c_void_p), ("block_tables", c_void_p), ("groups", c_void_p),
+        ("most_tokens", c_int64), ("most_blocks", c_int64), ("spare_slot", c_int64),
+    )  # fmt: skip
+
+
+class Staged(Structure):
+    _fields_ = (
+        ("slots", c_void_p), ("starts", c_void_p), ("lens", c_void_p), ("num_rows", c_int32),
+        ("num_uniform_rows", c_int32), ("num_padding_rows", c_int32), ("block_size", c_int32), ("table_width", c_int32),
+    )  # fmt: skip
+
+
+class Buffers(Structure):
+    _fields_ = (
+        ("input_ids", c_void_p), ("positions", c_void_p), ("token_slots", c_void_p), ("query_starts", c_void_p),
+        ("context_lens", c_void_p), ("block_tables", c_void_p), ("groups", c_void_p), ("most_blocks", c_int64),
+    )  # fmt: skip
+
+
 _FUNCTIONS = {
     "fissile_vector_width": (ctypes.c_int, ()),
     "fissile_create": (c_void_p, (ctypes.c_int,)),
@@ -64,6 +87,8 @@ _FUNCTIONS = {
     "fissile_best": (
         None, (c_void_p, c_void_p, c_int64, c_void_p, ctypes.c_int, ctypes.c_int, c_void_p),
     ),
+    "fissile_prepare": (None, (POINTER(Staged), POINTER(Slots), POINTER(Buffers))),
+    "fissile_remember": (None, (POINTER(Slots), c_void_p, c_void_p, c_void_p, ctypes.c_int)),
     "fissile_decode": (None, (c_void_p, POINTER(Model), POINTER(StepView), c_void_p, c_void_p)),
 }  # fmt: skip
 
@@ -131,6 +156,11 @@ def obstacle() -> str | None:
 def engine() -> Engine:
     """This process's, with as many threads as torch has when it is first asked for. Raises BuildError."""
     return Engine(_functions(), torch.get_num_threads())
+
+
+def functions() -> ctypes.CDLL:
+    """Those that need no threads. Raises BuildError."""
+    return _functions()
 
 
 @cache

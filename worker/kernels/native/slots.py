@@ -1,0 +1,63 @@
+"""From the slots' state to a step's buffers, and back, in a call each. Neither slots nor buffers ever move."""
+
+from ctypes import byref
+
+import torch
+from torch import Tensor
+
+from worker.kernels.native.library import Buffers, Slots, Staged, functions, obstacle, pointer
+from worker.kernels.step import SlotTables, StagedRows, Step, StepBuffers
+
+
+class NativePrepare:
+    """See `PrepareKernel`."""
+
+    def __init__(self) -> None:
+        self._functions = functions()
+        self._slots: tuple[SlotTables, Slots] | None = None
+        self._buffers: tuple[StepBuffers, Buffers] | None = None
+
+    def __call__(self, rows: StagedRows, slots: SlotTables, step: Step, block_size: int, out: StepBuffers) -> None:
+        if self._slots is None or self._slots[0] is not slots:
+            self._slots = slots, _slots_view(slots)
+        if self._buffers is None or self._buffers[0] is not out:
+            self._buffers = out, _buffers_view(out)
+        staged = Staged(
+            pointer(rows.slots), pointer(rows.starts), pointer(rows.lens), step.num_rows, step.num_uniform_rows,
+            step.num_padding_rows, block_size, -(-step.max_context_len // block_size),
+        )  # fmt: skip
+        self._functions.fissile_prepare(byref(staged), byref(self._slots[1]), byref(self._buffers[1]))
+
+
+class NativeRemember:
+    """See `RememberKernel`."""
+
+    def __init__(self) -> None:
+        self._functions = functions()
+        self._slots: tuple[SlotTables, Slots] | None = None
+
+    def __call__(self, slots: SlotTables, rows: Tensor, positions: Tensor, token_ids: Tensor) -> None:
+        if self._slots is None or self._slots[0] is not slots:
+            tokens = slots.tokens
+            self._slots = slots, Slots(pointer(tokens), pointer(slots.lengths), None, None, tokens.shape[1], 0, 0)
+        self._functions.fissile_remember(
+            byref(self._slots[1]), pointer(rows), pointer(positions), pointer(token_ids), len(rows)
+        )
+
+
+def _slots_view(slots: SlotTables) -> Slots:
+    return Slots(
+        pointer(slots.tokens), pointer(slots.lengths), pointer(slots.block_tables), pointer(slots.groups),
+        slots.tokens.shape[1], slots.block_tables.shape[1], slots.spare_slot,
+    )  # fmt: skip
+
+
+def _buffers_view(out: StepBuffers) -> Buffers:
+    return Buffers(
+        pointer(out.input_ids), pointer(out.positions), pointer(out.token_slots), pointer(out.query_starts),
+        pointer(out.context_lens), pointer(out.block_tables), pointer(out.groups), out.block_tables.shape[1],
+    )  # fmt: skip
+
+
+def supports_slots(_: None, device: torch.device, dtype: torch.dtype) -> bool:
+    return device.type == "cpu" and obstacle() is None
