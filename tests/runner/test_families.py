@@ -15,7 +15,8 @@ FAMILIES = {
     "mistral-untied": lambda: MistralForCausalLM(
         MistralConfig(**(TINY | {"sliding_window": None, "tie_word_embeddings": False}))
     ),
-    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**(TINY | {"head_dim": 16}))),
+    # Wide enough for the kernels that a CPU has of its own.
+    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**(TINY | {"head_dim": 16, "intermediate_size": 96}))),
     "qwen3-bias": lambda: Qwen3ForCausalLM(Qwen3Config(**(TINY | {"attention_bias": True}))),
 }
 

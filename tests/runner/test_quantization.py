@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
-from tests.runner.conftest import make_driver, random_prompt
+from tests.runner.conftest import make_driver
 from worker.core.params import SamplingParams
 from worker.kernels.interface import LINEAR, TABLE, LinearSpec
 from worker.kernels.native.library import obstacle
@@ -123,22 +123,6 @@ def test_a_table_of_blocks_gives_its_rows_back(form: tuple[int, int]) -> None:
 
 
 # --- of a whole model
-
-
-@pytest.mark.parametrize("quantization", ["int8", "int4"])
-def test_a_model_of_floats_is_cut_into_blocks(tiny: tuple[Path, LlamaForCausalLM], quantization: str) -> None:
-    """Widths that blocks do not fill stay in floats; a row is the same alone and in any batch."""
-    prompts = [random_prompt(n, n) for n in (3, 40, 17)]
-    together = make_driver(tiny[0], quantization=quantization)
-    seqs = [together.add(prompt) for prompt in prompts]
-    together.prefill(*seqs)
-    together.decode(*seqs, steps=8)
-    for seq, prompt in zip(seqs, prompts, strict=True):
-        driver = make_driver(tiny[0], quantization=quantization)
-        alone = driver.add(prompt)
-        driver.prefill(alone)
-        driver.decode(alone, steps=8)
-        assert alone.output == seq.output
 
 
 def test_what_cannot_be_quantised_is_refused(tiny: tuple[Path, LlamaForCausalLM]) -> None:

@@ -1,0 +1,74 @@
+"""All layers in one call of C++, against `transformers` and against itself: biases, long steps, blocks of any kind."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaForCausalLM
+
+from tests.runner.conftest import greedy_reference, make_driver, random_prompt, save_llama
+from worker.kernels.native.library import obstacle
+from worker.parallel.group import Group
+from worker.runner.build import build_runner
+from worker.runner.config import RunnerConfig
+
+pytestmark = pytest.mark.skipif(obstacle() is not None, reason="needs AVX2 and a C++ compiler")
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, LlamaForCausalLM]:
+    """Heads of whole vectors, inner features of whole panels, and biases everywhere."""
+    path = tmp_path_factory.mktemp("wide-llama")
+    model = save_llama(
+        path, hidden_size=64, intermediate_size=96, head_dim=16, num_attention_heads=4, num_key_value_heads=2,
+        attention_bias=True, mlp_bias=True,
+    )  # fmt: skip
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "norm" in name or name.endswith("bias"):
+                weight.add_(torch.randn_like(weight) * 0.2)
+    model.save_pretrained(path)
+    return path, model
+
+
+def test_the_kernel_is_taken(wide: tuple[Path, LlamaForCausalLM]) -> None:
+    _, info = build_runner(RunnerConfig(model=str(wide[0]), device="cpu", num_blocks=8, max_num_seqs=2), Group())
+    assert info.kernels["decoder"] == "native"
+
+
+def test_greedy_tokens_equal_transformers(wide: tuple[Path, LlamaForCausalLM]) -> None:
+    path, model = wide
+    driver = make_driver(path)
+    seqs = [driver.add(random_prompt(n, n)) for n in (1, 5, 33, 70)]
+    driver.prefill(*seqs[:3])
+    driver.run([(seqs[0], 1), (seqs[3], 30), (seqs[1], 1)])
+    driver.prefill(seqs[3])
+    driver.decode(*seqs, steps=40)
+    for seq in seqs:
+        assert seq.output == greedy_reference(model, seq.tokens[: seq.num_prompt], len(seq.output))
+
+
+def test_a_step_of_more_tokens_than_go_through_the_layers_together(wide: tuple[Path, LlamaForCausalLM]) -> None:
+    """1,024 do; one row is cut there."""
+    path, model = wide
+    driver = make_driver(path, num_blocks=128)
+    seqs = [driver.add(random_prompt(100, seed)) for seed in range(12)]
+    driver.prefill(*seqs)
+    driver.decode(*seqs, steps=3)
+    for seq in seqs[9:]:
+        assert seq.output == greedy_reference(model, seq.tokens[:100], 4)
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
+def test_a_row_is_the_same_alone_and_in_any_batch(wide: tuple[Path, LlamaForCausalLM], quantization: str) -> None:
+    prompts = [random_prompt(n, n) for n in (3, 40, 17)]
+    together = make_driver(wide[0], quantization=quantization)
+    seqs = [together.add(prompt) for prompt in prompts]
+    together.prefill(*seqs)
+    together.decode(*seqs, steps=20)
+    for seq, prompt in zip(seqs, prompts, strict=True):
+        driver = make_driver(wide[0], quantization=quantization)
+        alone = driver.add(prompt)
+        driver.prefill(alone)
+        driver.decode(alone, steps=20)
+        assert alone.output == seq.output
