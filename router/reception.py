@@ -9,7 +9,6 @@ from typing import Any
 
 import grpc
 
-from common.authentication import header_of
 from common.server import Parse, receive
 from fissile.errors import DeadlineExceededError, UnauthenticatedError
 from router.admission.gate import Gate
@@ -55,8 +54,7 @@ class Reception:
 
     def _client(self, context: grpc.aio.ServicerContext) -> str:
         """Calls without a key, where one is wanted, are of services that are open to all."""
-        host = host_of_peer(context.peer())
         try:
-            return self._callers.identify(header_of(context.invocation_metadata()), host).name
+            return self._callers.of_call(context).name
         except UnauthenticatedError:
-            return host
+            return host_of_peer(context.peer())

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from common.authentication import KeyInterceptor
 from common.exposure import warn_if_exposed
+from common.garbage import freeze_loaded
 from common.loop_lag import LoopLag
 from common.metrics import new_registry, serve_metrics
 from common.open_files import allow_open_files
@@ -260,6 +261,7 @@ async def serve(settings: RouterSettings) -> None:
     server = RouterServer(settings)
     try:
         await server.start()
+        freeze_loaded()
         await stop.wait()
     finally:
         await server.stop()

@@ -6,7 +6,6 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from common.authentication import header_of
 from common.server import abort
 from common.tracing import TRACEPARENT, valid_traceparent
 from fissile.v1 import (
@@ -26,7 +25,7 @@ from fissile.v1 import (
 )
 from router.admission.readers import Readers, StalledReaderError
 from router.api import GenerationApi
-from router.callers.caller import Caller, host_of_peer
+from router.callers.caller import Caller
 from router.callers.callers import Callers
 
 Context = Any  # grpc.aio.ServicerContext, which has no types
@@ -66,7 +65,7 @@ class GenerationService(GenerationServiceServicer):
         return await self._api.get_stats(request, self._caller(context))
 
     def _caller(self, context: Context) -> Caller:
-        return self._callers.identify(header_of(context.invocation_metadata()), host_of_peer(context.peer()))
+        return self._callers.of_call(context)
 
     async def _send(self, answers: AsyncGenerator[Message], caller: Caller, context: Context) -> None:
         """Written, not yielded to gRPC: each layer between would need a generator that every message goes through."""

@@ -8,18 +8,18 @@ tenth of a second, in whichever thread made the last object, with all others kep
 import gc
 import time
 
-YOUNG_OBJECTS = 10_000
-"""So many new objects, a few steps' worth, and the new ones are walked through."""
+from common import garbage
+
 NEVER = 1 << 30
 MAX_SECONDS = 600.0
 """A worker that is never idle walks through everything this often, while the device runs a step."""
 
 
-def freeze_loaded() -> None:
-    """Once a worker's process is ready: what it is made of stays, and only new objects are looked at by themselves."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(YOUNG_OBJECTS, 10, NEVER)
+def leave_to_engine() -> None:
+    """Once a worker's process is ready: only new objects are looked at by themselves."""
+    garbage.freeze_loaded()
+    young, middle, _ = gc.get_threshold()
+    gc.set_threshold(young, middle, NEVER)
 
 
 class FullCollections:

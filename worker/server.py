@@ -29,7 +29,7 @@ from worker.core.scheduler import Scheduler
 from worker.engine import Engine, EngineExecutor, StepReport
 from worker.engine_watch import until_stuck
 from worker.executor.executor import Executor
-from worker.garbage import freeze_loaded
+from worker.garbage import leave_to_engine
 from worker.grammars.in_use import GrammarsInUse
 from worker.metrics import WorkerMetrics
 from worker.runner.config import ModelInfo
@@ -305,4 +305,4 @@ async def serve(settings: WorkerSettings) -> None:
         ),
         read_files,
     )
-    await run_until_stopped(server, stop, on_ready=freeze_loaded)
+    await run_until_stopped(server, stop, on_ready=leave_to_engine)

@@ -206,12 +206,13 @@ class OpenRequest:
         self._lose(Loss(detail, is_fault=True))
 
     def _lose(self, loss: Loss) -> None:
-        if self._hop and self._on_loss and not self.is_finished:
+        on_loss = self._on_loss
+        if self._hop and on_loss and not self.is_finished:
             self.trace.lost(loss.detail)
             if self._attempt and (loss.worker_died or loss.is_fault):
                 self._attempt.failed()
             self._leave()
-            self._on_loss(loss)
+            on_loss(loss)
 
     def fail(self, error: FissileError) -> None:
         """End with a status. The first one counts."""
@@ -232,7 +233,8 @@ class OpenRequest:
         self._unread.release()
 
     def _leave(self) -> None:
-        """Abort what is on a worker. Idempotent."""
+        """Abort what is on a worker. Idempotent. Whoever hears of a loss has this request: it is let go, so that both
+        need no garbage collector."""
         self.trace.left()
         self._stop_hop_timer()
         on_worker, self._on_worker = self._on_worker, {}
@@ -241,7 +243,7 @@ class OpenRequest:
                 self._hop.abort(sequence_id)
         if self._attempt:
             self._attempt.end()
-        self._hop = self._attempt = None
+        self._hop = self._attempt = self._on_loss = None
 
     def _stop_hop_timer(self) -> bool:
         """Whether it ran."""

@@ -62,6 +62,7 @@ class Caller:
         return hashlib.sha256(len(tenant).to_bytes(4, "big") + tenant + asked).digest()
 
 
+@lru_cache(1024)
 def host_of_peer(peer: str) -> str:
     """Of gRPC's name for the other end of a connection (`ipv4:10.0.0.7:4711`, `ipv6:%5B::1%5D:4711`, `unix:`)."""
     family, _, rest = peer.partition(":")
@@ -71,6 +72,11 @@ def host_of_peer(peer: str) -> str:
 
 
 @lru_cache(1024)
+def caller_at(host: str) -> Caller:
+    """One without a key."""
+    return Caller(name_of_host(host))
+
+
 def name_of_host(host: str) -> str:
     """What a caller without a key is called. Of IPv6 that is its network of 64 bits: who has one address of that has
     all, and would else be as many callers as it likes."""

@@ -4,10 +4,11 @@ import asyncio
 import logging
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from common.authentication import KeyTable, digest_of
+from common.authentication import KeyTable, digest_of, header_of
 from fissile.errors import InvalidArgumentError
-from router.callers.caller import Caller, name_of_host
+from router.callers.caller import Caller, caller_at, host_of_peer
 from router.callers.key_file import read_keys
 
 logger = logging.getLogger(__name__)
@@ -37,8 +38,14 @@ class Callers:
     def identify(self, header: bytes, host: str) -> Caller:
         """Who shows this header, from this host. Raises UnauthenticatedError, as `check` does."""
         if not self.wants_key:
-            return Caller(name_of_host(host))
-        return self._table.find(header) or Caller(name_of_host(host))
+            return caller_at(host)
+        return self._table.find(header) or caller_at(host)
+
+    def of_call(self, context: Any) -> Caller:
+        """Who makes a gRPC call; raises as `identify` does. Headers are only read where they count: that takes as long
+        as all the rest of it."""
+        header = header_of(context.invocation_metadata()) if self.wants_key else b""
+        return self.identify(header, host_of_peer(context.peer()))
 
     async def follow_file(self) -> None:
         """For ever: what changes in the file counts soon after. While it cannot be used, the keys are those from

@@ -78,6 +78,8 @@ class _Journey:
         self._search: asyncio.Task[None] | None = None
         self._place: Place | None = None
         """In the queue for workers, and then on one."""
+        self._links: Sequence[WorkerLink] = ()
+        """It may go to, as `_has_room` saw them."""
         self._began = time.monotonic()
         self._queueing: Span | None = None
         """While it waits there."""
@@ -98,16 +100,18 @@ class _Journey:
             self._queueing = self._request.trace.queueing()
 
     def _has_room(self) -> bool:
-        links = self._candidates()
-        return not links or any(link.load.has_room for link in links)
+        self._links = self._candidates()
+        return not self._links or any(link.load.has_room for link in self._links)
 
     def _go(self) -> None:
+        """The queue has asked `_has_room` in the same moment."""
         if self._request.error:
             return  # its deadline has passed; it is about to end
         self._dispatcher.metrics.queued(self._request.spec.model, time.monotonic() - self._began)
         if self._queueing:
             self._queueing.end({})
-        if not (links := self._candidates()):
+        links, self._links = self._links, ()
+        if not links:
             self._search = asyncio.create_task(self._find_worker())
             return
         try:
@@ -123,6 +127,7 @@ class _Journey:
         if self._place:
             cost = _cost(self._request.spec, self._request.num_completion_tokens)
             self._dispatcher.queue.leave(self._place, cost)
+            self._place = None  # it leads back here
         if self._queueing:
             self._queueing.end({}, error="it came to no worker")
         self._request.close()

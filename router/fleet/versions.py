@@ -47,6 +47,8 @@ class VersionChoice:
     def in_order(self, model: ServedModel, wish: Wish) -> list[ServedVersion]:
         """The version that a request should go to, and behind it those with a longer context, the longest last; those
         without a worker now are among them if no other is as long. What none can take goes to one that says so."""
+        if len(model.versions) == 1 and not model.absent:
+            return [*model.versions]
         able, absent = self._able(model.versions, wish), self._able(model.absent, wish)
         candidates = able or absent or model.versions
         candidates = [one for one in candidates if self._admits(one)] or candidates

@@ -59,10 +59,14 @@ async def receive_files(stream: AsyncIterable[GetTokenizerResponse]) -> Tokenize
     return TokenizerFiles(contents, fingerprint)
 
 
+SHORT_TEXT = 256
+"""Characters. What is no longer is encoded on the event loop: to hand it to a thread and back takes as long."""
+
+
 @dataclass(slots=True, weakref_slot=True)
 class Tokenizer:
-    """Text to tokens and back. Immutable after `load`, apart from a cache; encoding runs in `executor`, off the event
-    loop."""
+    """Text to tokens and back. Immutable after `load`, apart from a cache; what is not short is encoded in `executor`,
+    off the event loop."""
 
     fingerprint: str
     template: ChatTemplate | None
@@ -117,6 +121,8 @@ class Tokenizer:
 
     async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Token ids. Special tokens written in `text` are recognised."""
+        if len(text) <= SHORT_TEXT:
+            return self._encode(text, add_special_tokens)
         return await self.in_thread(self._encode, text, add_special_tokens)
 
     async def in_thread(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:

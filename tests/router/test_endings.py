@@ -1,12 +1,14 @@
 """Every way a request ends: stop strings, cancel, deadline, a slow reader. Nothing stays open anywhere."""
 
 import asyncio
+import gc
 import tracemalloc
 
 import grpc
 import pytest
 
 from fissile.v1 import FinishReason, GenerateRequest, GenerationOptions, GenerationServiceStub, OutputOptions
+from router.answering.request import OpenRequest
 from tests.fakes import tokenizer as toys
 from tests.fakes.system import collect, error_of, run_system, until
 from tests.fakes.worker import FakeWorker, counts, says
@@ -100,6 +102,22 @@ def test_cancel_reaches_the_worker():
     assert run_system(scenario, worker) == 1
     assert worker.aborted == [worker.received[0].id]
     assert worker.num_emitted < 50
+
+
+def test_a_request_that_has_ended_needs_no_garbage_collector():
+    """What it had goes at once: a router of many short requests would else be walked through all the time."""
+
+    async def scenario(system):
+        gc.collect()
+        gc.disable()
+        try:
+            await system.ask(GenerateRequest(text="a"))
+            await system.quiet()
+            return [one for one in gc.get_objects() if type(one) is OpenRequest]
+        finally:
+            gc.enable()
+
+    assert run_system(scenario, FakeWorker(says("ABC"))) == []
 
 
 def test_the_deadline_reaches_worker_and_client():

@@ -232,7 +232,7 @@ def test_garbage_of_a_busy_engine_is_collected_once_in_a_while(monkeypatch, cycl
 
 def test_what_is_loaded_is_not_walked_through_again():
     program = (
-        "import gc; from worker.garbage import freeze_loaded; loaded = [[] for _ in range(1000)]; freeze_loaded();"
+        "import gc; from worker.garbage import leave_to_engine; loaded = [[] for _ in range(1000)]; leave_to_engine();"
         "print(gc.get_freeze_count() > 1000, len(gc.get_objects()) < 1000, gc.get_threshold()[2] > 10**9)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
