@@ -65,9 +65,9 @@ class LoopLag:
         if lag >= self._long_seconds and now - self._warned_at >= QUIET_SECONDS:
             self._warned_at = now
             logger.warning(
-                "the event loop was held up for %.1f s, and with it all requests: it was in %s",
+                "the event loop was held up for %.1f s, and with it all requests: it %s",
                 lag,
-                self._culprit or "code that let no other thread run",
+                self._culprit or "was in code that let no other thread run",
             )
         self._culprit = ""
         self._wait()
@@ -81,6 +81,10 @@ class LoopLag:
 
 
 def _place(frame: FrameType) -> str:
-    """The innermost calls, the last one first."""
+    """What the loop does: the innermost calls, the last one first. One that is late although it has nothing to do has
+    not been woken."""
+    if frame.f_globals.get("__name__") == "selectors":
+        return "waited for its turn on a processor: the machine, or another thread, is busy"
     stack = traceback.StackSummary.extract(traceback.walk_stack(frame), limit=MAX_FRAMES, lookup_lines=False)
-    return ", called by ".join(f"{call.name} ({PurePath(call.filename).name}:{call.lineno})" for call in stack)
+    calls = [f"{call.name} ({PurePath(call.filename).name}:{call.lineno})" for call in stack]
+    return f"was in {', called by '.join(calls)}"

@@ -192,6 +192,10 @@ def from_rpc_error(error: grpc.RpcError) -> FissileError:
     message = error.details() or code.name.lower()
     if code is grpc.StatusCode.UNAVAILABLE and message.startswith(_NOT_REACHED):
         return UnreachableError(cause_of(message), message)
+    if code is grpc.StatusCode.UNIMPLEMENTED and message == _NO_METHOD:
+        return UnimplementedError(
+            "the server there has no such method: is it a router in place of a worker, or the reverse?"
+        )
     violations: list[FieldViolation] = []
     retry_after: float | None = None
     quota: error_details_pb2.QuotaFailure.Violation | None = None
@@ -215,6 +219,8 @@ def from_rpc_error(error: grpc.RpcError) -> FissileError:
     return result
 
 
+_NO_METHOD = "Method not found!"
+"""gRPC's own words."""
 _NOT_REACHED = ("failed to connect to all addresses", "errors resolving", "DNS resolution failed")
 _TLS_CAUSES = {
     "CERTIFICATE_VERIFY_FAILED": "the server's certificate is not of the CA that is trusted here",

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import selectors
 import time
 
 from common.loop_lag import LoopLag
@@ -41,7 +42,7 @@ def test_what_holds_the_loop_up_is_named(caplog):
     assert max(seen) >= 3 * LONG
     (warning,) = warnings
     assert warning.startswith("the event loop was held up for 0.")
-    assert "it was in hold_up (test_loop_lag.py:14), called by scenario (test_loop_lag.py:" in warning
+    assert "it was in hold_up (test_loop_lag.py:15), called by scenario (test_loop_lag.py:" in warning
 
 
 def test_one_warning_for_many(caplog):
@@ -49,6 +50,18 @@ def test_one_warning_for_many(caplog):
     seen, warnings = lags(3 * LONG, caplog, times=3)
     assert sum(lag >= LONG for lag in seen) == 3
     assert len(warnings) == 1
+
+
+def test_a_loop_that_was_not_woken_is_no_culprit(caplog, monkeypatch):
+    """As on a machine that is too busy; here the select itself is late."""
+
+    class Late(selectors.SelectSelector):
+        def select(self, timeout=None):
+            return super().select(None if timeout is None else timeout + 4 * LONG)
+
+    monkeypatch.setattr(asyncio.selector_events.selectors, "DefaultSelector", Late)
+    _, warnings = lags(0, caplog)
+    assert warnings and "it waited for its turn on a processor" in warnings[0]
 
 
 def test_stopped_before_it_was_started():

@@ -2,6 +2,7 @@
 
 import asyncio
 
+import pytest
 from click.testing import CliRunner
 
 from fissile.cli import main
@@ -62,6 +63,17 @@ def test_the_operators_key_is_shown_and_without_it_nothing_happens():
     refused, drained, undrained = run_worker(scenario, operator_key=key, router_key="router-router-router")
     assert refused[0] == 1 and refused[1].startswith("Error: unauthenticated: a key or a certificate of a router")
     assert (drained[0], undrained[0]) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    "arguments", [("generate", "x", "--address"), ("stats", "--address")], ids=["stream", "answer"]
+)
+def test_a_worker_where_a_router_is_meant(arguments):
+    async def scenario(system):
+        return await command(*arguments, system.address)
+
+    code, output = run_worker(scenario)
+    assert code == 1 and output.startswith("Error: unimplemented: the server there has no such method: is it a router")
 
 
 def test_no_worker_there():
