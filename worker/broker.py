@@ -142,7 +142,7 @@ class Broker:
         if responses:
             load = load_to_pb(report.load)
             for stream, outputs in responses.items():
-                for response in responses_of(report.step, outputs, load):
+                for response in responses_of(report.step, outputs, load, stream.last_sequence_id):
                     stream.push(response)
 
     def _observe_end(self, output: SequenceOutput) -> None:
@@ -207,6 +207,7 @@ class Broker:
 
     def _start(self, stream: ExecuteStream, group: v1.SequenceGroup) -> None:
         """All of a group or none."""
+        stream.last_sequence_id = max(stream.last_sequence_id, *(member.id for member in group.sequences))
         if any(member.id in stream.engine_ids for member in group.sequences):
             self._end_repeated(stream, group)
             return
@@ -254,7 +255,8 @@ class Broker:
 
     def _push_ending(self, stream: ExecuteStream, output: v1.RequestOutput) -> None:
         load = load_to_pb(self._engine.load)
-        stream.push_endings(v1.ExecuteResponse(step=self._engine.step, outputs=[output], load=load))
+        for response in responses_of(self._engine.step, [output], load, stream.last_sequence_id):
+            stream.push_endings(response)
 
     def _abort(self, stream: ExecuteStream, sequence_id: int) -> None:
         engine_id = stream.engine_ids.get(sequence_id)

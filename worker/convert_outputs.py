@@ -63,15 +63,17 @@ def outputs_to_pb(output: SequenceOutput, sequence_id: int) -> Iterator[v1.Reque
         )
 
 
-def responses_of(step: int, outputs: list[v1.RequestOutput], load: v1.WorkerLoad) -> Iterator[v1.ExecuteResponse]:
+def responses_of(
+    step: int, outputs: list[v1.RequestOutput], load: v1.WorkerLoad, last_sequence_id: int
+) -> Iterator[v1.ExecuteResponse]:
     """One message or, where that would be too large, several; the outputs in order."""
-    response = v1.ExecuteResponse(step=step, outputs=outputs, load=load)
+    response = v1.ExecuteResponse(step=step, outputs=outputs, load=load, last_sequence_id=last_sequence_id)
     if len(outputs) == 1 or response.ByteSize() <= MAX_RESPONSE_BYTES:
         yield response
         return
     half = len(outputs) // 2
-    yield from responses_of(step, outputs[:half], load)
-    yield from responses_of(step, outputs[half:], load)
+    yield from responses_of(step, outputs[:half], load, last_sequence_id)
+    yield from responses_of(step, outputs[half:], load, last_sequence_id)
 
 
 def _output_to_pb(output: SequenceOutput, sequence_id: int) -> v1.RequestOutput:

@@ -28,6 +28,8 @@ class ExecuteStream:
     def __init__(self, max_queued: int) -> None:
         self.engine_ids: dict[int, int] = {}
         """Open sequences: the router's id → the engine's."""
+        self.last_sequence_id = 0
+        """The greatest of all that came, by the router's count."""
         self.cut: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Fails when the stream has to end at once, whatever is still queued or being written."""
         self._max_queued = max_queued
@@ -53,7 +55,7 @@ class ExecuteStream:
         if last is None or not last.takes_endings or len(last.response.outputs) >= MAX_JOINED_OUTPUTS:
             self._push(response, takes_endings=True)
             return
-        last.response.step = response.step
+        last.response.step, last.response.last_sequence_id = response.step, response.last_sequence_id
         last.response.outputs.extend(response.outputs)
         last.response.load.CopyFrom(response.load)
         num_bytes = response.ByteSize()

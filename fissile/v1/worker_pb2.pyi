@@ -25,14 +25,16 @@ class ExecuteCommand(_message.Message):
     def __init__(self, group: _Optional[_Union[_sequence_pb2.SequenceGroup, _Mapping]] = ..., abort: _Optional[_Union[_sequence_pb2.AbortSequence, _Mapping]] = ...) -> None: ...
 
 class ExecuteResponse(_message.Message):
-    __slots__ = ("step", "outputs", "load")
+    __slots__ = ("step", "outputs", "load", "last_sequence_id")
     STEP_FIELD_NUMBER: _ClassVar[int]
     OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
+    LAST_SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
     step: int
     outputs: _containers.RepeatedCompositeFieldContainer[_sequence_pb2.RequestOutput]
     load: _sequence_pb2.WorkerLoad
-    def __init__(self, step: _Optional[int] = ..., outputs: _Optional[_Iterable[_Union[_sequence_pb2.RequestOutput, _Mapping]]] = ..., load: _Optional[_Union[_sequence_pb2.WorkerLoad, _Mapping]] = ...) -> None: ...
+    last_sequence_id: int
+    def __init__(self, step: _Optional[int] = ..., outputs: _Optional[_Iterable[_Union[_sequence_pb2.RequestOutput, _Mapping]]] = ..., load: _Optional[_Union[_sequence_pb2.WorkerLoad, _Mapping]] = ..., last_sequence_id: _Optional[int] = ...) -> None: ...
 
 class WatchKvEventsRequest(_message.Message):
     __slots__ = ("from_sequence_number",)

@@ -230,7 +230,7 @@ class WorkerLink:
 
     def _deliver(self, response: ExecuteResponse) -> None:
         now, num_endings = time.monotonic(), 0
-        self._sequences.on_step(response.step, response.load)
+        self._sequences.on_step(response.step, response.load, response.last_sequence_id)
         awaits_answers = self.load.awaits_answers
         for output in response.outputs:
             if awaits_answers:

@@ -6,6 +6,7 @@ What it takes and how it refuses is decided by the real worker's own checks.
 import asyncio
 import hashlib
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
@@ -157,6 +158,8 @@ class FakeWorker(WorkerServiceServicer):
         """Commands in each message."""
         self.aborted: list[int] = []
         self.num_streams = 0
+        self.last_ids: Counter[int] = Counter()
+        """The greatest sequence id of each stream."""
         self.running: dict[tuple[int, int], Running] = {}
         self.step = 0
         self.num_emitted = 0
@@ -235,7 +238,7 @@ class FakeWorker(WorkerServiceServicer):
                 outputs = self._step(stream)
                 if outputs:
                     self.step += 1
-                    for response in responses_of(self.step, outputs, self._load()):
+                    for response in responses_of(self.step, outputs, self._load(), self.last_ids[stream]):
                         yield response
                 if reader.done() and reader.exception():
                     raise UnavailableError(str(reader.exception()))
@@ -268,6 +271,7 @@ class FakeWorker(WorkerServiceServicer):
         for member in group.sequences:
             asked = Asked(group, member)
             self.received.append(asked)
+            self.last_ids[stream] = max(self.last_ids[stream], member.id)
             if error is not None:
                 outputs = iter([error_to_pb(error, member.id, member.index)])
             elif self.refuse is not None:

@@ -55,6 +55,7 @@ def test_sequences_of_one_step_come_in_one_message():
     assert [len(response.outputs) for response in router.messages] == [3, 3, 3, 3]
     assert {id: router.tokens[id] for id in (1, 2, 3)} == {m.sequences[0].id: expected(m, 4) for m in messages}
     assert router.messages[0].load.num_running == 3
+    assert {response.last_sequence_id for response in router.messages} == {3}
 
 
 def test_streams_do_not_share_ids():

@@ -85,10 +85,11 @@ def test_log_probabilities_of_a_long_prompt_come_in_parts():
 def test_what_a_step_brought_is_split_by_size(monkeypatch):
     monkeypatch.setattr(convert_outputs, "MAX_RESPONSE_BYTES", 1000)
     outputs = [RequestOutput(sequence_id=i, detail="x" * 90) for i in range(1, 100)]
-    responses = list(responses_of(5, outputs, WorkerLoad(num_running=3)))
+    responses = list(responses_of(5, outputs, WorkerLoad(num_running=3), 9))
     assert [output for response in responses for output in response.outputs] == outputs
     assert max(response.ByteSize() for response in responses) <= 1000
-    assert {(response.step, response.load.num_running) for response in responses} == {(5, 3)}
+    said = {(response.step, response.load.num_running, response.last_sequence_id) for response in responses}
+    assert said == {(5, 3, 9)}
 
 
 def test_endings_without_a_step_share_a_message_and_keep_their_place():

@@ -31,6 +31,7 @@ def opened(num_prompt_tokens=10, ids=(1,), **sampling):
     group = SequenceGroup(prompt_token_ids=[5] * num_prompt_tokens, sequences=[Sequence(id=id) for id in ids])
     group.sampling.CopyFrom(SamplingParams(**sampling))
     sequences.add(group, sink, 0.0)
+    sequences.on_step(1000, IDLE, max(ids))
     return sequences, sink
 
 
@@ -84,11 +85,17 @@ def test_a_grammar_may_take_its_time_until_the_first_token():
     assert stalled(sequences) == [sink]
 
 
-def test_what_a_worker_did_before_it_was_met_does_not_count():
-    sequences = OpenSequences()
-    sequences.add(SequenceGroup(prompt_token_ids=[5], sequences=[Sequence(id=1)]), Listener(), 0.0)
-    sequences.on_step(100_000, IDLE)
+def test_what_a_worker_did_before_it_had_taken_a_sequence_does_not_count():
+    """Also where the router is late, and reads of many steps from before at once."""
+    sequences, sink = OpenSequences(), Listener()
+    sequences.add(SequenceGroup(prompt_token_ids=[5], sequences=[Sequence(id=3)]), sink, 0.0)
+    sequences.on_step(100_000, IDLE, 2)
+    sequences.on_step(101_000, IDLE, 2)
     assert stalled(sequences) == []
+    sequences.on_step(102_000, IDLE, 4)
+    assert stalled(sequences) == []
+    sequences.on_step(102_002 + STALL_STEPS, IDLE, 4)
+    assert stalled(sequences) == [sink]
 
 
 def test_a_sink_with_several_stalled_sequences_comes_once():
