@@ -131,17 +131,13 @@ def test_what_cannot_be_quantised_is_refused(tiny: tuple[Path, LlamaForCausalLM]
             make_driver(tiny[0], quantization="int8", **options)
 
 
-PERPLEXITY = {"auto": 1.01, "int4": 1.08}
-"""The most that a choice may cost, as a factor of that of float32. 1.02 is promised for the default."""
-
-
-def test_perplexity() -> None:
+def test_perplexity_of_the_default() -> None:
+    """At most 2 % above that of float32 is promised; half a percent was measured."""
     text = (Path(__file__).parents[1] / "data" / "prose.txt").read_text()
     tokenizer = Tokenizer.from_str(load_tokenizer_files(resolve_model("smollm2")).files["tokenizer.json"].decode())
     tokens = tokenizer.encode(text).ids
-    exact = perplexity(tokens, "none")
-    found = {quantization: perplexity(tokens, quantization) / exact for quantization in PERPLEXITY}
-    assert all(found[quantization] <= most for quantization, most in PERPLEXITY.items()), (exact, found)
+    exact, found = (perplexity(tokens, quantization) for quantization in ("none", "auto"))
+    assert found < 1.01 * exact
 
 
 def perplexity(tokens: list[int], quantization: str) -> float:
