@@ -5,6 +5,7 @@ import platform
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
+from wsgiref.simple_server import WSGIRequestHandler
 
 from prometheus_client import (
     CollectorRegistry,
@@ -20,6 +21,9 @@ from prometheus_client.registry import Collector
 from common.version import package_version
 
 logger = logging.getLogger(__name__)
+
+SCRAPE_SECONDS = 10.0
+"""That a scrape's connection may be silent."""
 
 # Seconds. Small models on fast devices answer within a millisecond, and step several times in one.
 TTFT_BUCKETS = (
@@ -106,10 +110,26 @@ def loop_lag(service: str, registry: CollectorRegistry) -> Series:
     return Histogram(f"fissile_{service}_event_loop_lag_seconds", text, (), LAG_BUCKETS, registry).labels()
 
 
+class _Scrape(WSGIRequestHandler):
+    """A connection, in a thread of its own; prometheus_client keeps a silent one, and its thread, for ever."""
+
+    timeout = SCRAPE_SECONDS
+
+    def handle(self) -> None:
+        try:
+            super().handle()
+        except OSError as error:
+            logger.info("a scrape of %s broke off: %s", self.client_address[0], error)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
 def serve_metrics(registry: CollectorRegistry, host: str, port: int) -> Callable[[], None]:
     """Serve `/metrics` from a thread; returns the function that stops it. Raises OSError if the port is taken."""
     try:
         server, thread = start_http_server(port, addr=host, registry=registry)
+        server.RequestHandlerClass = _Scrape
     except OSError as error:
         raise OSError(f"cannot listen on {host}:{port} for metrics: {error.strerror}") from error
     logger.info("metrics on http://%s:%d/metrics", host, server.server_address[1])

@@ -1,6 +1,11 @@
 """What both services tell Prometheus: its own parser reads it, and docs/operations.md lists all of it."""
 
+import logging
 import re
+import socket
+import struct
+import time
+import urllib.request
 from pathlib import Path
 
 import prometheus_client
@@ -10,6 +15,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from common import metrics as served
 from common.metrics import LENGTH_BUCKETS, TTFT_BUCKETS, Histogram
 from fissile.errors import InvalidArgumentError
 from router.latency import LatencyWindows, Stopwatch
@@ -169,3 +175,25 @@ def test_a_worker_counts_from_its_start_on():
     metrics.start(FakeExecutor().start(), idle_load)
     metrics.observe_step(STEP)
     assert samples(registry, "fissile_worker_step_seconds_count") == {("llama",): 1}
+
+
+def test_a_client_that_says_nothing_more_loses_its_connection_and_one_that_breaks_off_is_one_line(
+    monkeypatch, caplog, capfd
+):
+    monkeypatch.setattr(served._Scrape, "timeout", 0.1)
+    with caplog.at_level(logging.INFO):
+        stop = served.serve_metrics(CollectorRegistry(), "127.0.0.1", 0)
+        port = int(caplog.messages[-1].rpartition(":")[2].removesuffix("/metrics"))
+        with socket.create_connection(("127.0.0.1", port), timeout=20) as silent:
+            silent.sendall(b"GET /met")
+            assert silent.recv(1) == b""
+        with socket.create_connection(("127.0.0.1", port)) as reset:
+            reset.sendall(b"GET /met")
+            reset.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        deadline = time.monotonic() + 20
+        while len(caplog.messages) < 3 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20).status == 200
+        stop()
+    assert [message.partition(" broke off")[0] for message in caplog.messages[1:]] == ["a scrape of 127.0.0.1"] * 2
+    assert capfd.readouterr().err == ""
