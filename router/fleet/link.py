@@ -258,7 +258,7 @@ class WorkerLink:
             if serving != self._serving:
                 logger.info("worker %s %s", self.address, "is ready" if serving else "takes no new requests")
             self._serving = serving
-            self.detail = "" if serving else "not serving"
+            self.detail = "" if serving else "it takes no new requests"
             self._on_change()
         raise LinkLostError("the worker ended the health watch")
 

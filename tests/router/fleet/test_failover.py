@@ -539,9 +539,12 @@ def test_a_worker_that_is_not_serving_gets_nothing_new():
         await until(lambda: not system.router.workers.links[a.address].is_available)
         for _ in range(4):
             await system.ask(ask(3))
+        stats = await system.stub.GetStats(GetStatsRequest())
+        return {worker.address: worker.detail for worker in stats.workers}
 
-    run_system(scenario, a, b, policy="round_robin")
+    details = run_system(scenario, a, b, policy="round_robin")
     assert (len(a.received), len(b.received)) == (0, 4)
+    assert details == {a.address: "it takes no new requests", b.address: ""}
 
 
 def test_load_that_another_router_put_on_a_worker_counts():
