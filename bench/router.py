@@ -1,4 +1,5 @@
-"""What the router costs: a synthetic worker, the real router, this process as the client; all on this machine's cores.
+"""What the router costs, and what peers cost: a synthetic worker, the real router, this process as the client; all on
+this machine's cores.
 
 The worker makes steps at no cost, one token for each of 64 streams, so the router is what limits.
 """
@@ -15,6 +16,7 @@ from pathlib import Path
 import psutil
 
 from bench.common import Figure, finish, median, parse_arguments
+from bench.peers import openai_load, routers
 from fissile.channel import aio_channel
 from fissile.cli.processes import Child, Children
 from fissile.cli.report import quantile
@@ -32,6 +34,7 @@ from fissile.v1 import (
 
 PACKAGES = ("grpcio", "protobuf", "tokenizers", "fissile")
 NUM_STREAMS = 64
+MODEL = "synthetic"
 PROMPT = "What does a router cost?"
 STOP = "never in the text"
 START_SECONDS = 60.0
@@ -47,33 +50,52 @@ class Sizes:
     num_requests: int
     num_pairs: int
     """Requests through the router, and as many at the worker."""
+    num_distinct: int
+    """Requests of as many prompts, over which the router should not grow."""
 
 
-FULL = Sizes(repeats=5, num_tokens=1500, num_requests=3000, num_pairs=1000)
-QUICK = Sizes(repeats=1, num_tokens=50, num_requests=200, num_pairs=20)
+FULL = Sizes(repeats=5, num_tokens=1500, num_requests=3000, num_pairs=1000, num_distinct=100_000)
+QUICK = Sizes(repeats=1, num_tokens=50, num_requests=200, num_pairs=20, num_distinct=1000)
 
 
 def main() -> None:
-    quick = parse_arguments(__doc__).quick
-    with running_pair() as (router, router_address, worker_address):
-        figures = asyncio.run(measure(QUICK if quick else FULL, router, router_address, worker_address))
-    finish("router", figures, quick=quick, dtype="none", packages=PACKAGES)
+    arguments = parse_arguments(
+        __doc__, peers="also with --quick", ours="no peers: how a change of ours did, in three minutes"
+    )
+    sizes = QUICK if arguments.quick else FULL
+    with running_pair() as pair:
+        figures = asyncio.run(measure(sizes, pair))
+    if not (arguments.ours or (arguments.quick and not arguments.peers)):
+        figures |= routers.measure_all(
+            routers.Sizes(sizes.repeats, NUM_STREAMS, sizes.num_tokens // 10, sizes.num_requests, sizes.num_pairs)
+        )
+    finish("router", figures, quick=arguments.quick, dtype="none", packages=PACKAGES)
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A router and its worker, where they listen."""
+
+    router: Child
+    router_address: str
+    http_port: int
+    worker_address: str
 
 
 @contextmanager
-def running_pair() -> Iterator[tuple[Child, str, str]]:
-    """A worker and a router over it: the router's process, its address, the worker's."""
+def running_pair() -> Iterator[Pair]:
     children = Children(lambda _name, _line: None)
     try:
         with tempfile.TemporaryDirectory() as folder:
-            worker_file, router_file = Path(folder, "worker"), Path(folder, "router")
+            worker_file, router_file, http_file = (Path(folder, name) for name in ("worker", "router", "http"))
             children.start("worker", [sys.executable, "-m", "bench.synthetic_worker", "--port-file", str(worker_file)])
             worker = address_in(worker_file)
             flags = ["--port", "0", "--port-file", str(router_file), "--workers", worker, "--metrics-port", "0"]
+            flags += ["--http-port", "0", "--http-port-file", str(http_file)]
             process = children.start("router", [sys.executable, "-m", "router", *flags])
             router = address_in(router_file)
             assert wait_until_serving(router, START_SECONDS) == "SERVING", list(process.last_lines)
-            yield process, router, worker
+            yield Pair(process, router, int(http_file.read_text()), worker)
     finally:
         children.stop(5.0)
 
@@ -87,9 +109,9 @@ def address_in(port_file: Path) -> str:
     return f"127.0.0.1:{port_file.read_text().strip()}"
 
 
-async def measure(sizes: Sizes, router: Child, router_address: str, worker_address: str) -> dict[str, Figure]:
-    process = psutil.Process(router.pid)
-    async with aio_channel(router_address) as to_router, aio_channel(worker_address) as to_worker:
+async def measure(sizes: Sizes, pair: Pair) -> dict[str, Figure]:
+    process = psutil.Process(pair.router.pid)
+    async with aio_channel(pair.router_address) as to_router, aio_channel(pair.worker_address) as to_worker:
         stub = GenerationServiceStub(to_router)
         await tokens_per_second(stub, sizes.num_tokens // 10)  # warm up
         runs, cores = [], []
@@ -97,16 +119,33 @@ async def measure(sizes: Sizes, router: Child, router_address: str, worker_addre
             before, begin = cpu_seconds(process), time.perf_counter()
             runs.append(await tokens_per_second(stub, sizes.num_tokens))
             cores.append((cpu_seconds(process) - before) / (time.perf_counter() - begin))
-        requests = [await requests_per_second(stub, sizes.num_requests) for _ in range(sizes.repeats)]
+        requests, costs = [], []
+        for _ in range(sizes.repeats):
+            before = cpu_seconds(process)
+            requests.append(await requests_per_second(stub, sizes.num_requests))
+            costs.append((cpu_seconds(process) - before) / sizes.num_requests * 1e6)
         through, direct = await latencies(stub, WorkerServiceStub(to_worker), sizes.num_pairs)
+        rss = process.memory_info().rss
+        growth = await rss_growth(stub, process, sizes.num_distinct)
+    http = [
+        (
+            await openai_load.tokens_per_second(pair.http_port, NUM_STREAMS, sizes.num_tokens // 10, MODEL),
+            await openai_load.requests_per_second(pair.http_port, NUM_STREAMS, sizes.num_requests, MODEL),
+        )
+        for _ in range(sizes.repeats)
+    ]
     return {
         "tok_s": median([tokens for tokens, _ in runs], 0),
         "messages_s": median([messages for _, messages in runs], 0),
         "router_cores": median(cores),
         "requests_s": median(requests, 0),
+        "router_us_request": median(costs, 0),
+        "http_tok_s": median([tokens for tokens, _ in http], 0),
+        "http_requests_s": median([requests for _, requests in http], 0),
         "added_latency_p50_ms": added(through, direct, 0.5),
         "added_latency_p99_ms": added(through, direct, 0.99),
-        "router_rss_mb": round(process.memory_info().rss / 1e6, 1),
+        "router_rss_mb": round(rss / 1e6, 1),
+        f"rss_growth_mb_{sizes.num_distinct}": growth,
     }
 
 
@@ -140,6 +179,24 @@ async def requests_per_second(stub: GenerationServiceStub, num_requests: int) ->
     begin = time.perf_counter()
     await asyncio.gather(*(client() for _ in range(NUM_STREAMS)))
     return num_requests / (time.perf_counter() - begin)
+
+
+async def rss_growth(stub: GenerationServiceStub, process: psutil.Process, num_requests: int) -> float:
+    """MB that the router grows by over so many requests of distinct prompts, after a tenth as many."""
+
+    async def client(numbers: Iterator[int]) -> None:
+        for number in numbers:
+            wanted = GenerateRequest(text=f"{number} {PROMPT * 4}", options=GenerationOptions(max_tokens=1))
+            async for _message in stub.Generate(wanted):
+                pass
+
+    async def ask(numbers: Iterator[int]) -> None:
+        await asyncio.gather(*(client(numbers) for _ in range(NUM_STREAMS)))
+
+    await ask(iter(range(num_requests // 10)))
+    before = process.memory_info().rss
+    await ask(iter(range(num_requests // 10, num_requests + num_requests // 10)))
+    return round((process.memory_info().rss - before) / 1e6, 1)
 
 
 async def latencies(
