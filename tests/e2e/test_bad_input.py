@@ -32,7 +32,6 @@ CASES = {
     "token beyond the vocabulary": ({"prompt": [49152]}, "INVALID_ARGUMENT", "49152"),
     "10 MB prompt": ({"prompt": "x" * 10_000_000}, "INVALID_ARGUMENT", "10000000"),
     "unknown model": ({"prompt": "x", "model": "gpt-5"}, "NOT_FOUND", "gpt-5"),
-    "not there yet": ({"prompt": "x", "routing_key": "k"}, "UNIMPLEMENTED", "routing_key"),
 }
 
 
