@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from fissile.errors import InvalidArgumentError
 from router.answering.completion import Delta
-from router.answering.update import Update
+from router.answering.update import Update, entries_of
 
 MAX_PART_BYTES = 2 * 1024 * 1024
 """By estimate. gRPC keeps one of them for a client that does not read, and clients in other languages take 4 MiB."""
@@ -58,6 +58,8 @@ def _pieces(delta: Delta) -> Iterator[Delta]:
 
 
 def _num_bytes(delta: Delta) -> int:
-    num_characters = len(delta.text) + len(delta.reasoning) + sum(len(call.arguments) for call in delta.tool_calls)
-    num_entries = sum(len(position.logprobs) for position in delta.logprobs[:1]) * len(delta.logprobs)
-    return num_characters * _CHARACTER_BYTES + len(delta.token_ids) * _TOKEN_BYTES + num_entries * _ENTRY_BYTES
+    num_characters = len(delta.text) + len(delta.reasoning)
+    for call in delta.tool_calls:
+        num_characters += len(call.arguments)
+    num_bytes = num_characters * _CHARACTER_BYTES + len(delta.token_ids) * _TOKEN_BYTES
+    return num_bytes + entries_of(delta.logprobs) * _ENTRY_BYTES

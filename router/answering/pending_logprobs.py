@@ -36,6 +36,8 @@ class PendingLogprobs:
         return with_text(map(PositionLogprobs.FromString, self._waiting[:num_positions]), self._token_bytes)
 
     def take(self, num_positions: int) -> list[TokenLogprobs]:
+        if not self._waiting:
+            return []  # as with most requests
         taken = self.read(num_positions)
         del self._waiting[:num_positions]
         return taken

@@ -303,8 +303,10 @@ class OpenRequest:
         return deltas
 
     def _num_unread_bytes(self) -> int:
-        num_entries = sum(c.num_entries for c in self.completions)
-        return num_entries * ENTRY_BYTES + self._prompt_logprobs.num_bytes
+        num_bytes = self._prompt_logprobs.num_bytes if self._prompt_logprobs.num_parts else 0
+        for completion in self.completions:
+            num_bytes += completion.num_entries * ENTRY_BYTES
+        return num_bytes
 
     def _usage(self) -> Usage:
         return Usage(

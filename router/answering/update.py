@@ -31,8 +31,15 @@ class Update:
     @property
     def num_entries(self) -> int:
         """Of log probabilities."""
-        lists = (self.prompt_logprobs, *(delta.logprobs for delta in self.deltas))
-        return sum(len(positions) * len(positions[0].logprobs) for positions in lists if positions)
+        num_entries = entries_of(self.prompt_logprobs)
+        for delta in self.deltas:
+            num_entries += entries_of(delta.logprobs)
+        return num_entries
+
+
+def entries_of(positions: Sequence[TokenLogprobs]) -> int:
+    """All positions have as many."""
+    return len(positions) * len(positions[0].logprobs) if positions else 0
 
 
 def unread_bytes(output: RequestOutput) -> int:
