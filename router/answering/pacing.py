@@ -44,9 +44,14 @@ class Pacer:
         """Set `news`: now if the rate allows it, else in turn. Does nothing for one that is set or waits already."""
         if news in self._waiting or news.is_set():
             return
+        if self._timer is None:  # nobody waits
+            self._refill()
+            if self._allowance >= 1.0:
+                self._queue.serve(news.client, 1.0)
+                self._send(news)
+                return
+            self._come_back()
         self._waiting[news] = self._queue.push(news.client, news)
-        if self._timer is None:
-            self._advance()
 
     def wake_now(self, news: News) -> None:
         """Set `news` out of turn; it counts all the same."""
@@ -69,12 +74,23 @@ class Pacer:
 
     def _advance(self) -> None:
         """Wake as many as may send by now; come back for the others."""
-        now = time.monotonic()
-        self._allowance = min(self._burst, self._allowance + (now - self._counted_at) * self._rate)
-        self._counted_at = now
+        self._timer = None
+        self._refill()
         while self._queue and self._allowance >= 1.0:
             news = self._queue.pop().item
             del self._waiting[news]
-            self._allowance -= 1.0
-            news.set()
-        self._timer = asyncio.get_running_loop().call_later(_TICK_SECONDS, self._advance) if self._waiting else None
+            self._send(news)
+        if self._waiting:
+            self._come_back()
+
+    def _refill(self) -> None:
+        now = time.monotonic()
+        self._allowance = min(self._burst, self._allowance + (now - self._counted_at) * self._rate)
+        self._counted_at = now
+
+    def _send(self, news: News) -> None:
+        self._allowance -= 1.0
+        news.set()
+
+    def _come_back(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(_TICK_SECONDS, self._advance)
