@@ -92,6 +92,7 @@ def running_pair() -> Iterator[Pair]:
             worker = address_in(worker_file)
             flags = ["--port", "0", "--port-file", str(router_file), "--workers", worker, "--metrics-port", "0"]
             flags += ["--http-port", "0", "--http-port-file", str(http_file)]
+            flags += ["--prefix-index-mib", "1"]  # full soon, so that what grows is not that
             process = children.start("router", [sys.executable, "-m", "router", *flags])
             router = address_in(router_file)
             assert wait_until_serving(router, START_SECONDS) == "SERVING", list(process.last_lines)
