@@ -1,6 +1,7 @@
 """Options of the whole test suite."""
 
 import logging
+import signal
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -11,6 +12,8 @@ settings.register_profile("soak", parent=settings.get_profile("fissile"), databa
 settings.load_profile("fissile")
 # How late an event loop is, too: tests that want no warnings are not of that.
 logging.getLogger("common.loop_lag").setLevel(logging.ERROR)
+# Who starts the suite in the background of a shell has it ignore Ctrl-C, and so would what tests start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
