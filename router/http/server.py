@@ -22,6 +22,8 @@ RENEW_SECONDS = 2.0
 IDLE_SECONDS = 65
 """A connection is kept so long without a request: longer than clients keep it, or one would be closed in their face."""
 
+BACKLOG = 2048
+
 
 class _Uvicorn(uvicorn.Server):
     """The router decides when to stop: signals are its own."""
@@ -111,6 +113,7 @@ def _listen(host: str, port: int, write_timeout: float) -> socket.socket:
             # Connections have it from their listener: the system ends one that takes nothing, or has gone, for so long.
             listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(1, round(write_timeout * 1000)))
         listener.bind(address)
+        listener.listen(BACKLOG)  # who is told the port may connect at once, before anyone accepts
     except OSError as error:
         listener.close()
         raise OSError(f"cannot listen on {host}:{port} for HTTP: {error.strerror}") from error

@@ -117,7 +117,7 @@ def test_while_the_api_refuses_or_is_away_the_workers_stay(tmp_path, caplog):
     with caplog.at_level(logging.INFO):
         assert watch(tmp_path, scenario) == {Endpoint("10.0.0.1:50061", f"pool.{NAMESPACE}.svc")}
     said = [r for r in caplog.records if r.name.startswith("router") and "answered 403" in r.message]
-    assert [r.levelname for r in said] == ["WARNING"]
+    assert {r.levelname for r in said} == {"WARNING"} and len(said) <= 2  # of the watch, and of the list after it
     assert "must be allowed to list and watch endpointslices" in said[0].message
     assert "first" not in caplog.text  # the token
 
