@@ -40,6 +40,7 @@ from router.answering.parts import parts
 from router.answering.request import OpenRequest
 from router.answering.trace import RequestTrace
 from router.answering.update import Update
+from router.asking.validation import check_counts
 from router.callers.caller import Caller
 from router.callers.quotas import Quotas
 from router.config import RouterSettings
@@ -120,6 +121,7 @@ class GenerationApi:
         """The one way of a request, from arrival to its end. Whatever ends it is counted and leaves nothing behind."""
         request_id = account.request_id
         try:
+            check_counts(request)
             num_prompts = _num_prompts(request)
             with (
                 self._open.place(request_id, caller.name, num_prompts),

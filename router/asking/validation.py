@@ -5,14 +5,16 @@ once there are more than a reply has room for. The entries of a list that is at 
 long, are not looked at.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from typing import Any
 
 from google.protobuf.message import Message
 
+from common import bounds
 from fissile.errors import MAX_VIOLATIONS, FieldViolation, InvalidArgumentError
+from fissile.v1 import ChatRequest, GenerateRequest
 from router.asking.checks import Check, Fault, Limits, too_long
 from router.asking.rules import RULES
 from router.asking.rules_together import broken_together
@@ -54,6 +56,27 @@ _TREES = {kind: _tree(kind, rules) for kind, rules in RULES.items()}
 def validate(request: Message, limits: Limits) -> None:
     """Raises InvalidArgumentError with the first violations."""
     refuse(chain(_broken(request, _TREES[type(request)], limits), broken_together(request, limits)))
+
+
+def check_counts(request: GenerateRequest | ChatRequest) -> None:
+    """Before a request waits for anything: entries, even empty ones, are many times larger here than on their way.
+    Raises InvalidArgumentError."""
+    options, sampling = request.options, request.options.sampling
+    lists: list[tuple[str, Sequence[Any], int]] = [
+        ("options.stop_token_sequences", options.stop_token_sequences, bounds.MAX_STOP_SEQUENCES),
+        ("options.sampling.logit_bias", sampling.logit_bias, bounds.MAX_BIASES),
+        ("options.sampling.bad_token_sequences", sampling.bad_token_sequences, bounds.MAX_BAD_SEQUENCES),
+    ]
+    if isinstance(request, GenerateRequest):
+        lists.append(("prompts", request.prompts, bounds.MAX_PROMPTS))
+    else:
+        lists.append(("messages", request.messages, bounds.MAX_MESSAGES))
+        lists.append(("tools", request.tools, bounds.MAX_TOOLS))
+    refuse(
+        FieldViolation(path, f"must have at most {most} entries, has {len(values)}")
+        for path, values, most in lists
+        if len(values) > most
+    )
 
 
 def refuse(violations: Iterable[FieldViolation]) -> None:

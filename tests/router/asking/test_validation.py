@@ -31,7 +31,7 @@ from fissile.v1 import (
 from router.asking import validation
 from router.asking.checks import Limits
 from router.asking.rules_together import broken_together
-from router.asking.validation import check_length, validate
+from router.asking.validation import check_counts, check_length, validate
 
 LIMITS = Limits(vocab_size=100, max_model_len=16, max_prompt_bytes=60, dp_size=2)
 NAN, INF = float("nan"), float("inf")
@@ -517,3 +517,23 @@ def test_a_prompt_must_leave_room_for_a_token():
         check_length("text", 16, LIMITS)
     with pytest.raises(InvalidArgumentError, match="has no tokens"):
         check_length("text", 0, LIMITS)
+
+
+@pytest.mark.parametrize(
+    ("request_", "path", "most"),
+    [
+        (GenerateRequest(prompts=[Prompt()] * 257), "prompts", 256),
+        (ChatRequest(messages=[ChatMessage()] * 16_385), "messages", 16_384),
+        (ChatRequest(tools=[Tool()] * 1025), "tools", 1024),
+        (
+            GenerateRequest(options=GenerationOptions(sampling=SamplingParams(logit_bias=[LogitBias()] * 1025))),
+            "options.sampling.logit_bias",
+            1024,
+        ),
+    ],
+)
+def test_lists_are_counted_before_a_request_waits(request_, path, most):
+    with pytest.raises(InvalidArgumentError) as refused:
+        check_counts(request_)
+    assert refused.value.violations == (FieldViolation(path, f"must have at most {most} entries, has {most + 1}"),)
+    check_counts(GenerateRequest(prompts=[Prompt()] * 256))
