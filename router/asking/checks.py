@@ -64,9 +64,14 @@ def entries(low: int, high: int) -> Check:
     def check(values: Sequence[Any], limits: Limits) -> str | None:
         if len(values) < low:
             return "must not be empty" if low == 1 else f"must have at least {low} entries, has {len(values)}"
-        return f"must have at most {high} entries, has {len(values)}" if len(values) > high else None
+        return too_many(values, high)
 
     return check
+
+
+def too_many(values: Sequence[Any], most: int) -> str | None:
+    """What is wrong with a list of more entries than that."""
+    return f"must have at most {most} entries, has {len(values)}" if len(values) > most else None
 
 
 def at_most_vocabulary(values: Sequence[int], limits: Limits) -> Fault | str | None:

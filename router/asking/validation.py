@@ -15,7 +15,7 @@ from google.protobuf.message import Message
 from common import bounds
 from fissile.errors import MAX_VIOLATIONS, FieldViolation, InvalidArgumentError
 from fissile.v1 import ChatRequest, GenerateRequest
-from router.asking.checks import Check, Fault, Limits, too_long
+from router.asking.checks import Check, Fault, Limits, too_long, too_many
 from router.asking.rules import RULES
 from router.asking.rules_together import broken_together
 
@@ -72,11 +72,7 @@ def check_counts(request: GenerateRequest | ChatRequest) -> None:
     else:
         lists.append(("messages", request.messages, bounds.MAX_MESSAGES))
         lists.append(("tools", request.tools, bounds.MAX_TOOLS))
-    refuse(
-        FieldViolation(path, f"must have at most {most} entries, has {len(values)}")
-        for path, values, most in lists
-        if len(values) > most
-    )
+    refuse(FieldViolation(path, fault) for path, values, most in lists if (fault := too_many(values, most)) is not None)
 
 
 def refuse(violations: Iterable[FieldViolation]) -> None:

@@ -13,8 +13,6 @@ from torch import Tensor
 
 from worker.kernels.weights import Blocks
 
-SUPER_BLOCK = 256
-
 
 def read_blocks(rows: np.ndarray, kind: Type) -> Blocks | None:
     """uint8 [O, bytes of a row] → the weights; None for a format that is not one of blocks."""

@@ -6,7 +6,6 @@ compile. What connects a rank to its executor breaks when the executor's process
 """
 
 import faulthandler
-import gc
 import logging
 import os
 import signal
@@ -24,6 +23,7 @@ import torch
 import torch.distributed as dist
 
 from common.faults import log_fault
+from common.garbage import freeze_loaded
 from common.logging import setup_logging
 from common.stopwatch import Stopwatch, process_seconds
 from fissile.parent import EXIT_ORPHANED, die_with_parent
@@ -35,7 +35,7 @@ from worker.loader.errors import ModelError
 from worker.processes.messages import Receiver, Sender, receive, send
 from worker.runner.build import build_runner, resolve_device
 from worker.runner.meeting import meet
-from worker.runner.memory import CacheMemoryError, physical_cores
+from worker.runner.memory import CacheMemoryError, give_back_free_memory, physical_cores
 from worker.runner.messages import (
     PULSE_SECONDS,
     Compile,
@@ -187,8 +187,8 @@ def _start(setup: Setup, place: Place, replies: Replies) -> ModelRunner:
     watch.lap("meeting")
     runner, info = build_runner(config, tp, place.local_rank, watch)
     # What is loaded stays: the collector need not walk through it again and again.
-    gc.collect()
-    gc.freeze()
+    freeze_loaded()
+    give_back_free_memory()
     num_threads = torch.get_num_threads()
     logger.info("rank %d is ready after %.1f s (%s), %d CPU threads", setup.rank, watch.seconds, watch, num_threads)
     replies.send(Ready(info))
