@@ -71,6 +71,53 @@ class Row:
         return range(before, before + self.num_tokens)
 
 
+def scatter(
+    query_lens: list[int], context_lens: list[int], block_size: int, uniform_len: int, num_padding: int
+) -> tuple[list[Row], int, int]:
+    """(rows, how many are uniform but for padding, blocks but for the spare one): blocks far apart and out of order.
+
+    Those at the front with `uniform_len` tokens are uniform, with `num_padding` rows after them.
+    """
+    counts = [-(-n // block_size) for n in context_lens]
+    num_blocks = sum(counts) + 3
+    order = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(4)).tolist()
+    rows = [
+        Row(num_tokens, context_len, [order.pop() for _ in range(count)])
+        for num_tokens, context_len, count in zip(query_lens, context_lens, counts, strict=True)
+    ]
+    num_uniform = next((i for i, row in enumerate(rows) if row.num_tokens != uniform_len), len(rows))
+    padding = [Row(uniform_len, 0, [num_blocks])] * num_padding
+    return rows[:num_uniform] + padding + rows[num_uniform:], num_uniform, num_blocks
+
+
+def buffers_for(rows: list[Row], num_blocks: int, device: torch.device) -> StepBuffers:
+    """For these rows, and for a step of their histories."""
+    num_tokens = max(sum(row.num_tokens for row in rows), sum(row.context_len for row in rows))
+    return StepBuffers.allocate(num_tokens, len(rows), max(len(row.table) for row in rows) + 2, num_blocks, device)
+
+
+def fill_step(
+    buffers: StepBuffers, rows: list[Row], num_uniform: int, uniform_len: int, num_padding: int, block_size: int
+) -> Step:
+    """As `prepare_step` would fill the buffers."""
+    lens = torch.tensor([row.num_tokens for row in rows])
+    num_tokens = int(lens.sum())
+    buffers.query_starts[1 : len(rows) + 1] = lens.cumsum(0)
+    buffers.positions[:num_tokens] = torch.tensor([p for row in rows for p in row.positions])
+    buffers.token_slots[:num_tokens] = torch.tensor([slot for row in rows for slot in row.token_slots(block_size)])
+    buffers.context_lens[: len(rows)] = torch.tensor([row.context_len for row in rows])
+    for i, row in enumerate(rows):
+        buffers.block_tables[i, : len(row.table)] = torch.tensor(row.table)
+    chunks = rows[num_uniform + num_padding :]
+    return Step(
+        num_uniform_rows=num_uniform + num_padding,
+        uniform_len=uniform_len,
+        chunks=tuple(Chunk(row.num_tokens, row.context_len) for row in chunks),
+        max_context_len=max(row.context_len for row in rows),
+        num_padding_rows=num_padding,
+    )
+
+
 class Rows:
     """Rows of a step with random qkv, and a cache with their histories scattered over blocks, `garbage` elsewhere.
 
@@ -97,25 +144,14 @@ class Rows:
         self.spec = GqaSpec(*shape, scale, rig.dtype, window, has_sinks)
         self.sinks = rig.noise(self.heads, seed=3) if has_sinks else None
         self.kernel = rig.choose(GQA, self.spec)
-        counts = [-(-n // block_size) for n in context_lens]
-        num_blocks = sum(counts) + 3
+        self.rows, num_uniform, num_blocks = scatter(query_lens, context_lens, block_size, uniform_len, num_padding)
         pool = self.kernel.allocate(2, num_blocks + 1, block_size, rig.device)
         for entry in pool.entries:
             assert len(entry) == num_blocks + 1
             entry.fill_(garbage)
         self.entries, self.cache = pool.entries, pool.layers[1]
-        order = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(4)).tolist()
-        rows = [
-            Row(num_tokens, context_len, [order.pop() for _ in range(count)])
-            for num_tokens, context_len, count in zip(query_lens, context_lens, counts, strict=True)
-        ]
-        num_uniform = next((i for i, row in enumerate(rows) if row.num_tokens != uniform_len), len(rows))
-        padding = [Row(uniform_len, 0, [num_blocks])] * num_padding
-        self.rows = rows[:num_uniform] + padding + rows[num_uniform:]
         num_tokens = sum(row.num_tokens for row in self.rows)
-        self.buffers = StepBuffers.allocate(
-            max(num_tokens, sum(context_lens)), len(self.rows), max(counts) + 2, num_blocks, rig.device
-        )
+        self.buffers = buffers_for(self.rows, num_blocks, rig.device)
         # The histories, written by a step of their own; then the step itself.
         before = [Row(n, n, row.table) for row in self.rows if (n := row.context_len - row.num_tokens) > 0]
         self.history = self._noise(sum(row.num_tokens for row in before), seed=2)
@@ -133,25 +169,8 @@ class Rows:
     def _prepare(
         self, rows: list[Row], num_uniform: int, uniform_len: int = 1, num_padding: int = 0
     ) -> tuple[Step, object]:
-        """As `prepare_step` would fill the buffers."""
-        size, buffers = self.block_size, self.buffers
-        lens = torch.tensor([row.num_tokens for row in rows])
-        num_tokens = int(lens.sum())
-        buffers.query_starts[1 : len(rows) + 1] = lens.cumsum(0)
-        buffers.positions[:num_tokens] = torch.tensor([p for row in rows for p in row.positions])
-        buffers.token_slots[:num_tokens] = torch.tensor([slot for row in rows for slot in row.token_slots(size)])
-        buffers.context_lens[: len(rows)] = torch.tensor([row.context_len for row in rows])
-        for i, row in enumerate(rows):
-            buffers.block_tables[i, : len(row.table)] = torch.tensor(row.table)
-        chunks = rows[num_uniform + num_padding :]
-        step = Step(
-            num_uniform_rows=num_uniform + num_padding,
-            uniform_len=uniform_len,
-            chunks=tuple(Chunk(row.num_tokens, row.context_len) for row in chunks),
-            max_context_len=max(row.context_len for row in rows),
-            num_padding_rows=num_padding,
-        )
-        return step, self.kernel.prepare(step, buffers, size)
+        step = fill_step(self.buffers, rows, num_uniform, uniform_len, num_padding, self.block_size)
+        return step, self.kernel.prepare(step, self.buffers, self.block_size)
 
     @property
     def _is_real(self) -> Tensor:

@@ -12,11 +12,14 @@ from worker.kernels.interface import (
     RMS_NORM,
     SILU_AND_MUL,
 )
+from worker.kernels.mla import INDEX, MLA
 from worker.kernels.sampling import CHOOSE, LOGPROBS, MASKED_COPY
 from worker.kernels.select import Implementation
 from worker.kernels.torch.elementwise import RmsNorm, embedding, silu_and_mul
 from worker.kernels.torch.gqa import TorchGqa
 from worker.kernels.torch.linear import OneDnnLinear, PlainLinear, supports_dense, supports_onednn
+from worker.kernels.torch.mla import TorchMla
+from worker.kernels.torch.mla_index import TorchIndex
 from worker.kernels.torch.move import Move
 from worker.kernels.torch.prepare import prepare_step, remember
 from worker.kernels.torch.sample import choose, masked_copy, token_logprobs
@@ -34,6 +37,8 @@ IMPLEMENTATIONS: list[Implementation[Any, Any]] = [
     Implementation(LINEAR, "packed oneDNN", supports_onednn, lambda *_: OneDnnLinear()),
     Implementation(LINEAR, "F.linear", supports_dense, lambda *_: PlainLinear()),
     Implementation(GQA, "torch", _always, lambda spec, device, _: TorchGqa(spec, device)),
+    Implementation(MLA, "torch", _always, lambda spec, *_: TorchMla(spec)),
+    Implementation(INDEX, "torch", _always, lambda spec, *_: TorchIndex(spec)),
     Implementation(PREPARE_STEP, "torch", _always, lambda *_: prepare_step),
     Implementation(REMEMBER, "torch", _always, lambda *_: remember),
     Implementation(MOVE_ENTRIES, "torch", _always, lambda *_: Move()),

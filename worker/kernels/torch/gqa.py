@@ -23,6 +23,7 @@ from torch.nn import functional
 from worker.kernels.interface import GqaCache, GqaPool, GqaSpec, QkNorm, RopeTable
 from worker.kernels.step import Step, StepBuffers
 from worker.kernels.torch.elementwise import rotate
+from worker.kernels.torch.slots import context_slots
 
 # torch warns once, at the first sparse tensor, that not all of their support is there. `sampled_addmm` is all we need.
 with warnings.catch_warnings(action="ignore"):
@@ -160,9 +161,9 @@ class TorchGqa:
         lens = buffers.context_lens[:num_rows].long()
         if self._spec.window is None:
             longest, shortest = int(lens.max()), int(lens.min())
-            token_slots = _token_slots(tables[:num_rows], longest, block_size)
+            token_slots = context_slots(tables[:num_rows], longest, block_size)
         else:
-            token_slots = _token_slots(tables[:num_rows], int(lens.max()), block_size)
+            token_slots = context_slots(tables[:num_rows], int(lens.max()), block_size)
             first = (lens - self._spec.window).clamp_(min=0)
             lens = lens - first
             longest, shortest = int(lens.max()), int(lens.min())
@@ -189,7 +190,7 @@ class TorchGqa:
         num_rows, length = step.num_uniform_rows, step.uniform_len
         lens = buffers.context_lens[:num_rows].long()[:, None]
         positions = torch.arange(step.max_context_len, device=tables.device)
-        token_slots = _token_slots(tables[:num_rows], step.max_context_len, block_size)
+        token_slots = context_slots(tables[:num_rows], step.max_context_len, block_size)
         token_slots = torch.where(positions < lens, token_slots, token_slots[:, :1])
         kv_heads = torch.arange(self._spec.num_kv_heads, device=tables.device)[:, None]
         key_rows = token_slots[:, None, :] * self._spec.num_kv_heads + kv_heads
@@ -204,7 +205,7 @@ class TorchGqa:
     def _chunk_row(self, num_tokens: int, context_len: int, table: Tensor, block_size: int) -> ChunkRow:
         token_slots = None
         if num_tokens != context_len:
-            token_slots = _token_slots(table[None], context_len, block_size)[0]
+            token_slots = context_slots(table[None], context_len, block_size)[0]
         elif self._spec.window is None and not self._spec.has_sinks:
             return ChunkRow(num_tokens, None, None)
         positions = torch.arange(context_len, device=table.device)
@@ -289,10 +290,3 @@ def _softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
         sinks = sinks.repeat(scores.shape[0] // len(sinks))
     column = sinks.to(scores.dtype).expand(scores.shape[:-1])[..., None]
     return torch.cat((scores, column), -1).softmax(-1)[..., :-1]
-
-
-def _token_slots(tables: Tensor, length: int, block_size: int) -> Tensor:
-    """int64 [rows, length]: where the first `length` tokens of each row are. `tables` int32 [rows, blocks]."""
-    offsets = torch.arange(block_size, device=tables.device)
-    slots = tables.long()[:, : -(-length // block_size), None] * block_size + offsets
-    return slots.flatten(1)[:, :length]
