@@ -21,6 +21,9 @@ class ForwardContext:
     """While a graph is captured piece by piece, which ends and begins anew at each cache layer."""
     wanted: Tensor | None = None
     """int64 [W]: the tokens whose last hidden state somebody reads; None: all."""
+    num_exchanged: int | None = None
+    """Tokens that each data-parallel rank passes to its experts, the same on all of them and no fewer than a layer
+    has; None: those that the layer has, which are as many on the others."""
 
 
 _current: ForwardContext | None = None

@@ -7,7 +7,7 @@ import torch
 from worker.kernels.interface import LINEAR, LinearSpec
 from worker.kernels.select import Kernels
 from worker.kernels.weights import Blocks, Quantization
-from worker.parallel.group import Group
+from worker.parallel.group import ALONE, Group
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +19,10 @@ class LayerSetup:
     dtype: torch.dtype
     quantization: Quantization = "none"
     """Of linear layers and tables of a shape that a kernel for blocks takes. "stored" is for a rank that is alone."""
+    ep: Group = ALONE
+    """Whose ranks share the experts out; of one rank: each holds its part (of `tp`) of every expert."""
+    dp: Group = ALONE
+    """Ranks whose tokens' experts are on all of `ep`: a layer of experts takes their tokens, too (`TokenExchange`)."""
 
     def quantization_of(self, in_features: int, out_features: int) -> Quantization:
         """Of a layer of this shape."""

@@ -8,6 +8,12 @@ from torch import Tensor
 
 from worker.parallel.symmetric import Inboxes, SymmetricSums
 
+try:
+    from torch.distributed import all_gather_single, reduce_scatter_single
+except ImportError:  # before torch 2.13
+    from torch.distributed import all_gather_into_tensor as all_gather_single
+    from torch.distributed import reduce_scatter_tensor as reduce_scatter_single
+
 
 @dataclass(frozen=True, slots=True)
 class Group:
@@ -47,6 +53,23 @@ class Group:
         dist.gather(x.contiguous(), parts, group=self.handle, group_dst=0)
         return None if parts is None else torch.cat(parts, -1)
 
+    def all_gather(self, x: Tensor) -> Tensor:
+        """[n, ...] of each rank → [size × n, ...] in the order of ranks, on all of them; n is the same on all."""
+        if self.size == 1:
+            return x
+        found = x.new_empty(self.size * len(x), *x.shape[1:])
+        all_gather_single(found, x.contiguous(), group=self.handle)
+        return found
+
+    def reduce_scatter(self, x: Tensor) -> Tensor:
+        """[size × n, ...] of each rank, n rows for each → the sum over ranks of this rank's, [n, ...]. May overwrite
+        x."""
+        if self.size == 1:
+            return x
+        total = x.new_empty(len(x) // self.size, *x.shape[1:])
+        reduce_scatter_single(total, x.contiguous(), group=self.handle)
+        return total
+
     def broadcast(self, x: Tensor) -> Tensor:
         """Rank 0's values everywhere, in place."""
         if self.size > 1:
@@ -64,5 +87,22 @@ class Group:
     def share(self, total: int, what: str) -> int:
         """`total` over the ranks. Raises ValueError when it does not divide."""
         if total % self.size:
-            raise ValueError(f"{total} {what} cannot be divided over {self.size} tensor-parallel ranks")
+            raise ValueError(f"{total} {what} cannot be divided over {self.size} ranks")
         return total // self.size
+
+
+ALONE = Group()
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """Those of one rank. World rank = data-parallel rank × tensor-parallel ranks + tensor-parallel rank."""
+
+    tp: Group = ALONE
+    """Share each layer of one worker's model."""
+    dp: Group = ALONE
+    """Of the same place in the workers that step together: what passes tokens between them."""
+    ep: Group = ALONE
+    """Share the experts: all ranks of all workers that step together."""
+    control: dist.ProcessGroup | None = None
+    """The same ranks as `ep`, on the host (gloo), where they agree on their steps. None: nobody to agree with."""
