@@ -62,7 +62,7 @@ class WorkerSettings(Settings):
     )
     quantization: Literal["auto", "none", "int8", "int4"] = Field(
         "auto",
-        description="Of weights, on a CPU: 'auto' keeps those of a GGUF file as they are stored, 'none' expands them.",
+        description="Of weights, on a CPU: 'auto' keeps whole numbers of 4 or 8 bits as stored, 'none' expands them.",
     )
     max_model_len: int | None = Field(None, ge=1, description="Longest context in tokens; unset: the model's own.")
 

@@ -40,7 +40,9 @@ class Checkpoint(Protocol):
 
     def names(self) -> Iterable[str]: ...
 
-    def tensor(self, name: str) -> LazyTensor: ...
+    def tensor(self, name: str, packed: bool = False) -> LazyTensor:
+        """`packed`: part of a quantised weight, in whatever numbers it is stored; other tensors are of floats, or a
+        ValueError."""
 
 
 def fill(targets: dict[str, WeightTarget], checkpoint: Checkpoint, tied: bool = False) -> None:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from worker.loader.quantized.schemes import QuantizedWeights
 from worker.loader.rope import RopeConfig
 
 MAX_LAYERS = 4096
@@ -29,6 +30,8 @@ class ModelConfig:
     mlp_bias: bool = False
     dtype: str = "float32"
     """What the checkpoint is stored in, as far as it says; quantised ones count as float32."""
+    quantized: QuantizedWeights | None = None
+    """How weights are stored that are not numbers of a type of their own; None: none are, or the file is a GGUF one."""
     eos_token_ids: tuple[int, ...] = ()
     """Every id that ends a sequence. All are in the vocabulary."""
     remarks: tuple[str, ...] = ()

@@ -46,7 +46,7 @@ class GGUFCheckpoint:
     def names(self) -> Iterable[str]:
         return self._tensors
 
-    def tensor(self, name: str) -> "GGUFLazyTensor":
+    def tensor(self, name: str, packed: bool = False) -> "GGUFLazyTensor":
         interleaved = _INTERLEAVED.search(name) is not None
         return GGUFLazyTensor(self._tensors[name], self._head_dim if interleaved else None)
 

@@ -15,6 +15,7 @@ from worker.loader.errors import ModelConfigError, UnknownArchitectureError
 from worker.loader.fields import Fields, read_json
 from worker.loader.llama_config import llama_config
 from worker.loader.mistral_config import mistral_config
+from worker.loader.quantized.config import SECTIONS, quantized_weights
 from worker.loader.qwen3_config import qwen3_config
 
 CONFIG, GENERATION = "config.json", "generation_config.json"
@@ -27,7 +28,6 @@ FAMILIES: dict[str, Callable[[Fields], ModelConfig]] = {
 
 QUANTIZATION_FILES = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")
 """Where quantisers put what config.json should say."""
-QUANTIZATION_FIELDS = ("quantization_config", "compression_config", "quantization")
 
 _BOOKKEEPING = {
     "auto_map", "finetuning_task", "id2label", "is_llama_config", "label2id", "license", "num_labels", "prefix",
@@ -60,10 +60,11 @@ _NOT_FOLLOWED = ("suppress_tokens", "begin_suppress_tokens", "forced_bos_token_i
 
 def load_hf_config(directory: Path) -> ModelConfig:
     """Raises ModelConfigError."""
+    config = config_from_hf(read_json(directory / CONFIG), read_json(directory / GENERATION, optional=True))
     for name in QUANTIZATION_FILES:
-        if (directory / name).is_file():
-            raise ModelConfigError(f"{name}: quantised checkpoints of this kind are not supported yet")
-    return config_from_hf(read_json(directory / CONFIG), read_json(directory / GENERATION, optional=True))
+        if config.quantized is None and (directory / name).is_file():
+            raise ModelConfigError(f"{name} says that weights are quantised; {CONFIG} has to say it: {SECTIONS[0]}")
+    return config
 
 
 def config_from_hf(config: dict[str, Any], generation: dict[str, Any]) -> ModelConfig:
@@ -72,7 +73,8 @@ def config_from_hf(config: dict[str, Any], generation: dict[str, Any]) -> ModelC
     fields = Fields({key: value for key, value in config.items() if not key.startswith("_")}, CONFIG)
     advice = Fields(generation, GENERATION)
     parse = _family(fields)
-    _refuse_quantised(fields)
+    fields.expect("quantization")  # the form of another program's files
+    quantized = quantized_weights(fields)
     fields.expect("is_encoder_decoder", False)
     fields.expect("add_cross_attention", False)
     fields.expect("tie_encoder_decoder", False)
@@ -81,7 +83,7 @@ def config_from_hf(config: dict[str, Any], generation: dict[str, Any]) -> ModelC
     eos_token_ids, remarks = ending_tokens([(advice, "eos_token_id"), (fields, "eos_token_id")], model.vocab_size)
     fields.refuse_unread(HARMLESS)
     remarks += tuple(f"{GENERATION}: {key} is not followed" for key in _NOT_FOLLOWED if key in advice)
-    return replace(model, eos_token_ids=eos_token_ids, remarks=remarks)
+    return replace(model, quantized=quantized, eos_token_ids=eos_token_ids, remarks=remarks)
 
 
 def _family(fields: Fields) -> Callable[[Fields], ModelConfig]:
@@ -92,13 +94,3 @@ def _family(fields: Fields) -> Callable[[Fields], ModelConfig]:
         known = ", ".join(sorted(FAMILIES))
         raise UnknownArchitectureError(f"architecture {names[0]!r} is not supported; known: {known}")
     return FAMILIES[names[0]]
-
-
-def _refuse_quantised(fields: Fields) -> None:
-    """Before a tensor is read: the tensors' names would only say that something is odd."""
-    for key in QUANTIZATION_FIELDS:
-        if key in fields:
-            method = fields.section(key).text("quant_method", "not named")
-            raise ModelConfigError(
-                f"{CONFIG}: {key}: checkpoints quantised by this method are not supported yet: {method}"
-            )

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from worker.loader.checkpoint import EMBEDDING, HEAD, Checkpoint, is_stored_apart
 from worker.loader.config import ModelConfig
+from worker.loader.quantized.checkpoint import QuantizedCheckpoint
 from worker.loader.safetensors_file import SafetensorsCheckpoint
 from worker.loader.source import ModelSource, SourceFormat
 
@@ -14,7 +15,8 @@ def open_checkpoint(source: ModelSource, config: ModelConfig) -> Checkpoint:
         from worker.loader.gguf_checkpoint import GGUFCheckpoint  # its library takes a tenth of a second to import
 
         return GGUFCheckpoint(source.path, config)
-    return SafetensorsCheckpoint(source.path)
+    stored = SafetensorsCheckpoint(source.path)
+    return stored if config.quantized is None else QuantizedCheckpoint(stored, config.quantized)
 
 
 def as_stored(config: ModelConfig, checkpoint: Checkpoint) -> ModelConfig:

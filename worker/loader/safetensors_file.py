@@ -31,23 +31,23 @@ class SafetensorsCheckpoint:
     def names(self) -> Iterable[str]:
         return [name for name in self._files if not name.endswith(_BUFFERS)]
 
-    def tensor(self, name: str) -> "SafetensorsTensor":
-        return SafetensorsTensor(self._files[name].get_slice(name))
+    def tensor(self, name: str, packed: bool = False) -> "SafetensorsTensor":
+        return SafetensorsTensor(self._files[name].get_slice(name), packed=packed)
 
 
 class SafetensorsTensor:
     """Implements `LazyTensor`."""
 
-    def __init__(self, piece: Any) -> None:
-        """Raises ValueError for numbers that are not those of a plain checkpoint, such as quantised ones."""
-        if piece.get_dtype() not in _DTYPES:
+    def __init__(self, piece: Any, *, packed: bool = False) -> None:
+        """Raises ValueError for numbers that are not those of a plain checkpoint, unless they are `packed` ones."""
+        if not packed and piece.get_dtype() not in _DTYPES:
             raise ValueError(f"it is stored as {piece.get_dtype()}; one of {', '.join(_DTYPES)} is needed")
         self._piece = piece
         self.shape = tuple(piece.get_shape())
 
     def read(self, dim: int = 0, start: int = 0, length: int | None = None) -> Tensor:
         if length is None:
-            return self._piece[:]
+            return self._piece[:] if self.shape else self._piece[...]  # a number alone has no slices
         index = (slice(None),) * dim + (slice(start, start + length),)
         return self._piece[index]
 

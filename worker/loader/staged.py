@@ -29,8 +29,8 @@ class StagedCheckpoint:
     def names(self) -> Iterable[str]:
         return self._checkpoint.names()
 
-    def tensor(self, name: str) -> LazyTensor:
-        return _StagedTensor(self._checkpoint.tensor(name), self)
+    def tensor(self, name: str, packed: bool = False) -> LazyTensor:
+        return _StagedTensor(self._checkpoint.tensor(name, packed), self)
 
     def to_device(self, tensor: Tensor) -> Tensor:
         """For the calling thread, and its stream."""

@@ -7,6 +7,7 @@ from worker.layers.norm import RMSNorm
 from worker.layers.weighted import WeightedLayer
 from worker.loader.checkpoint import Checkpoint, fill
 from worker.loader.config import ModelConfig
+from worker.loader.quantized.checkpoint import QuantizedCheckpoint
 from worker.loader.staged import StagedCheckpoint
 from worker.models.base import CausalLM
 
@@ -18,7 +19,12 @@ def load_weights(model: CausalLM, checkpoint: Checkpoint, config: ModelConfig, d
     if device.type == "cpu":
         fill(model.weight_targets(), checkpoint, tied=config.tie_word_embeddings)
         return
-    fill(model.weight_targets(), StagedCheckpoint(checkpoint, device), tied=config.tie_word_embeddings)
+    if isinstance(checkpoint, QuantizedCheckpoint):
+        # Its parts go to the device as they are, and are put together there.
+        staged: Checkpoint = checkpoint.through(lambda stored: StagedCheckpoint(stored, device))
+    else:
+        staged = StagedCheckpoint(checkpoint, device)
+    fill(model.weight_targets(), staged, tied=config.tie_word_embeddings)
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()  # what tensors passed through, in the streams of threads that are gone
 

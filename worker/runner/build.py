@@ -62,12 +62,13 @@ def resolve_dtype(name: str, device: torch.device, checkpoint: str) -> torch.dty
 
 
 def resolve_quantization(
-    name: str, kernels: Kernels, tp: Group, dtype: torch.dtype, source: SourceFormat
+    name: str, kernels: Kernels, tp: Group, dtype: torch.dtype, is_in_blocks: bool
 ) -> Quantization:
-    """`auto` keeps the blocks of a GGUF file where kernels read them. Raises ModelConfigError for what cannot be."""
+    """`auto` keeps the blocks that a checkpoint has where kernels read them. Raises ModelConfigError for what cannot
+    be."""
     is_possible = kernels.find(LINEAR, LinearSpec(32, 32, Blocks), dtype) is not None
     if name == "auto":
-        return "stored" if is_possible and tp.size == 1 and source is SourceFormat.GGUF else "none"
+        return "stored" if is_possible and tp.size == 1 and is_in_blocks else "none"
     if name not in ("none", "int8", "int4"):
         raise ModelConfigError(f"quantization {name!r} is not supported (auto, none, int8, int4)")
     if name != "none" and not is_possible:
@@ -92,7 +93,10 @@ def build_runner(
     max_model_len = _max_model_len(config, model_config)
     dtype = resolve_dtype(config.dtype, device, model_config.dtype)
     kernels = Kernels(device, config.kernel_backend)
-    quantization = resolve_quantization(config.quantization, kernels, tp, dtype, source.format)
+    is_in_blocks = source.format is SourceFormat.GGUF or (
+        model_config.quantized is not None and model_config.quantized.is_in_blocks
+    )
+    quantization = resolve_quantization(config.quantization, kernels, tp, dtype, is_in_blocks)
     setup = LayerSetup(kernels, tp, dtype, quantization)
     model = _create(replace(model_config, max_model_len=max_model_len), setup)
     watch.lap("model")
