@@ -1,6 +1,5 @@
 """Weights in blocks: what is read from GGUF files, what is made of other weights, and what it costs in quality."""
 
-import math
 from pathlib import Path
 
 import numpy as np
@@ -8,20 +7,17 @@ import pytest
 import torch
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
-from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
 from tests.runner.conftest import make_driver
-from worker.core.params import SamplingParams
+from tests.runner.perplexity import prose_perplexity
 from worker.kernels.interface import LINEAR, TABLE, LinearSpec
 from worker.kernels.native.library import obstacle
 from worker.kernels.select import Kernels
 from worker.kernels.weights import Blocks
 from worker.loader.errors import ModelConfigError
 from worker.loader.gguf_blocks import read_blocks
-from worker.loader.source import resolve_model
-from worker.loader.tokenizer import load_tokenizer_files
 from worker.parallel.group import Group
 from worker.runner.build import build_runner
 from worker.runner.config import RunnerConfig
@@ -133,19 +129,8 @@ def test_what_cannot_be_quantised_is_refused(tiny: tuple[Path, LlamaForCausalLM]
 
 def test_perplexity_of_the_default() -> None:
     """At most 2 % above that of float32 is promised; half a percent was measured."""
-    text = (Path(__file__).parents[1] / "data" / "prose.txt").read_text()
-    tokenizer = Tokenizer.from_str(load_tokenizer_files(resolve_model("smollm2")).files["tokenizer.json"].decode())
-    tokens = tokenizer.encode(text).ids
-    exact, found = (perplexity(tokens, quantization) for quantization in ("none", "auto"))
+    exact, found = (prose_perplexity(quantization=quantization) for quantization in ("none", "auto"))
     assert found < 1.01 * exact
-
-
-def perplexity(tokens: list[int], quantization: str) -> float:
-    driver = make_driver("smollm2", num_blocks=128, quantization=quantization)
-    output = driver.prefill(driver.add(tokens, SamplingParams(temperature=0.0, num_prompt_logprobs=0)))
-    logprobs = [entry[0][1] for entry in output.prompt_logprobs[0]]
-    assert len(logprobs) == len(tokens) - 1
-    return math.exp(-sum(logprobs) / len(logprobs))
 
 
 def test_weights_of_the_embedded_file_stay_small() -> None:
