@@ -7,22 +7,24 @@ from typing import Any
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import DecodeError
 
+from common.field_count import check_num_fields
 from common.wire_format import length_delimited_fields
 from fissile.errors import MAX_VIOLATIONS, FieldViolation, InvalidArgumentError
 
 MAX_DEPTH = 100
 """Messages inside of each other that protobuf parses."""
-MAX_FIELDS = 100_000
-"""Fields that are looked at for what is wrong."""
+MAX_SEARCHED = 8192
+"""Fields that are looked at for what is wrong: some ten milliseconds."""
 
 
-def decode(raw: bytes, parse: Callable[[bytes], Any]) -> Any:
-    """A message by its `FromString`. Raises InvalidArgumentError, naming string fields that are not UTF-8, and the
-    field that nests too deeply."""
+async def decode(raw: bytes, parse: Callable[[bytes], Any]) -> Any:
+    """A message by its `FromString`. Raises InvalidArgumentError, naming string fields that are not UTF-8, the field
+    that nests too deeply, and the one that was too many."""
+    descriptor = parse.__self__.DESCRIPTOR  # type: ignore[attr-defined]
+    await check_num_fields(raw, descriptor)
     try:
         return parse(raw)
     except DecodeError as error:
-        descriptor = parse.__self__.DESCRIPTOR  # type: ignore[attr-defined]
         violations = list(islice(_faults(raw, descriptor), MAX_VIOLATIONS))
         if not violations:
             raise InvalidArgumentError(f"the request is not a valid {descriptor.full_name}") from error
@@ -33,7 +35,7 @@ def decode(raw: bytes, parse: Callable[[bytes], Any]) -> Any:
 def _faults(raw: bytes, descriptor: Descriptor) -> Iterator[FieldViolation]:
     path = [(length_delimited_fields(memoryview(raw)), descriptor, "")]
     num_fields = 0
-    while path and num_fields < MAX_FIELDS:
+    while path and num_fields < MAX_SEARCHED:
         fields, descriptor, prefix = path[-1]
         number, data = next(fields, (0, memoryview(b"")))
         if number == 0:

@@ -35,6 +35,9 @@ OPEN_SERVICES = frozenset({health.SERVICE_NAME, REFLECTION})
 
 Handler = Any  # grpc.RpcMethodHandler, which has no types
 Parse = Callable[[bytes], Any]
+"""`FromString` of a message."""
+Decode = Callable[[bytes], Awaitable[Any]]
+"""Raises InvalidArgumentError for bytes that will not do."""
 Admit = Callable[[str, grpc.aio.ServicerContext], None]
 """Looks at who calls a method (`/package.Service/Method`), and raises a FissileError if they may not."""
 
@@ -50,9 +53,9 @@ def service_of(method: str) -> str:
 
 Read = Callable[[Any, grpc.aio.ServicerContext], Awaitable[Any]]
 """From the messages of a call, as bytes, to its request or an iterator of requests."""
-Take = Callable[[Parse, grpc.aio.ServicerContext], Awaitable[Any]]
-"""Receives the one message of a call and parses it. Until then nothing of it has been read, and whoever sends more than
-a little has to wait: so it may take its time."""
+Take = Callable[[Decode, grpc.aio.ServicerContext], Awaitable[Any]]
+"""Receives the one message of a call and decodes it. Until then nothing of it has been read, and whoever sends more
+than a little has to wait: so it may take its time."""
 
 
 async def receive(context: grpc.aio.ServicerContext) -> bytes:
@@ -63,8 +66,8 @@ async def receive(context: grpc.aio.ServicerContext) -> bytes:
     return raw
 
 
-async def take_at_once(parse: Parse, context: grpc.aio.ServicerContext) -> Any:
-    return parse(await receive(context))
+async def take_at_once(decode: Decode, context: grpc.aio.ServicerContext) -> Any:
+    return await decode(await receive(context))
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
@@ -114,7 +117,7 @@ async def _read_one(parse: Parse, method: str, take: Take, _raw: Any, context: g
 async def _read_stream(parse: Parse, raw: AsyncIterator[bytes], _context: grpc.aio.ServicerContext) -> Any:
     async def requests() -> AsyncIterator[Any]:
         async for request in raw:
-            yield decode(request, parse)
+            yield await decode(request, parse)
 
     return requests()
 

@@ -11,11 +11,11 @@ def length_delimited_fields(raw: memoryview) -> Iterator[tuple[int, memoryview]]
     """(field number, contents) of each string, bytes or message, as far as `raw` can be read."""
     position = 0
     while position < len(raw):
-        tag, position = _varint(raw, position)
+        tag, position = varint(raw, position)
         wire_type = tag & 7
         size = _WIDTHS.get(wire_type, 0)
         if wire_type in (_VARINT, _LENGTH_DELIMITED):
-            size, position = _varint(raw, position)
+            size, position = varint(raw, position)
         if wire_type == _VARINT:
             continue
         if position + size > len(raw):
@@ -25,7 +25,7 @@ def length_delimited_fields(raw: memoryview) -> Iterator[tuple[int, memoryview]]
         position += size
 
 
-def _varint(raw: memoryview, position: int) -> tuple[int, int]:
+def varint(raw: bytes | memoryview, position: int) -> tuple[int, int]:
     """Its value, and where it ends; the end of `raw` if it does not end."""
     value = 0
     for i, byte in enumerate(raw[position : position + _MAX_VARINT_BYTES]):

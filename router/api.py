@@ -40,7 +40,7 @@ from router.answering.parts import parts
 from router.answering.request import OpenRequest
 from router.answering.trace import RequestTrace
 from router.answering.update import Update
-from router.asking.validation import check_counts
+from router.asking.validation import check_counts, held_bytes
 from router.callers.caller import Caller
 from router.callers.quotas import Quotas
 from router.config import RouterSettings
@@ -125,7 +125,7 @@ class GenerationApi:
             num_prompts = _num_prompts(request)
             with (
                 self._open.place(request_id, caller.name, num_prompts),
-                self.admission.held_bytes.taken(caller.name, request.ByteSize()),
+                self.admission.held_bytes.taken(caller.name, held_bytes(request)),
                 self._quotas.opened(caller, num_prompts) as tab,
             ):
                 opened = await self._prepared(request, caller, account)

@@ -9,7 +9,7 @@ from typing import Any
 
 import grpc
 
-from common.server import Parse, receive
+from common.server import Decode, receive
 from fissile.errors import DeadlineExceededError, UnauthenticatedError
 from router.admission.gate import Gate
 from router.admission.turns import Turns
@@ -31,7 +31,7 @@ class Reception:
         self._gates: dict[str, Gate] = {}
         """Of clients that have some on their way."""
 
-    async def take(self, parse: Parse, context: grpc.aio.ServicerContext) -> Any:
+    async def take(self, decode: Decode, context: grpc.aio.ServicerContext) -> Any:
         """The request of a call. Raises DeadlineExceededError if it does not come."""
         client = self._client(context)
         gate = self._gates.setdefault(client, Gate(MAX_INCOMING))
@@ -39,7 +39,7 @@ class Reception:
             async with gate.entered(client, 1.0):
                 raw = await self._received(context)
                 async with self._turns.turn_if_large(client, len(raw)):
-                    return parse(raw)
+                    return await decode(raw)
         finally:
             if gate.is_idle:
                 self._gates.pop(client, None)

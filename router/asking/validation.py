@@ -19,6 +19,11 @@ from router.asking.checks import Check, Fault, Limits, too_long, too_many
 from router.asking.rules import RULES
 from router.asking.rules_together import broken_together
 
+_ENTRY_BYTES = 128
+"""Of an empty message or tool call."""
+_VALUE_FACTOR = 20
+"""Memory of an empty value of a template's arguments, over its two bytes on the wire."""
+
 
 class ContextError(InvalidArgumentError):
     """A prompt is too long for the context that was looked at; there may be a longer one."""
@@ -63,6 +68,8 @@ def check_counts(request: GenerateRequest | ChatRequest) -> None:
     Raises InvalidArgumentError."""
     options, sampling = request.options, request.options.sampling
     lists: list[tuple[str, Sequence[Any], int]] = [
+        ("options.stop", options.stop, bounds.MAX_STOPS),
+        ("options.bad_words", options.bad_words, bounds.MAX_BAD_WORDS),
         ("options.stop_token_sequences", options.stop_token_sequences, bounds.MAX_STOP_SEQUENCES),
         ("options.sampling.logit_bias", sampling.logit_bias, bounds.MAX_BIASES),
         ("options.sampling.bad_token_sequences", sampling.bad_token_sequences, bounds.MAX_BAD_SEQUENCES),
@@ -73,6 +80,16 @@ def check_counts(request: GenerateRequest | ChatRequest) -> None:
         lists.append(("messages", request.messages, bounds.MAX_MESSAGES))
         lists.append(("tools", request.tools, bounds.MAX_TOOLS))
     refuse(FieldViolation(path, fault) for path, values, most in lists if (fault := too_many(values, most)) is not None)
+
+
+def held_bytes(request: GenerateRequest | ChatRequest) -> int:
+    """Memory that it takes while it waits, by estimate, of one whose lists are no longer than they may be."""
+    num_bytes = request.ByteSize()
+    if isinstance(request, ChatRequest):
+        num_calls = sum(len(message.tool_calls) for message in request.messages)
+        num_bytes += (len(request.messages) + num_calls) * _ENTRY_BYTES
+        num_bytes += request.template_arguments.ByteSize() * _VALUE_FACTOR
+    return num_bytes
 
 
 def refuse(violations: Iterable[FieldViolation]) -> None:

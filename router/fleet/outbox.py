@@ -3,11 +3,13 @@
 import asyncio
 from collections.abc import Iterator
 
+from common.field_count import MAX_FIELDS
 from fissile.channel import MAX_MESSAGE_BYTES
 from fissile.v1 import AbortSequence, ExecuteCommand, SequenceGroup
 
-MAX_BATCH_BYTES = 16 * 1024 * 1024
-"""Commands that wait travel together up to this size."""
+MAX_BATCH_BYTES = 2 * MAX_FIELDS
+"""Commands that wait travel together up to this size. So many bytes have no more fields than a worker takes; a command
+alone has fewer by the bounds of requests."""
 MAX_COMMAND_BYTES = MAX_MESSAGE_BYTES - 1024
 """What is left for one alone, with what stands around it in its message."""
 ABORT_BYTES = 16

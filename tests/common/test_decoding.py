@@ -1,10 +1,16 @@
 """What protobuf refuses gets an error that names the field where it can."""
 
+import asyncio
+
 import pytest
 
-from common.decoding import decode
+from common import decoding
 from fissile.errors import MAX_VIOLATIONS, InvalidArgumentError
 from fissile.v1 import ChatMessage, ChatRequest, GenerateRequest, GenerationOptions
+
+
+def decode(raw, parse):
+    return asyncio.run(decoding.decode(raw, parse))
 
 
 def test_a_good_message_is_decoded():

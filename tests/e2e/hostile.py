@@ -18,7 +18,7 @@ from fissile import Client
 from fissile.channel import channel
 from fissile.cli.cluster import Cluster
 from fissile.errors import FissileError, from_rpc_error
-from fissile.v1 import ChatRequest, GenerateRequest, GenerationOptions, GenerationServiceStub
+from fissile.v1 import ChatRequest, ExecuteRequest, GenerateRequest, GenerationOptions, GenerationServiceStub
 from tests.fuzzing import delimited
 
 ROUTER_CALLS = "/fissile.v1.GenerationService/"
@@ -118,22 +118,38 @@ def deep_json(cluster: Cluster) -> None:
 
 
 def empty_messages(cluster: Cluster) -> None:
-    """E5: 2 MB on the wire, a million messages."""
-    for request, field, method in ((ChatRequest, "messages", "Chat"), (GenerateRequest, "prompts", "Generate")):
-        number = request.DESCRIPTOR.fields_by_name[field].number
-        raw = delimited(number, b"") * MIB
-        raw_refused(cluster.router_address, ROUTER_CALLS + method, raw, f"{field}: must have at most")
+    """E5: 6 MB on the wire, three million messages, in 16 requests at a time."""
+    lists = [(ChatRequest, "messages", "Chat"), (GenerateRequest, "prompts", "Generate")]
+    with ThreadPoolExecutor(16) as threads:
+        calls = []
+        for request, field, method in lists * 8:
+            raw = delimited(request.DESCRIPTOR.fields_by_name[field].number, b"") * 3 * MIB
+            said = f"{field}: with it the request has more than 131072 fields"
+            calls.append(threads.submit(raw_refused, cluster.router_address, ROUTER_CALLS + method, raw, said))
+        for call in calls:
+            call.result()
+
+
+def empty_commands(cluster: Cluster) -> None:
+    """The same for workers."""
+    raw = delimited(ExecuteRequest.DESCRIPTOR.fields_by_name["commands"].number, b"") * 8 * MIB
+    for address in cluster.workers.values():
+        raw_refused(address, "/fissile.v1.WorkerService/Execute", raw, "commands: with it the request has more")
 
 
 def empty_objects(cluster: Cluster) -> None:
-    body = b'{"messages":[%s]}' % b",".join([b"{}"] * MIB)
-    http_refused(cluster, body, "at most 100000 objects")
+    for values, said in (
+        ([b"{}"] * MIB, "at most 100000 objects"),
+        ([b"1"] * 6 * MIB, "at most 250000 values"),
+        ([b"1.5"] * 3 * MIB, "at most 250000 values"),
+    ):
+        http_refused(cluster, b'{"messages":[%s]}' % b",".join(values), said)
 
 
 def bad_tools(cluster: Cluster) -> None:
     tools = [{"type": "x", "function": 1, "more": "y" * 200}] * 20_000
     http_refused(cluster, chat_body(tools=tools), "tools[0]")
-    http_refused(cluster, chat_body(stop=[1] * 1_000_000), "stop[0]")
+    http_refused(cluster, chat_body(stop=[1] * 200_000), "stop[0]")
 
 
 def large_requests(cluster: Cluster) -> None:
@@ -235,6 +251,7 @@ HOSTILE: list[Attack] = [
     nested_structs,
     deep_json,
     empty_messages,
+    empty_commands,
     empty_objects,
     bad_tools,
     large_requests,

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 from google.protobuf.duration_pb2 import Duration
-from google.protobuf.struct_pb2 import Struct
+from google.protobuf.struct_pb2 import ListValue, Struct, Value
 
 from fissile.errors import MAX_VIOLATIONS, FieldViolation, InvalidArgumentError, UnimplementedError
 from fissile.v1 import (
@@ -31,7 +31,7 @@ from fissile.v1 import (
 from router.asking import validation
 from router.asking.checks import Limits
 from router.asking.rules_together import broken_together
-from router.asking.validation import check_counts, check_length, validate
+from router.asking.validation import check_counts, check_length, held_bytes, validate
 
 LIMITS = Limits(vocab_size=100, max_model_len=16, max_prompt_bytes=60, dp_size=2)
 NAN, INF = float("nan"), float("inf")
@@ -525,6 +525,8 @@ def test_a_prompt_must_leave_room_for_a_token():
         (GenerateRequest(prompts=[Prompt()] * 257), "prompts", 256),
         (ChatRequest(messages=[ChatMessage()] * 16_385), "messages", 16_384),
         (ChatRequest(tools=[Tool()] * 1025), "tools", 1024),
+        (ask(stop=[""] * 17), "options.stop", 16),
+        (ask(bad_words=[""] * 65), "options.bad_words", 64),
         (
             GenerateRequest(options=GenerationOptions(sampling=SamplingParams(logit_bias=[LogitBias()] * 1025))),
             "options.sampling.logit_bias",
@@ -537,3 +539,12 @@ def test_lists_are_counted_before_a_request_waits(request_, path, most):
         check_counts(request_)
     assert refused.value.violations == (FieldViolation(path, f"must have at most {most} entries, has {most + 1}"),)
     check_counts(GenerateRequest(prompts=[Prompt()] * 256))
+
+
+def test_what_is_larger_here_than_on_its_way_counts_so():
+    calls = chat(ChatMessage(tool_calls=[ToolCall()] * 1000))
+    arguments = chat(template_arguments=Struct(fields={"a": Value(list_value=ListValue(values=[Value()] * 1000))}))
+    assert held_bytes(ask()) == ask().ByteSize()
+    assert held_bytes(calls) == calls.ByteSize() + 128 * 1001
+    size = arguments.template_arguments.ByteSize()
+    assert held_bytes(arguments) == arguments.ByteSize() + 128 + 20 * size
