@@ -3,6 +3,7 @@
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.distributed_c10d import Store
 
 from tests.runner.thread_ranks import run_ranks
 from worker.parallel.exchange import NO_EXPERT, TokenExchange
@@ -23,7 +24,7 @@ def inputs(rank: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def test_every_rank_sees_the_tokens_of_all_and_gets_the_sums_of_its_own() -> None:
-    def work(rank: int, group: dist.ProcessGroup, _store: dist.TCPStore) -> None:
+    def work(rank: int, group: dist.ProcessGroup, _store: Store) -> None:
         for dtype in (torch.float32, torch.bfloat16):
             exchange = TokenExchange(Group(rank, 3, group))
             x, weights, ids = inputs(rank, dtype)
@@ -43,7 +44,7 @@ def test_every_rank_sees_the_tokens_of_all_and_gets_the_sums_of_its_own() -> Non
 
 
 def test_without_a_number_all_have_as_many() -> None:
-    def work(rank: int, group: dist.ProcessGroup, _store: dist.TCPStore) -> int:
+    def work(rank: int, group: dist.ProcessGroup, _store: Store) -> int:
         x = torch.ones(2, HIDDEN)
         routed = torch.ones(2, TOP_K), torch.zeros(2, TOP_K, dtype=torch.int32)
         gathered, _, ids = TokenExchange(Group(rank, 2, group)).gather(x, *routed, None)

@@ -8,16 +8,17 @@ from typing import TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import Store
 
 T = TypeVar("T")
 
 WAIT = timedelta(seconds=20)
 
 
-def run_ranks(size: int, work: Callable[[int, dist.ProcessGroup, dist.TCPStore], T]) -> list[T]:
+def run_ranks(size: int, work: Callable[[int, dist.ProcessGroup, Store], T]) -> list[T]:
     """What `work` returns on each rank. It is given its rank, the group of all, and its connection to their store.
     Raises what any of them raised."""
-    store = dist.TCPStore("127.0.0.1", 0, size, is_master=True, wait_for_workers=False)
+    store = dist.HashStore()
     results: dict[int, T] = {}
     errors: list[BaseException] = []
 
@@ -40,7 +41,7 @@ def run_ranks(size: int, work: Callable[[int, dist.ProcessGroup, dist.TCPStore],
     return [results[rank] for rank in range(size)]
 
 
-def _gloo(rank: int, size: int, store: dist.Store) -> dist.ProcessGroup:
+def _gloo(rank: int, size: int, store: Store) -> dist.ProcessGroup:
     backend = dist.ProcessGroupGloo(store, rank, size, WAIT)
     group = dist.ProcessGroup(store, rank, size)
     group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)

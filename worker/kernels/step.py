@@ -15,6 +15,16 @@ class Chunk:
     """Tokens of the row in the cache once this step's are written, these included."""
 
 
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What data-parallel ranks that share experts know of the steps that they make together, one each."""
+
+    num_tokens: int
+    """Of the largest."""
+    is_uniform: bool
+    """All rows of all of them are uniform, of one token."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
     """What the host knows of a step: its rows are `num_uniform_rows` of `uniform_len` tokens each, then the chunks.
@@ -30,6 +40,8 @@ class Step:
     """Upper bound over all rows."""
     num_padding_rows: int = 0
     """The last so many uniform rows are padding, on the spare slot: they write nothing and have no context."""
+    round: Round | None = None
+    """None: this rank makes its steps alone."""
 
     @property
     def num_uniform_tokens(self) -> int:
@@ -42,6 +54,11 @@ class Step:
     @property
     def num_tokens(self) -> int:
         return self.num_uniform_tokens + sum(chunk.num_tokens for chunk in self.chunks)
+
+    @property
+    def num_exchanged(self) -> int | None:
+        """See `ForwardContext`. Of uniform rounds that are padded to a graph's size, all ranks' steps are."""
+        return None if self.round is None else max(self.num_tokens, self.round.num_tokens)
 
 
 @dataclass(frozen=True, slots=True)

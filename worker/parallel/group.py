@@ -104,5 +104,6 @@ class Groups:
     """Of the same place in the workers that step together: what passes tokens between them."""
     ep: Group = ALONE
     """Share the experts: all ranks of all workers that step together."""
-    control: dist.ProcessGroup | None = None
-    """The same ranks as `ep`, on the host (gloo), where they agree on their steps. None: nobody to agree with."""
+    control: Group = ALONE
+    """All ranks of all workers that step together, whatever the device on the host (gloo): they agree on their steps.
+    """

@@ -25,10 +25,10 @@ from worker.loader.tokenizer import load_tokenizer_files
 from worker.models.base import CausalLM
 from worker.models.registry import create_model
 from worker.models.weights import fill_with_noise, load_weights, pack_weights
-from worker.parallel.group import Group
+from worker.parallel.group import ALONE, Group
 from worker.runner.assembly import Assembly, SizedCache, compile_ahead, size_cache, warm_up
 from worker.runner.config import DTYPES, MemoryReport, ModelInfo, RunnerConfig
-from worker.runner.graphs import GraphSizes
+from worker.runner.graphs import MANY_TOKENS, GraphSizes
 from worker.runner.memory import GIB, physical_cores
 from worker.runner.model_runner import ModelRunner
 
@@ -78,10 +78,16 @@ def resolve_quantization(
 
 @torch.inference_mode()
 def build_runner(
-    config: RunnerConfig, tp: Group, local_rank: int = 0, watch: Stopwatch | None = None
+    config: RunnerConfig,
+    tp: Group,
+    local_rank: int = 0,
+    watch: Stopwatch | None = None,
+    *,
+    ep: Group = ALONE,
+    dp: Group = ALONE,
 ) -> tuple[ModelRunner, ModelInfo]:
-    """`watch` is told of each part. Raises ModelError, KernelBackendError, CacheMemoryError or ValueError, each with
-    what to do about it."""
+    """`watch` is told of each part. All ranks of `ep` must call alike. Raises ModelError, KernelBackendError,
+    CacheMemoryError or ValueError, each with what to do about it."""
     watch = watch or Stopwatch()
     device = resolve_device(config.device, local_rank)
     if device.type == "cuda":
@@ -97,7 +103,7 @@ def build_runner(
         model_config.quantized is not None and model_config.quantized.is_in_blocks
     )
     quantization = resolve_quantization(config.quantization, kernels, tp, dtype, is_in_blocks)
-    setup = LayerSetup(kernels, tp, dtype, quantization)
+    setup = LayerSetup(kernels, tp, dtype, quantization, ep, dp)
     model = _create(replace(model_config, max_model_len=max_model_len), setup)
     watch.lap("model")
     weights = _load(model, checkpoint, model_config, config, device, watch)
@@ -161,7 +167,11 @@ def _report(assembly: Assembly, cache: SizedCache, model_config: ModelConfig, dt
 def _graph_sizes(config: RunnerConfig, device: torch.device) -> GraphSizes | None:
     if device.type != "cuda" or config.enforce_eager:
         return None
-    return GraphSizes.up_to(config.max_num_seqs, config.max_num_batched_tokens)
+    sizes = GraphSizes.up_to(config.max_num_seqs, config.max_num_batched_tokens)
+    if config.dp_size == 1:
+        return sizes
+    # In larger ones the last layer has fewer tokens than the others, and not as many as that of a rank without a graph.
+    return GraphSizes(sizes.rows, tuple(size for size in sizes.tokens if size <= MANY_TOKENS))
 
 
 def _max_model_len(config: RunnerConfig, model: ModelConfig) -> int:

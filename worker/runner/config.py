@@ -21,6 +21,11 @@ class RunnerConfig:
     """auto, cpu or cuda; rank r of a tensor-parallel group takes cuda:r."""
     kernel_backend: str = "auto"
     tensor_parallel_size: int = 1
+    expert_parallel: bool = False
+    """Experts are spread over the ranks, in place of a part of each on every one."""
+    dp_rank: int = 0
+    dp_size: int = 1
+    """Workers over whose ranks the experts are spread, and which step together."""
     num_threads: int | None = None
     """CPU threads of a rank; None: the physical cores this process may use, divided among the ranks."""
     block_size: int = 16

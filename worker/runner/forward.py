@@ -46,6 +46,10 @@ class ForwardPass:
         rows = sizes.rows if graph_contexts(self._builders, 1, self._max_context_len) else ()
         self._graphs, self._token_sizes = captured.capture(GraphSizes(rows, sizes.tokens)), sizes.tokens
 
+    @property
+    def has_full_graphs(self) -> bool:
+        return bool(self._graphs.full)
+
     def release(self) -> None:
         """Eager from now on."""
         self._graphs, self._token_sizes = Graphs(), ()
@@ -65,15 +69,18 @@ class ForwardPass:
             with forward_context(ForwardContext(metadata)):
                 return piecewise.replay(step.num_tokens, wanted)
         logger.debug("eager: no graph for %d tokens in %d rows", step.num_tokens, step.num_rows)
-        with forward_context(ForwardContext(metadata, wanted=wanted)):
+        with forward_context(ForwardContext(metadata, wanted=wanted, num_exchanged=step.num_exchanged)):
             hidden = self._model(self._buffers.input_ids[: step.num_tokens])
         return Outputs(hidden, is_wanted_only=wanted is not None)
 
     def _piecewise_graph(self, step: Step, wanted: Tensor | None) -> PiecewiseGraph | None:
-        at = bisect_left(self._token_sizes, step.num_tokens)
+        at = bisect_left(self._token_sizes, step.num_exchanged or step.num_tokens)
         graph = self._graphs.piecewise[self._token_sizes[at]] if at < len(self._token_sizes) else None
         return graph if graph is not None and graph.serves(wanted) else None
 
     def _full_graph(self, step: Step) -> FullGraph | None:
-        graphs = () if step.chunks or step.uniform_len > 1 else self._graphs.full.get(step.num_rows, ())
+        is_alone = step.round is not None and not step.round.is_uniform
+        if step.chunks or step.uniform_len > 1 or is_alone:
+            return None  # ranks that step together all replay a full graph, or none does
+        graphs = self._graphs.full.get(step.num_rows, ())
         return next((graph for graph in graphs if step.max_context_len <= graph.max_context_len), None)

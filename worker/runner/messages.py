@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from worker.core.batch import BatchOutput
+from worker.core.batch import BatchOutput, ScheduledBatch
 from worker.core.params import Grammar
 from worker.runner.config import ModelInfo, RunnerConfig
 
@@ -16,9 +16,9 @@ class Place:
     num_local_ranks: int
     """That share the CPUs of its host."""
     store_host: str
-    """Where the ranks of this executor meet."""
+    """Where the ranks of this executor meet, unless its `Setup` says otherwise."""
     store_fd: int | None = None
-    """Of rank 0, if there are others: a socket that listens there, for the store that it holds."""
+    """Of the rank that holds the store of all others: a socket that listens there."""
     parent_pid: int | None = None
     """The process ends with this one; None: with its connection."""
 
@@ -46,9 +46,11 @@ class Setup:
     config: RunnerConfig
     rank: int
     store_port: int
-    """Where the ranks of this executor, and no others, meet; 0 with one rank."""
+    """Where the ranks that work together, and no others, meet; 0 with one rank."""
     log_level: str
     log_format: str
+    store_host: str | None = None
+    """Where that is; None: where the rank's worker is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +125,10 @@ class StopProfile:
     """Answered with `ProfileDone` once the trace is written; at once if nothing is recorded."""
 
     number: int
+
+
+StepMessage = ScheduledBatch | StartProfile | StopProfile | Stop
+"""What the thread that runs steps does, in the order in which it came."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,11 @@ from torch import Tensor
 
 from worker.attention.interface import CacheBuilder
 from worker.core.batch import BatchOutput, ScheduledBatch
+from worker.core.tokens import token_array
 from worker.grammars.masks import PendingMasks, SlotGrammars
 from worker.kernels.interface import REMEMBER
 from worker.kernels.select import Kernels
-from worker.kernels.step import StagedRows
+from worker.kernels.step import Round, StagedRows
 from worker.kernels.transfer import to_device
 from worker.models.base import CausalLM
 from worker.parallel.group import Group
@@ -74,13 +75,14 @@ class ModelRunner:
         self._parts.forward.capture(device or CudaGraphs(self._device), sizes, choose)
 
     @torch.inference_mode()
-    def submit(self, batch: ScheduledBatch) -> PendingStep:
-        """Start a step. On a GPU this returns while the device still works; on a CPU the step is done."""
+    def submit(self, batch: ScheduledBatch, together: Round | None = None) -> PendingStep:
+        """Start a step. On a GPU this returns while the device still works; on a CPU the step is done. `together`: what
+        was agreed on with the ranks that make a step at the same time."""
         timing = self._timer.start()
         span = self.profiler.span
         with span("prepare"):
             self._parts.mover.move(batch)
-            inputs = self._parts.preparer.prepare(batch)
+            inputs = self._parts.preparer.prepare(batch, together)
             masks = self.grammars.start(batch, inputs.sampled_rows) if self.grammars is not None else None
         try:
             with span("run"):
@@ -88,9 +90,18 @@ class ModelRunner:
             with span("postprocess"):
                 return self._postprocess(batch, inputs, outputs, timing, masks)
         except torch.OutOfMemoryError as error:
-            if self._tp.size > 1:
+            if self._tp.size > 1 or together is not None:
                 raise  # the other ranks are in the midst of it
             return self._out_of_memory(batch, timing, error)
+
+    def idle_batch(self, together: Round) -> ScheduledBatch:
+        """For a rank without work among others that have some: a token of the spare slot in the spare block. It is
+        sampled where that is part of the graph that all replay, else logits would be computed for nobody."""
+        return ScheduledBatch(
+            step=0, slots=[self._slots.spare_slot], num_scheduled_tokens=[1], num_computed_tokens=[0],
+            input_ids=token_array([0]), samples=[together.is_uniform and self._parts.forward.has_full_graphs],
+            is_dummy=True,
+        )  # fmt: skip
 
     def close(self) -> None:
         """No step will follow. Graphs hold on to the communicators that they captured, which could not end."""

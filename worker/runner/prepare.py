@@ -11,7 +11,7 @@ from torch import Tensor
 from worker.core.batch import ScheduledBatch
 from worker.kernels.interface import PREPARE_STEP
 from worker.kernels.select import Kernels
-from worker.kernels.step import Chunk, StagedRows, Step, StepBuffers
+from worker.kernels.step import Chunk, Round, StagedRows, Step, StepBuffers
 from worker.runner.slots import SlotState
 from worker.runner.staging import Staging
 
@@ -81,13 +81,13 @@ class StepPreparer:
         self._row_slots = torch.full_like(self._places, slots.spare_slot)
         """Of uniform rows, in one place, where graphs find them."""
 
-    def prepare(self, batch: ScheduledBatch) -> StepInputs:
+    def prepare(self, batch: ScheduledBatch, together: Round | None = None) -> StepInputs:
         """Apply the batch's deltas to the slots and bring its rows to the device: `fill` is what follows. Does not wait
         for the device."""
         news = self._slots.stage(batch)
         order, num_uniform = _uniform_first(batch)
         if num_uniform == len(batch.slots):
-            return self._prepare_uniform(batch, news)
+            return self._prepare_uniform(batch, news, together)
         slots, computed, lens = (
             np.array(values)[order] for values in (batch.slots, batch.num_computed_tokens, batch.num_scheduled_tokens)
         )
@@ -96,6 +96,7 @@ class StepPreparer:
             num_uniform_rows=num_uniform,
             chunks=tuple(map(Chunk, lens[num_uniform:].tolist(), ends[num_uniform:].tolist())),
             max_context_len=int(ends.max()),
+            round=together,
         )
         sampled = [place for place, row in enumerate(order) if batch.samples[row]]
         others = [place for place, row in enumerate(order) if not batch.samples[row]]
@@ -122,12 +123,16 @@ class StepPreparer:
             ) if prompt_rows else None,
         )  # fmt: skip
 
-    def _prepare_uniform(self, batch: ScheduledBatch, news: dict[str, np.ndarray]) -> StepInputs:
+    def _prepare_uniform(
+        self, batch: ScheduledBatch, news: dict[str, np.ndarray], together: Round | None
+    ) -> StepInputs:
         """A step of uniform rows alone: the host sends which slots they are, and the device knows the rest."""
         num_rows = len(batch.slots)
-        padding = self._padding(num_rows)
+        padding = self._padding(num_rows, together)
         longest = max(batch.num_computed_tokens) + 1
-        step = Step(num_uniform_rows=num_rows + padding, max_context_len=longest, num_padding_rows=padding)
+        step = Step(
+            num_uniform_rows=num_rows + padding, max_context_len=longest, num_padding_rows=padding, round=together
+        )
         if news:
             self._to_device(news)
         self._staging.copy(batch.slots + [self._slots.spare_slot] * padding, self._row_slots)
@@ -163,8 +168,11 @@ class StepPreparer:
         self._slots.apply(staged)
         return staged
 
-    def _padding(self, num_rows: int) -> int:
-        at = bisect_left(self._uniform_sizes, num_rows)
+    def _padding(self, num_rows: int, together: Round | None) -> int:
+        """To the size of a graph, which is the same for all ranks that step together."""
+        if together is not None and not together.is_uniform:
+            return 0
+        at = bisect_left(self._uniform_sizes, num_rows if together is None else together.num_tokens)
         return self._uniform_sizes[at] - num_rows if at < len(self._uniform_sizes) else 0
 
     def _prompt_rows(self, batch: ScheduledBatch, order: list[int]) -> list[tuple[int, int, int, int]]:

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from multiprocessing.connection import Connection
@@ -31,10 +32,13 @@ from worker.core.batch import ScheduledBatch
 from worker.grammars.compiler import GrammarCompiler
 from worker.grammars.errors import GrammarError
 from worker.kernels.select import KernelBackendError
+from worker.kernels.step import Round
 from worker.loader.errors import ModelError
 from worker.processes.messages import Receiver, Sender, receive, send
 from worker.runner.build import build_runner, resolve_device
-from worker.runner.meeting import meet
+from worker.runner.config import RunnerConfig
+from worker.runner.lockstep import Alarm, Answered, Inbox, Lockstep, Turn, turns_alone
+from worker.runner.meeting import Meeting, meet
 from worker.runner.memory import CacheMemoryError, give_back_free_memory, physical_cores
 from worker.runner.messages import (
     PULSE_SECONDS,
@@ -58,12 +62,11 @@ from worker.runner.pending import PendingStep
 from worker.runner.profiler import StepProfiler
 
 EXIT_FAILED = 1
+OTHERS_SECONDS = 1.0
+"""For the worker to learn why another's rank is gone, and to end this one, before this one says what it saw of that."""
 NUM_COMPILERS = 2
 """Threads that compile grammars: a slow one does not hold up the others."""
 USER_ERRORS = (ModelError, KernelBackendError, CacheMemoryError, ValueError)
-
-StepMessage = ScheduledBatch | StartProfile | StopProfile | Stop
-"""What the thread that runs steps does, in the order in which it came."""
 
 logger = logging.getLogger("worker.runner.rank")
 
@@ -85,11 +88,11 @@ def serve_rank(requests: Receiver, replies_to: Sender, setup: Setup, place: Plac
     """Build the rank and run what comes, until `Stop`. Ends the process when the executor is gone, or on a fault."""
     replies = Replies(replies_to)
     faulthandler.enable()
-    steps: SimpleQueue[StepMessage] = SimpleQueue()
+    steps: Inbox = SimpleQueue()
     grammars: SimpleQueue[Compile | Keep | Release] = SimpleQueue()
     threading.Thread(target=_drain, args=(requests, steps, grammars), name="requests", daemon=True).start()
     try:
-        runner = _start(setup, place, replies)
+        runner, meeting = _start(setup, place, replies)
     except USER_ERRORS as error:
         logger.debug("start-up failed", exc_info=True)
         if place.parent_pid is None:
@@ -103,7 +106,7 @@ def serve_rank(requests: Receiver, replies_to: Sender, setup: Setup, place: Plac
         arguments = (runner.grammars.compiler, grammars, replies)
         threading.Thread(target=_serve_grammars, args=arguments, name="grammars", daemon=True).start()
     threading.Thread(target=_pulse, args=(replies,), name="pulse", daemon=True).start()
-    _run(runner, steps, replies, answers=setup.rank == 0)
+    _run(runner, _turns(setup.config, runner, meeting, steps, replies), steps, replies, answers=setup.rank == 0)
 
 
 class Replies:
@@ -128,7 +131,7 @@ def _pulse(replies: Replies) -> None:
 
 def _drain(
     requests: Receiver,
-    steps: "SimpleQueue[StepMessage]",
+    steps: Inbox,
     grammars: "SimpleQueue[Compile | Keep | Release]",
 ) -> None:
     try:
@@ -176,35 +179,50 @@ def _compile(compiler: GrammarCompiler, message: Compile, replies: Replies) -> N
         os._exit(EXIT_ORPHANED)
 
 
-def _start(setup: Setup, place: Place, replies: Replies) -> ModelRunner:
+def _start(setup: Setup, place: Place, replies: Replies) -> tuple[ModelRunner, Meeting]:
     config, watch = setup.config, Stopwatch()
     watch.lap("process and imports", process_seconds())
     torch.set_num_threads(config.num_threads or max(1, physical_cores() // place.num_local_ranks))
     device = resolve_device(config.device, place.local_rank)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    tp = meet(setup.rank, config.tensor_parallel_size, device, setup.store_port, place)
+    meeting = meet(setup, place, device)
     watch.lap("meeting")
-    runner, info = build_runner(config, tp, place.local_rank, watch)
+    groups = meeting.groups
+    runner, info = build_runner(config, groups.tp, place.local_rank, watch, ep=groups.ep, dp=groups.dp)
     # What is loaded stays: the collector need not walk through it again and again.
     freeze_loaded()
     give_back_free_memory()
     num_threads = torch.get_num_threads()
     logger.info("rank %d is ready after %.1f s (%s), %d CPU threads", setup.rank, watch.seconds, watch, num_threads)
     replies.send(Ready(info))
-    return runner
+    return runner, meeting
 
 
-def _run(runner: ModelRunner, steps: "SimpleQueue[StepMessage]", replies: Replies, *, answers: bool) -> None:
-    """Steps until `Stop`. A fault ends the process: what the device holds cannot be trusted any more."""
+def _turns(
+    config: RunnerConfig, runner: ModelRunner, meeting: Meeting, steps: Inbox, replies: Replies
+) -> Iterator[Turn]:
+    control = meeting.groups.control
+    if control.size == 1:
+        return turns_alone(steps)
+    assert meeting.store is not None
+    alarm = Alarm(meeting.store, control.rank, steps, lambda why: _fail_of_others(replies, why))
+    return Lockstep(steps, control, config.tensor_parallel_size, alarm, runner.idle_batch).turns()
+
+
+def _run(runner: ModelRunner, turns: Iterator[Turn], steps: Inbox, replies: Replies, *, answers: bool) -> None:
+    """A fault ends the process: what the device holds cannot be trusted any more."""
     pending: SimpleQueue[PendingStep | None] = SimpleQueue()
-    sender = threading.Thread(target=_answer, args=(pending, replies, answers), name="replies")
+    sender = threading.Thread(target=_answer, args=(pending, steps, replies, answers), name="replies")
     sender.start()
-    while not isinstance(message := steps.get(), Stop):
-        if isinstance(message, ScheduledBatch):
-            pending.put(_step(runner, message, replies))
-        else:
-            _profile(runner.profiler, message, replies)
+    try:
+        for turn in turns:
+            if isinstance(turn.message, ScheduledBatch):
+                pending.put(_step(runner, turn.message, turn.together, replies))
+            else:
+                _profile(runner.profiler, turn.message, replies)
+    except RuntimeError as error:  # of the collective before a step
+        _fail_of_others(replies, str(error))
     pending.put(None)
     sender.join()
     runner.close()
@@ -212,11 +230,13 @@ def _run(runner: ModelRunner, steps: "SimpleQueue[StepMessage]", replies: Replie
         dist.destroy_process_group()
 
 
-def _step(runner: ModelRunner, batch: ScheduledBatch, replies: Replies) -> PendingStep:
+def _step(runner: ModelRunner, batch: ScheduledBatch, together: Round | None, replies: Replies) -> PendingStep:
     try:
         with runner.profiler.step(batch.step, len(batch.slots)):
-            return runner.submit(batch)
+            return runner.submit(batch, together)
     except Exception as error:
+        if together is not None:
+            time.sleep(OTHERS_SECONDS)
         _fail(replies, f"step {batch.step} failed: {error}\n{traceback.format_exc()}")
 
 
@@ -233,17 +253,25 @@ def _profile(profiler: StepProfiler, message: StartProfile | StopProfile, replie
     replies.send(ProfileDone(message.number, error))
 
 
-def _answer(pending: "SimpleQueue[PendingStep | None]", replies: Replies, answers: bool) -> None:
+def _answer(pending: "SimpleQueue[PendingStep | None]", steps: Inbox, replies: Replies, answers: bool) -> None:
     """Every rank waits for its steps, so that a fault of its device is noticed; rank 0 reports them."""
     while (step := pending.get()) is not None:
         try:
             output = step.result()
+            if step.batch.is_dummy:
+                continue
             if answers:
                 replies.send(StepDone(output))
+            steps.put(Answered())
         except OSError:
             os._exit(EXIT_ORPHANED)
         except Exception as error:
             _fail(replies, f"step {step.batch.step} failed: {error}\n{traceback.format_exc()}")
+
+
+def _fail_of_others(replies: Replies, why: str) -> NoReturn:
+    time.sleep(OTHERS_SECONDS)
+    _fail(replies, f"the ranks that it steps together with are gone: {why}")
 
 
 def _fail(replies: Replies, message: str) -> NoReturn:
