@@ -17,7 +17,8 @@ from worker.layers.rope import rope_table
 from worker.layers.setup import LayerSetup
 from worker.loader.config import ModelConfig
 from worker.loader.errors import ModelConfigError, UnknownArchitectureError
-from worker.loader.hf_config import FAMILIES, config_from_hf, load_hf_config
+from worker.loader.families.registry import FAMILIES
+from worker.loader.hf_config import config_from_hf, load_hf_config
 from worker.loader.rope import Llama3Scaling, RopeConfig, rope_frequencies
 from worker.models.registry import MODELS
 from worker.parallel.group import Group

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from worker.loader.config import MAX_CONTEXT, MAX_LAYERS, MAX_SIZE, ModelConfig
-from worker.loader.dense_config import head_dim, num_kv_heads
 from worker.loader.ending_tokens import ending_tokens
 from worker.loader.errors import UnknownArchitectureError, WeightsError
+from worker.loader.families.dense import head_dim, num_kv_heads
 from worker.loader.fields import Fields
 from worker.loader.gguf_file import GGUFFile, read_gguf
 from worker.loader.rope import YARN_BETA_FAST, YARN_BETA_SLOW, RopeConfig, YarnScaling, yarn_attention_factor

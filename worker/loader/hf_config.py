@@ -12,20 +12,11 @@ from typing import Any
 from worker.loader.config import ModelConfig
 from worker.loader.ending_tokens import ending_tokens
 from worker.loader.errors import ModelConfigError, UnknownArchitectureError
+from worker.loader.families.registry import FAMILIES
 from worker.loader.fields import Fields, read_json
-from worker.loader.llama_config import llama_config
-from worker.loader.mistral_config import mistral_config
 from worker.loader.quantized.config import SECTIONS, quantized_weights
-from worker.loader.qwen3_config import qwen3_config
 
 CONFIG, GENERATION = "config.json", "generation_config.json"
-FAMILIES: dict[str, Callable[[Fields], ModelConfig]] = {
-    "LlamaForCausalLM": llama_config,
-    "MistralForCausalLM": mistral_config,
-    "Qwen3ForCausalLM": qwen3_config,
-}
-"""Each reads all fields that its models need, apart from `architectures` and ending tokens."""
-
 QUANTIZATION_FILES = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")
 """Where quantisers put what config.json should say."""
 

@@ -1,7 +1,7 @@
 """What a Mistral's config.json says."""
 
 from worker.loader.config import ModelConfig
-from worker.loader.dense_config import dense_config, expect_full_attention
+from worker.loader.families.dense import dense_config, expect_full_attention
 from worker.loader.fields import Fields
 
 DEFAULT_WINDOW = 4096

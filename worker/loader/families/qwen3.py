@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from worker.loader.config import ModelConfig
-from worker.loader.dense_config import dense_config, expect_full_attention
+from worker.loader.families.dense import dense_config, expect_full_attention
 from worker.loader.fields import Fields
 
 DEFAULT_HEAD_DIM = 128

@@ -1,0 +1,17 @@
+"""Families by the architecture name of their Hugging Face configuration."""
+
+from collections.abc import Callable
+
+from worker.loader.config import ModelConfig
+from worker.loader.families.llama import llama_config
+from worker.loader.families.mistral import mistral_config
+from worker.loader.families.qwen3 import qwen3_config
+from worker.loader.fields import Fields
+
+FAMILIES: dict[str, Callable[[Fields], ModelConfig]] = {
+    "LlamaForCausalLM": llama_config,
+    "MistralForCausalLM": mistral_config,
+    "Qwen3ForCausalLM": qwen3_config,
+}
+"""Each reads all fields that its models need, apart from `architectures` and ending tokens. `worker/models/registry.py`
+has a model for each."""
