@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from worker.kernels.experts import EXPERTS, ROUTE_EXPERTS
 from worker.kernels.interface import (
     EMBEDDING,
     GQA,
@@ -16,12 +17,14 @@ from worker.kernels.mla import INDEX, MLA
 from worker.kernels.sampling import CHOOSE, LOGPROBS, MASKED_COPY
 from worker.kernels.select import Implementation
 from worker.kernels.torch.elementwise import RmsNorm, embedding, silu_and_mul
+from worker.kernels.torch.experts import make_experts, supports_experts
 from worker.kernels.torch.gqa import TorchGqa
 from worker.kernels.torch.linear import OneDnnLinear, PlainLinear, supports_dense, supports_onednn
 from worker.kernels.torch.mla import TorchMla
 from worker.kernels.torch.mla_index import TorchIndex
 from worker.kernels.torch.move import Move
 from worker.kernels.torch.prepare import prepare_step, remember
+from worker.kernels.torch.route import TorchRoute
 from worker.kernels.torch.sample import choose, masked_copy, token_logprobs
 
 
@@ -36,6 +39,8 @@ IMPLEMENTATIONS: list[Implementation[Any, Any]] = [
     Implementation(EMBEDDING, "torch", _always, lambda *_: embedding),
     Implementation(LINEAR, "packed oneDNN", supports_onednn, lambda *_: OneDnnLinear()),
     Implementation(LINEAR, "F.linear", supports_dense, lambda *_: PlainLinear()),
+    Implementation(ROUTE_EXPERTS, "torch", _always, lambda spec, *_: TorchRoute(spec)),
+    Implementation(EXPERTS, "torch", supports_experts, make_experts),
     Implementation(GQA, "torch", _always, lambda spec, device, _: TorchGqa(spec, device)),
     Implementation(MLA, "torch", _always, lambda spec, *_: TorchMla(spec)),
     Implementation(INDEX, "torch", _always, lambda spec, *_: TorchIndex(spec)),
