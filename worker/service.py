@@ -138,6 +138,7 @@ class WorkerService(v1.WorkerServiceServicer):
             version=package_version(),
             model_fingerprint=worker.files.model_fingerprint,
             model_version=settings.model_version,
+            max_num_seqs=settings.max_num_seqs,
         )
 
     async def GetTokenizer(

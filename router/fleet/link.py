@@ -208,7 +208,7 @@ class WorkerLink:
         if self.info is None or info.epoch != self.info.epoch:
             self.breaker.reset()
         self.info, self.tokenizer, self.version, self.stub = info, tokenizer, Version.of(info), stub
-        self.load.block_size = info.block_size
+        self.load.block_size, self.load.max_num_seqs = info.block_size, info.max_num_seqs
         self._connected, self.is_new = True, False
         self._num_sessions += 1
         self._liveness = Liveness(self._settings)

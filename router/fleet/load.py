@@ -37,6 +37,8 @@ class LoadTracker:
     last_report: WorkerLoad | None = None
     block_size: int = 0
     """Tokens per KV block; 0: not known."""
+    max_num_seqs: int = 0
+    """Sequences that run on the worker at once, while others wait; 0: not known."""
     _prefills: dict[int, int] = field(default_factory=dict)
     """Of own groups that have not been answered yet, by their first sequence: tokens to compute."""
     _num_own_prefill_tokens: int = 0
@@ -62,6 +64,11 @@ class LoadTracker:
         if num_unanswered >= limit:
             return False
         return num_unanswered < ENOUGH_UNANSWERED or self._num_own_prefill_tokens < MAX_UNANSWERED_TOKENS
+
+    @property
+    def has_place(self) -> bool:
+        """A newcomer would not wait until another sequence ends, as far as is known."""
+        return self.max_num_seqs == 0 or self.num_sequences < self.max_num_seqs
 
     @property
     def awaits_answers(self) -> bool:

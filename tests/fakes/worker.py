@@ -205,6 +205,7 @@ class FakeWorker(WorkerServiceServicer):
             model_fingerprint=self.model_fingerprint,
             model_version=self.model_version,
             dtype="float32",
+            max_num_seqs=MAX_NUM_SEQS,
         )
 
     async def GetTokenizer(self, request, context):

@@ -35,6 +35,9 @@ SENT_SLACK = 16
 """More than its share is more than SHARE_FACTOR times the mean and so many."""
 NO_ROOM_TOKENS = 1 << 32
 """A worker whose cache has no room for the request comes behind all that have."""
+NO_PLACE_TOKENS = 1 << 33
+"""One that runs as many sequences as it can comes behind those, too: the request would wait for one of them to end,
+which takes longer than any prompt. One too many of equal requests, and the whole batch takes a second time."""
 MAX_MEAN_SENT = 256
 """Requests per worker, after which those before count half."""
 
@@ -67,7 +70,9 @@ def _cost(load: LoadTracker, num_tokens: int, num_cached: int = 0, num_counted: 
     num_prefill_tokens = load.num_prefill_tokens + num_tokens
     cost = num_prefill_tokens + KV_SHARE * load.num_kv_tokens + SEQUENCE_TOKENS * load.num_sequences
     cost -= CACHED_WORTH * num_counted
-    return cost if num_prefill_tokens - num_cached <= load.num_free_tokens else cost + NO_ROOM_TOKENS
+    if num_prefill_tokens - num_cached > load.num_free_tokens:
+        cost += NO_ROOM_TOKENS
+    return cost if load.has_place else cost + NO_PLACE_TOKENS
 
 
 def _without_hot_spots(cached: Mapping[Session, int], candidates: Sequence[C]) -> dict[Session, int]:

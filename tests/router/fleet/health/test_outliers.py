@@ -4,7 +4,7 @@ import asyncio
 
 import grpc
 
-from fissile.v1 import FinishReason, GenerateRequest, GenerationOptions, GetStatsRequest, RequestOutput
+from fissile.v1 import FinishReason, GenerateRequest, GenerationOptions, RequestOutput
 from tests.fakes.system import error_of, run_system, until
 from tests.fakes.worker import FakeWorker, counts
 
@@ -31,20 +31,20 @@ async def ask_many(system, num_clients=8):
     return sum(isinstance(answer, BaseException) for answer in answers)
 
 
-def test_a_worker_that_fails_all_at_once_gets_few_of_many_requests():
+def test_a_worker_that_fails_all_at_once_gets_few_of_many_requests(caplog):
     """Seen: 194 of 200."""
     broken = FakeWorker(counts(5), refuse=BROKEN)
     workers = [broken, *(FakeWorker(counts(5), step_seconds=0.005) for _ in range(3))]
 
     async def scenario(system):
-        num_failed = await ask_many(system)
-        stats = await system.stub.GetStats(GetStatsRequest())
-        return num_failed, {worker.address: worker.detail for worker in stats.workers}
+        return await ask_many(system)
 
-    num_failed, details = run_system(scenario, *workers)
+    num_failed = run_system(scenario, *workers)
     # Five in a row, and what was on its way there with them.
     assert num_failed == len(broken.received) <= 12
-    assert details[broken.address].endswith("s: 5 requests in a row failed")
+    # On a slow machine it was on trial since.
+    assert caplog.messages[0].startswith(f"worker {broken.address} gets no requests for")
+    assert caplog.messages[0].endswith("5 requests in a row failed")
 
 
 def test_it_comes_back_when_it_answers_well(monkeypatch):

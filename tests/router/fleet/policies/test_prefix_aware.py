@@ -91,6 +91,16 @@ def test_a_worker_whose_cache_is_full_comes_last_unless_all_are():
     assert fleet.picks(9, tokens=PROMPT[500:]) == "a" * 9
 
 
+def test_a_worker_that_runs_all_it_can_comes_last_unless_all_do():
+    """Two of eight places each: costs that are nearly equal must not give one of them nine sequences."""
+    fleet = Fleet(8, 0, a=PROMPT)
+    fleet["a"].load.max_num_seqs = fleet["b"].load.max_num_seqs = 8
+    fleet["b"].open(7, 100_000)
+    assert fleet.send().worker.address == "b"
+    assert fleet.send().worker.address == "a", "both have eight: what is cached counts again"
+    assert {worker.address: worker.load.num_sequences for worker in fleet.workers} == {"a": 9, "b": 8}
+
+
 def test_overload_beats_affinity():
     """1.25 × mean + 2 open sequences; the prompt is worth many more."""
     fleet = Fleet(4, 1, 1, a=PROMPT)
