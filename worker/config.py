@@ -58,11 +58,15 @@ class WorkerSettings(Settings):
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto",
-        description="Type of weights and KV cache; 'auto' is float32 on a CPU and the checkpoint's own elsewhere.",
+        description="Type of what has no flag of its own; 'auto' is float32 on a CPU, the checkpoint's own elsewhere.",
     )
     quantization: Literal["auto", "none", "int8", "int4"] = Field(
         "auto",
         description="Of weights, on a CPU: 'auto' keeps whole numbers of 4 or 8 bits as stored, 'none' expands them.",
+    )
+    kv_cache_dtype: Literal["auto", "fp8"] = Field(
+        "auto",
+        description="Type of keys and values in the cache: 'auto' is that of activations, 'fp8' takes half the memory.",
     )
     max_model_len: int | None = Field(None, ge=1, description="Longest context in tokens; unset: the model's own.")
 
@@ -248,6 +252,7 @@ class WorkerSettings(Settings):
             load_format=self.load_format,
             dtype=self.dtype,
             quantization=self.quantization,
+            kv_cache_dtype=self.kv_cache_dtype,
             device=self.device,
             kernel_backend=self.kernel_backend,
             enforce_eager=self.enforce_eager,

@@ -81,16 +81,18 @@ def integers(*shape: int) -> Tensor:
     return empty(*shape, dtype=torch.int64)
 
 
-def attend(machine: Machine, spec: GqaSpec, step: Step) -> None:
-    kernel = TritonGqa(spec, machine)
+def attend(machine: Machine, spec: GqaSpec, step: Step, dtype: torch.dtype | None = None) -> None:
+    """`dtype`: of activations; None: the cache's."""
+    dtype = dtype or spec.dtype
+    kernel = TritonGqa(spec, machine, dtype)
     cache = kernel.allocate(1, 101, 16, META).layers[0]
     buffers = StepBuffers.allocate(step.num_tokens, step.num_rows, 1000, 100, META)
     width, dim = spec.num_heads + 2 * spec.num_kv_heads, spec.head_dim
-    norm = QkNorm(empty(dim, dtype=spec.dtype), empty(dim, dtype=spec.dtype), 1e-6)
-    rope = RopeTable(empty(64, dim, dtype=spec.dtype), empty(64, dim, dtype=spec.dtype))
+    norm = QkNorm(empty(dim, dtype=dtype), empty(dim, dtype=dtype), 1e-6)
+    rope = RopeTable(empty(64, dim, dtype=dtype), empty(64, dim, dtype=dtype))
     metadata = kernel.prepare(step, buffers, 16)
-    qkv = empty(step.num_tokens, width * dim, dtype=spec.dtype)
-    sinks = empty(spec.num_heads, dtype=spec.dtype) if spec.has_sinks else None
+    qkv = empty(step.num_tokens, width * dim, dtype=dtype)
+    sinks = empty(spec.num_heads, dtype=dtype) if spec.has_sinks else None
     kernel.attend(*kernel.write_qkv(qkv, norm, rope, cache, metadata), cache, metadata, sinks)
 
 
@@ -108,6 +110,9 @@ def attend_all(machine: Machine) -> None:
         )
     spec = GqaSpec(64, 8, 64, 0.125, torch.bfloat16, window=128, has_sinks=True)
     attend(machine, spec, Step(num_uniform_rows=8, chunks=chunks, max_context_len=9))
+    if machine.can_overlap:  # compute capability 9.0; float8 needs 8.9
+        spec = GqaSpec(32, 8, 128, 0.1, torch.float8_e4m3fn)
+        attend(machine, spec, Step(num_uniform_rows=8, chunks=chunks, max_context_len=9), torch.bfloat16)
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
 """A backend's kernels in one dtype, and rows of a step for its attention, with their exact results."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -25,6 +25,10 @@ DTYPES = [torch.float32, torch.float16 if IS_INTERPRETED else torch.bfloat16]
 """Triton's interpreter cannot compute in bfloat16."""
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 5e-3, torch.bfloat16: 3e-2}
 SCALE = 0.3
+FP8_SMALLEST = 2**-6
+"""Of those with all their bits."""
+FP8_NAN = 0x7F
+"""NaN in float8_e4m3, as a byte."""
 
 
 @dataclass(frozen=True)
@@ -138,18 +142,27 @@ class Rows:
         window: int | None = None,
         has_sinks: bool = False,
         garbage: float = torch.nan,
+        cache_scales: tuple[float, float] | None = None,
     ) -> None:
+        """`cache_scales`: of keys and of values, in a cache of float8."""
         self.rig, self.block_size = rig, block_size
         self.heads, self.kv_heads, self.head_dim = shape
-        self.spec = GqaSpec(*shape, scale, rig.dtype, window, has_sinks)
+        cache_dtype = rig.dtype if cache_scales is None else torch.float8_e4m3fn
+        self.cache_scales = cache_scales
+        self.spec = GqaSpec(*shape, scale, cache_dtype, window, has_sinks)
         self.sinks = rig.noise(self.heads, seed=3) if has_sinks else None
         self.kernel = rig.choose(GQA, self.spec)
         self.rows, num_uniform, num_blocks = scatter(query_lens, context_lens, block_size, uniform_len, num_padding)
         pool = self.kernel.allocate(2, num_blocks + 1, block_size, rig.device)
         for entry in pool.entries:
             assert len(entry) == num_blocks + 1
-            entry.fill_(garbage)
+            if cache_scales is None:
+                entry.fill_(garbage)
+            else:
+                entry.view(torch.uint8).fill_(FP8_NAN)
         self.entries, self.cache = pool.entries, pool.layers[1]
+        if cache_scales is not None:
+            self.cache = replace(self.cache, k_scale=cache_scales[0], v_scale=cache_scales[1])
         num_tokens = sum(row.num_tokens for row in self.rows)
         self.buffers = buffers_for(self.rows, num_blocks, rig.device)
         # The histories, written by a step of their own; then the step itself.
@@ -164,7 +177,11 @@ class Rows:
         self.q, self.k, self.v = self.kernel.write_qkv(self.qkv.clone(), None, None, self.cache, self.metadata)
 
     def _noise(self, num_tokens: int, seed: int) -> Tensor:
-        return self.rig.noise(num_tokens, (self.heads + 2 * self.kv_heads) * self.head_dim, seed=seed)
+        values = self.rig.noise(num_tokens, (self.heads + 2 * self.kv_heads) * self.head_dim, seed=seed)
+        if IS_INTERPRETED and self.cache_scales is not None:
+            # Triton's interpreter rounds to float8 in a way of its own: numbers that need no rounding.
+            values = torch.where(values.abs() < FP8_SMALLEST, 0, values).to(torch.float8_e4m3fn).to(values.dtype)
+        return values
 
     def _prepare(
         self, rows: list[Row], num_uniform: int, uniform_len: int = 1, num_padding: int = 0
@@ -193,9 +210,17 @@ class Rows:
                     )
                     for i in (1, 2)
                 )
-                outs.append(self._exact_row(new[0][new_at : new_at + q_len], k, v))
+                q = new[0][new_at : new_at + q_len]
+                outs.append(self._exact_row(q, self.as_cached(k, 0), self.as_cached(v, 1)))
             old_at, new_at = old_at + before, new_at + q_len
         return torch.cat(outs).flatten(1)
+
+    def as_cached(self, values: Tensor, which: int) -> Tensor:
+        """Keys (0) or values (1), float64, as the cache has them."""
+        if self.cache_scales is None:
+            return values
+        scale = self.cache_scales[which]
+        return (values.float() / scale).to(torch.float8_e4m3fn).double() * scale
 
     def _exact_row(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         keys = torch.arange(len(k), device=q.device)

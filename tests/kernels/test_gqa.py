@@ -1,10 +1,12 @@
 """Attention over a paged cache against float64. What no row wrote is NaN, in the cache and in new tensors."""
 
+from typing import Any
+
 import pytest
 import torch
 
-from tests.kernels.rig import Rig, Rows
-from worker.kernels.interface import QkNorm, RopeTable
+from tests.kernels.rig import IS_INTERPRETED, Rig, Rows
+from worker.kernels.interface import GQA, GqaSpec, QkNorm, RopeTable
 from worker.kernels.step import Step
 
 SHAPES = [(6, 2, 16), (4, 4, 8), (3, 1, 64)]
@@ -112,3 +114,44 @@ def test_queries_and_keys_are_normed_and_rotated(rig: Rig, head_dim: int, with_n
             exact = torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
         rig.assert_close(got, exact)
     assert torch.equal(v, exact_v.to(rig.dtype))
+
+
+FP8_SCALES = [(1.0, 1.0), (0.0625, 0.5)]
+
+
+def fp8_rows(rig: Rig, *arguments: Any, **options: Any) -> Rows:
+    if not rig.kernels.find(GQA, GqaSpec(6, 2, 16, 1.0, torch.float8_e4m3fn), rig.dtype):
+        pytest.skip("no such cache here")
+    return Rows(rig, *arguments, **options)
+
+
+@pytest.mark.parametrize("scales", FP8_SCALES, ids=str)
+def test_a_cache_of_float8(rig: Rig, scales: tuple[float, float]) -> None:
+    """All is exact but for the rounding of keys and values to float8, however the tokens came there."""
+    for query_lens, context_lens, uniform_len in (
+        ([1, 1, 1], [1, 40, 33], 1), ([1, 9, 5], [8, 9, 40], 1), ([3, 3], [40, 3], 3),
+    ):  # fmt: skip
+        rows = fp8_rows(rig, (6, 2, 16), query_lens, context_lens, 16, uniform_len=uniform_len, cache_scales=scales)
+        assert all(entry.dtype == torch.float8_e4m3fn for entry in rows.entries)
+        rig.assert_close(rows.attend(), rows.exact())
+
+
+@pytest.mark.skipif(IS_INTERPRETED, reason="Triton's interpreter rounds to float8 in a way of its own")
+def test_float8_loses_little(rig: Rig) -> None:
+    """Three bits behind the point: at most 1/16 of each key and value, of which the sums keep less."""
+    rows = fp8_rows(rig, (6, 2, 16), [1, 1, 9], [30, 40, 9], 16, cache_scales=(1.0, 1.0))
+    got, rounded = rows.attend().double(), rows.exact()
+    rows.cache_scales = None
+    exact = rows.exact()
+    assert 0.001 < (rounded - exact).abs().max() / exact.abs().max() < 0.06
+    assert (got - exact).abs().max() / exact.abs().max() < 0.08
+
+
+@pytest.mark.skipif(IS_INTERPRETED, reason="Triton's interpreter rounds to float8 in a way of its own")
+def test_float8_is_held_within_its_range_and_hides_no_nan(rig: Rig) -> None:
+    rows = fp8_rows(rig, (6, 2, 16), [1, 1, 1, 1], [1, 1, 1, 1], 16, cache_scales=(1.0, 0.5))
+    values = torch.tensor([1e4, torch.inf, torch.nan, 101.0], device=rig.device, dtype=rig.dtype)
+    qkv = values[:, None].expand(-1, 10 * 16).contiguous()
+    _, k, v = rows.kernel.write_qkv(qkv, None, None, rows.cache, rows.metadata)
+    for found, expected in ((k, [448.0, torch.nan, torch.nan, 104.0]), (v, [224.0, torch.nan, torch.nan, 104.0])):
+        assert torch.equal(found[:, 0, 0].float().cpu().nan_to_num(-1), torch.tensor(expected).nan_to_num(-1))

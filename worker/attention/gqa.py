@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from worker.attention.interface import CacheBuilder, EntryTensor
@@ -16,9 +17,11 @@ from worker.kernels.step import Step, StepBuffers
 @dataclass(frozen=True, slots=True)
 class GqaCacheSpec:
     shape: GqaSpec
+    dtype: torch.dtype
+    """Of activations."""
 
     def make_builder(self, layers: Sequence[Any], number: int, kernels: Kernels, block_size: int) -> CacheBuilder:
-        return GqaBuilder(self.shape, layers, number, kernels, block_size)
+        return GqaBuilder(self, layers, number, kernels, block_size)
 
 
 class GqaLayer(Protocol):
@@ -28,10 +31,10 @@ class GqaLayer(Protocol):
 
 class GqaBuilder:
     def __init__(
-        self, shape: GqaSpec, layers: Sequence[GqaLayer], number: int, kernels: Kernels, block_size: int
+        self, spec: GqaCacheSpec, layers: Sequence[GqaLayer], number: int, kernels: Kernels, block_size: int
     ) -> None:
-        self._shape, self._layers, self._number, self._block_size = shape, layers, number, block_size
-        self._kernel = kernels.choose(GQA, shape, shape.dtype)
+        self._shape, self._layers, self._number, self._block_size = spec.shape, layers, number, block_size
+        self._kernel = kernels.choose(GQA, spec.shape, spec.dtype)
         self._device = kernels.device
         self._entries: list[Tensor] = []
 
@@ -42,7 +45,8 @@ class GqaBuilder:
 
     def allocate(self, plan: PoolPlan) -> None:
         pool = self._kernel.allocate(len(self._layers), plan.num_blocks + 1, self._block_size, self._device)
-        self._entries = pool.entries
+        # Float8 as bytes: whoever moves entries knows no such numbers.
+        self._entries = [x.view(torch.uint8) if x.dtype.itemsize == 1 else x for x in pool.entries]
         for layer, cache in zip(self._layers, pool.layers, strict=True):
             layer.bind(self._number, cache)
 

@@ -116,7 +116,7 @@ class GqaSpec:
     head_dim: int
     scale: float
     dtype: torch.dtype
-    """Of the cache."""
+    """Of the cache: that of activations, or float8_e4m3."""
     window: int | None = None
     """A token sees the last so many tokens, itself included; None: all."""
     has_sinks: bool = False
@@ -128,6 +128,9 @@ class GqaCache:
 
     k: Tensor
     v: Tensor
+    k_scale: float = 1.0
+    """What numbers of float8 are multiplied by."""
+    v_scale: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +185,8 @@ class GqaKernel(Protocol):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Norm and rotate q and k, and write k and v where the step's token slots say.
 
-        qkv [T, (H + 2K) × D] → q [T, H, D], k and v [T, K, D]; may overwrite qkv.
+        qkv [T, (H + 2K) × D] → q [T, H, D], k and v [T, K, D]; may overwrite qkv. k and v are as the cache has them:
+        rounded, where it is of float8, so that a token sees the same however the work is cut up.
         """
 
     def attend(

@@ -1,5 +1,8 @@
 """Attention layers over a cache that a builder owns."""
 
+from collections.abc import Iterable
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -8,6 +11,38 @@ from worker.attention.gqa import GqaCacheSpec
 from worker.attention.interface import CacheLayer
 from worker.kernels.interface import GQA, GqaCache, GqaSpec, QkNorm, RopeTable
 from worker.layers.setup import LayerSetup
+from worker.layers.weighted import WeightedLayer, sibling
+from worker.loader.checkpoint import LazyTensor, WeightTarget
+
+
+class CacheScales(WeightedLayer):
+    """What keys and values are divided by before they are written as float8: a number each, which checkpoints have
+    beside the attention that this layer's is a part of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.k, self.v = 1.0, 1.0
+
+    def weight_targets(self, path: str) -> dict[str, WeightTarget]:
+        attention = path.rpartition(".")[0]
+        return {sibling(attention, "k_scale"): self._load_k, sibling(attention, "v_scale"): self._load_v}
+
+    def weights(self) -> Iterable[Tensor]:
+        return []
+
+    def _load_k(self, tensor: LazyTensor) -> None:
+        self.k = _positive_number(tensor)
+
+    def _load_v(self, tensor: LazyTensor) -> None:
+        self.v = _positive_number(tensor)
+
+
+def _positive_number(tensor: LazyTensor) -> float:
+    """Raises ValueError."""
+    values = tensor.read().flatten().tolist()
+    if len(values) != 1 or not 0 < values[0] < float("inf"):
+        raise ValueError(f"it is {values[:4]}; one number above 0 is needed")
+    return float(values[0])
 
 
 class GqaAttention(CacheLayer):
@@ -21,15 +56,18 @@ class GqaAttention(CacheLayer):
         rope: RopeTable | None,
         sinks: Tensor | None = None,
     ) -> None:
-        super().__init__(GqaCacheSpec(shape), shape.num_heads * shape.head_dim)
+        super().__init__(GqaCacheSpec(shape, setup.dtype), shape.num_heads * shape.head_dim)
         self._kernel = setup.kernels.choose(GQA, shape, setup.dtype)
         self.norm, self.rope, self._sinks = norm, rope, sinks
         self.number = 0
         """Of the builder that owns the cache."""
         self.cache = GqaCache(torch.empty(0), torch.empty(0))
+        self.scales = CacheScales() if setup.has_cache_scales else None
 
     def bind(self, number: int, cache: GqaCache) -> None:
         """`number`: of the builder, which owns the cache."""
+        if self.scales is not None:
+            cache = replace(cache, k_scale=self.scales.k, v_scale=self.scales.v)
         self.number, self.cache = number, cache
 
     def attend(self, qkv: Tensor) -> Tensor:

@@ -44,7 +44,7 @@ class SelfAttention(nn.Module):
             num_kv_heads=shard_of(kv_heads, setup.tp, "k_proj")[1],
             head_dim=dim,
             scale=dim**-0.5,
-            dtype=setup.dtype,
+            dtype=setup.cache_dtype or setup.dtype,
         )
         self.attention = GqaAttention(setup, self.spec, norm, rope)
 

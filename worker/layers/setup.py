@@ -24,6 +24,11 @@ class LayerSetup:
     dp: Group = ALONE
     """Ranks whose tokens' experts are on all of `ep`: a layer of experts takes their tokens, too (`TokenExchange`)."""
 
+    cache_dtype: torch.dtype | None = None
+    """Of keys and values in the cache: float8_e4m3; None: `dtype`."""
+    has_cache_scales: bool = False
+    """The checkpoint has scales for such a cache."""
+
     def quantization_of(self, in_features: int, out_features: int) -> Quantization:
         """Of a layer of this shape."""
         spec = LinearSpec(in_features, out_features, Blocks)

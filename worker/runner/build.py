@@ -103,7 +103,12 @@ def build_runner(
         model_config.quantized is not None and model_config.quantized.is_in_blocks
     )
     quantization = resolve_quantization(config.quantization, kernels, tp, dtype, is_in_blocks)
-    setup = LayerSetup(kernels, tp, dtype, quantization, ep, dp)
+    quantized = model_config.quantized
+    setup = LayerSetup(
+        kernels, tp, dtype, quantization, ep, dp,
+        cache_dtype=torch.float8_e4m3fn if config.kv_cache_dtype == "fp8" else None,
+        has_cache_scales=quantized is not None and quantized.has_cache_scales,
+    )  # fmt: skip
     model = _create(replace(model_config, max_model_len=max_model_len), setup)
     watch.lap("model")
     weights = _load(model, checkpoint, model_config, config, device, watch)
@@ -187,6 +192,9 @@ def _max_model_len(config: RunnerConfig, model: ModelConfig) -> int:
 def _read(source: ModelSource, config: RunnerConfig) -> tuple[Checkpoint | None, ModelConfig]:
     """Configuration and opened checkpoint; none for dummy weights."""
     model_config = load_model_config(source)
+    if model_config.quantized is not None and (config.kv_cache_dtype == "auto" or config.load_format == "dummy"):
+        # Nobody reads the scales.
+        model_config = replace(model_config, quantized=replace(model_config.quantized, has_cache_scales=False))
     if config.load_format == "dummy":
         return None, model_config
     if config.load_format not in ("auto", source.format.value):

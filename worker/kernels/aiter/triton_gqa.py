@@ -32,8 +32,8 @@ class TritonGqa:
 
     @staticmethod
     def suits(spec: GqaSpec) -> bool:
-        """Tiles are as wide as a head."""
-        return spec.head_dim & (spec.head_dim - 1) == 0 and 16 <= spec.head_dim <= 256
+        """Tiles are as wide as a head; a cache of float8 was never tried."""
+        return spec.dtype.itemsize == 2 and spec.head_dim & (spec.head_dim - 1) == 0 and 16 <= spec.head_dim <= 256
 
     def __init__(self, spec: GqaSpec, device: torch.device) -> None:
         self._spec = spec

@@ -41,7 +41,7 @@ IMPLEMENTATIONS: list[Implementation[Any, Any]] = [
     Implementation(LINEAR, "F.linear", supports_dense, lambda *_: PlainLinear()),
     Implementation(ROUTE_EXPERTS, "torch", _always, lambda spec, *_: TorchRoute(spec)),
     Implementation(EXPERTS, "torch", supports_experts, make_experts),
-    Implementation(GQA, "torch", _always, lambda spec, device, _: TorchGqa(spec, device)),
+    Implementation(GQA, "torch", _always, lambda spec, device, dtype: TorchGqa(spec, device, dtype)),
     Implementation(MLA, "torch", _always, lambda spec, *_: TorchMla(spec)),
     Implementation(INDEX, "torch", _always, lambda spec, *_: TorchIndex(spec)),
     Implementation(PREPARE_STEP, "torch", _always, lambda *_: prepare_step),

@@ -23,6 +23,7 @@ from torch.nn import functional
 from worker.kernels.interface import GqaCache, GqaPool, GqaSpec, QkNorm, RopeTable
 from worker.kernels.step import Step, StepBuffers
 from worker.kernels.torch.elementwise import rotate
+from worker.kernels.torch.fp8 import FP8, read_rows, to_fp8, write_rows
 from worker.kernels.torch.slots import context_slots
 
 # torch warns once, at the first sparse tensor, that not all of their support is there. `sampled_addmm` is all we need.
@@ -90,8 +91,10 @@ class Metadata:
 class TorchGqa:
     """See `GqaKernel`. The cache is [layers, blocks + spare, block_size, K, D], K and V apart."""
 
-    def __init__(self, spec: GqaSpec, device: torch.device) -> None:
-        self._spec = spec
+    def __init__(self, spec: GqaSpec, device: torch.device, dtype: torch.dtype) -> None:
+        """`dtype`: of activations."""
+        self._spec, self._dtype = spec, dtype
+        self._is_read_in_place = device.type == "cpu" and spec.dtype == dtype
         self._has_sampled_product = device.type == "cpu" and spec.dtype == torch.float32
 
     def allocate(self, num_layers: int, num_blocks: int, block_size: int, device: torch.device) -> GqaPool:
@@ -113,7 +116,7 @@ class TorchGqa:
         tables = buffers.block_tables[: step.num_rows, : -(-step.max_context_len // block_size)]
         uniform: ExactRows | PaddedRows | None = None
         if step.num_uniform_rows:
-            if tables.device.type == "cpu" and step.uniform_len == 1:
+            if self._is_read_in_place and step.uniform_len == 1:
                 uniform = self._exact_rows(step, buffers, tables, block_size)
             else:
                 uniform = self._padded_rows(step, buffers, tables, block_size)
@@ -136,8 +139,13 @@ class TorchGqa:
         if rope is not None:
             qk = rotate(qk, *metadata.rope_rows(rope))
         q, k = qk[:, :heads], qk[:, heads:]
-        cache.k.flatten(0, 1).index_copy_(0, metadata.write_slots, k.to(cache.k.dtype))
-        cache.v.flatten(0, 1).index_copy_(0, metadata.write_slots, v.to(cache.v.dtype))
+        if cache.k.dtype == FP8:
+            cached_k, cached_v = to_fp8(k, cache.k_scale), to_fp8(v, cache.v_scale)
+            k, v = cached_k.to(q.dtype) * cache.k_scale, cached_v.to(q.dtype) * cache.v_scale
+        else:
+            cached_k, cached_v = k, v
+        write_rows(cache.k.flatten(0, 1), metadata.write_slots, cached_k)
+        write_rows(cache.v.flatten(0, 1), metadata.write_slots, cached_v)
         return q, k, v
 
     def attend(
@@ -210,7 +218,7 @@ class TorchGqa:
             return ChunkRow(num_tokens, None, None)
         positions = torch.arange(context_len, device=table.device)
         hidden = self._hidden(positions, positions[context_len - num_tokens :, None])
-        mask = torch.zeros(num_tokens, context_len, device=table.device, dtype=self._spec.dtype)
+        mask = torch.zeros(num_tokens, context_len, device=table.device, dtype=self._dtype)
         return ChunkRow(num_tokens, token_slots, mask.masked_fill_(hidden, -torch.inf))
 
     def _attend_exact(self, q: Tensor, cache: GqaCache, rows: ExactRows, sinks: Tensor | None) -> Tensor:
@@ -247,8 +255,8 @@ class TorchGqa:
         num_rows, _, length, _, longest = rows.hidden.shape
         kv_heads, head_dim = self._spec.num_kv_heads, self._spec.head_dim
         k, v = (
-            tensor.view(-1, head_dim).index_select(0, rows.key_rows).view(num_rows * kv_heads, longest, head_dim)
-            for tensor in (cache.k, cache.v)
+            read_rows(tensor.view(-1, head_dim), rows.key_rows, scale, self._dtype).view(-1, longest, head_dim)
+            for tensor, scale in ((cache.k, cache.k_scale), (cache.v, cache.v_scale))
         )
         by_kv_head = q.reshape(num_rows, length, kv_heads, -1, head_dim).transpose(1, 2)
         scores = torch.bmm(by_kv_head.reshape(num_rows * kv_heads, -1, head_dim), k.transpose(1, 2))
@@ -263,8 +271,8 @@ class TorchGqa:
         self, q: Tensor, k: Tensor, v: Tensor, cache: GqaCache, chunk: ChunkRow, sinks: Tensor | None
     ) -> Tensor:
         if chunk.token_slots is not None:
-            k = cache.k.flatten(0, 1).index_select(0, chunk.token_slots)
-            v = cache.v.flatten(0, 1).index_select(0, chunk.token_slots)
+            k = read_rows(cache.k.flatten(0, 1), chunk.token_slots, cache.k_scale, self._dtype)
+            v = read_rows(cache.v.flatten(0, 1), chunk.token_slots, cache.v_scale, self._dtype)
         mask = chunk.mask
         if sinks is not None and mask is not None:
             # One more key and value of zeros, whose score is the sink.

@@ -44,7 +44,7 @@ IMPLEMENTATIONS: list[Implementation[Any, Any]] = [
     Implementation(
         LINEAR, "triton", supports_linear, lambda spec, device, dtype: TritonLinear(spec, machine_of(device), dtype)
     ),
-    Implementation(GQA, "triton", supports_gqa, lambda spec, device, _: TritonGqa(spec, machine_of(device))),
+    Implementation(GQA, "triton", supports_gqa, lambda spec, device, dtype: TritonGqa(spec, machine_of(device), dtype)),
     Implementation(PREPARE_STEP, "triton", _always, lambda *_: prepare_step),
     Implementation(REMEMBER, "triton", _always, lambda *_: remember),
     Implementation(CHOOSE, "triton", _always, lambda *_: choose),

@@ -11,6 +11,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from worker.kernels.interface import GqaCache, GqaPool, GqaSpec, QkNorm, RopeTable
 from worker.kernels.step import Step, StepBuffers
+from worker.kernels.torch.fp8 import FP8
 from worker.kernels.triton.gqa_attend import attend_kernel, reduce_kernel
 from worker.kernels.triton.gqa_parts import Dense, Paged, parts_of
 from worker.kernels.triton.gqa_splits import Splits, chunk_splits, deal_splits
@@ -57,15 +58,16 @@ class Tile:
 class TritonGqa:
     """See `GqaKernel`. The cache is [layers, K and V, blocks + spare, K, block_size, D]."""
 
-    def __init__(self, spec: GqaSpec, machine: Machine) -> None:
-        self._spec, self._machine = spec, machine
+    def __init__(self, spec: GqaSpec, machine: Machine, dtype: torch.dtype) -> None:
+        """`dtype`: of activations."""
+        self._spec, self._machine, self._dtype = spec, machine, dtype
         self._group = spec.num_heads // spec.num_kv_heads
         self._dim = max(16, triton.next_power_of_2(spec.head_dim))
         self._half = triton.next_power_of_2(triton.cdiv(spec.head_dim, 2))
         self._row_bytes = self._dim * spec.dtype.itemsize
         self._chunk_tile = self._tile_of_chunks()
         is_plain = spec.window is None and not spec.has_sinks
-        self._has_dense = is_plain and spec.head_dim <= 128 and spec.dtype.itemsize == 2
+        self._has_dense = is_plain and spec.head_dim <= 128 and dtype.itemsize == 2
 
     def allocate(self, num_layers: int, num_blocks: int, block_size: int, device: torch.device) -> GqaPool:
         shape = (num_layers, 2, num_blocks, self._spec.num_kv_heads, block_size, self._spec.head_dim)
@@ -108,9 +110,10 @@ class TritonGqa:
         write_qkv_kernel[(num_tokens, triton.cdiv(num_heads, HEADS))](
             qkv, q, k, v, *((norm.q_weight, norm.k_weight) if norm is not None else (qkv, qkv)),
             *((rope.cos, rope.sin) if rope is not None else (qkv, qkv)),
-            buffers.positions, buffers.token_slots, cache.k, cache.v, norm.eps if norm is not None else 0.0,
+            buffers.positions, buffers.token_slots, cache.k, cache.v, cache.k_scale, cache.v_scale,
+            norm.eps if norm is not None else 0.0,
             qkv.stride(0), cache.k.stride(0), spec.num_heads, spec.num_kv_heads, spec.head_dim, self._half,
-            metadata.block_size, HEADS, norm is not None, rope is not None, is_apart, overlaps,
+            metadata.block_size, HEADS, norm is not None, rope is not None, spec.dtype == FP8, is_apart, overlaps,
             num_warps=4, **launch_options(overlaps),
         )  # fmt: skip
         return q, k, v
@@ -180,8 +183,8 @@ class TritonGqa:
         attend_kernel[(grid[0], spec.num_kv_heads, grid[1])](
             q, cache.k, cache.v, sinks, out, *parts, buffers.query_starts, buffers.context_lens, buffers.block_tables,
             splits.by_row, splits.first_extra, splits.extra_rows,
-            spec.scale * LOG2_E, q.stride(0), buffers.block_tables.stride(0), *extent, splits.usual,
-            spec.num_kv_heads, self._group, spec.head_dim, self._dim, metadata.block_size,
+            spec.scale * LOG2_E * cache.k_scale, cache.v_scale, q.stride(0), buffers.block_tables.stride(0), *extent,
+            splits.usual, spec.num_kv_heads, self._group, spec.head_dim, self._dim, metadata.block_size,
             tile.queries, tile.tokens, tile.keys, tile.num_stages, spec.window or 0, sinks is not None,
             splits.is_uniform, splits.num_extra > 0, overlaps, num_warps=tile.num_warps, **launch_options(overlaps),
         )  # fmt: skip
@@ -212,7 +215,7 @@ class TritonGqa:
         return Tile(queries, tokens, keys, num_stages, 4)
 
     def _tile_of_chunks(self) -> Tile:
-        is_half = self._spec.dtype.itemsize == 2
+        is_half = self._dtype.itemsize == 2
         queries = (128 if self._dim <= 128 else 64) if is_half else (32 if self._dim <= 128 else 16)
         queries = max(queries, triton.next_power_of_2(self._group))
         num_stages = 3 if self._machine.shared_memory > 160_000 else 2
@@ -220,9 +223,8 @@ class TritonGqa:
 
 
 def supports_gqa(spec: GqaSpec, device: torch.device, dtype: torch.dtype) -> bool:
-    return (
-        spec.dtype in (torch.bfloat16, torch.float16, torch.float32)
-        and spec.head_dim <= 256
-        and spec.head_dim % 8 == 0
-        and spec.num_heads // spec.num_kv_heads <= 128
-    )
+    if spec.dtype == FP8:
+        is_known = dtype.itemsize == 2 and (device.type == "cpu" or torch.cuda.get_device_capability(device) >= (8, 9))
+    else:
+        is_known = spec.dtype == dtype and dtype in (torch.bfloat16, torch.float16, torch.float32)
+    return is_known and spec.head_dim <= 256 and spec.head_dim % 8 == 0 and spec.num_heads // spec.num_kv_heads <= 128

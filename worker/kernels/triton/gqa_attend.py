@@ -48,6 +48,7 @@ def _add_keys(
     else:
         k = tl.load(k_cache + at)
         v = tl.load(v_cache + at)
+    k, v = k.to(queries.dtype), v.to(queries.dtype)  # of float8, perhaps
     scores = tl.dot(queries, tl.trans(k), input_precision="ieee") * scale
     if IS_MASKED:
         is_seen = (key < end)[None, :]
@@ -95,7 +96,7 @@ def _row_of_tile(tile, query_starts, first_row, num_rows, TOKENS: tl.constexpr):
 def attend_kernel(
     q, k_cache, v_cache, sinks, out, part_mixed, part_best, part_total, query_starts, context_lens, block_tables,
     splits_by_row, first_extra, extra_rows,
-    scale, q_stride, table_stride, first_row, num_rows, start, num_places, skipped, usual_splits,
+    scale, v_scale, q_stride, table_stride, first_row, num_rows, start, num_places, skipped, usual_splits,
     NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, QUERIES: tl.constexpr, TOKENS: tl.constexpr, KEYS: tl.constexpr, STAGES: tl.constexpr,
     WINDOW: tl.constexpr, HAS_SINKS: tl.constexpr, IS_UNIFORM: tl.constexpr, HAS_EXTRA: tl.constexpr,
@@ -171,6 +172,7 @@ def attend_kernel(
         )  # fmt: skip
 
     let_next_begin(OVERLAPS)
+    mixed *= v_scale
     if num_splits == 1:
         if HAS_SINKS:
             sink = tl.load(sinks + head, mask=is_query, other=0.0).to(tl.float32) * 1.4426950408889634

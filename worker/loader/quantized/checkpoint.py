@@ -58,7 +58,11 @@ class QuantizedCheckpoint:
         self._parts[module if isinstance(scheme, MxFp4Experts) else f"{module}.weight"] = scheme, mine
 
     def names(self) -> Iterable[str]:
-        return [*(name for name in self._plain if not name.endswith(CACHE_SCALES)), *self._parts]
+        """Scales of a cache are among them only where they are read."""
+        plain = self._plain
+        if not self._weights.has_cache_scales:
+            plain = {name for name in plain if not name.endswith(CACHE_SCALES)}
+        return [*plain, *self._parts]
 
     def tensor(self, name: str, packed: bool = False) -> LazyTensor:
         if name not in self._parts:

@@ -1,0 +1,128 @@
+"""A cache of float8: a whole model on it, what it loses, what it costs, and the scales of a checkpoint."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import LlamaForCausalLM
+
+from tests.runner.conftest import make_driver, random_prompt, save_llama
+from tests.runner.driver import Driver, cache_of
+from tests.runner.test_logits import capture_logits
+from worker.loader.errors import WeightsError
+from worker.parallel.group import Group
+from worker.runner.build import build_runner
+from worker.runner.config import RunnerConfig
+
+SCALES = (0.0625, 0.25)
+
+
+def error_of(driver: Driver, model: LlamaForCausalLM) -> float:
+    """Of the logits after a prompt and some decode steps, relative to the largest."""
+    seen = capture_logits(driver)
+    seq = driver.add(random_prompt(20, 0))
+    driver.prefill(seq)
+    driver.decode(seq, steps=3)
+    with torch.inference_mode():
+        expected = model(torch.tensor([seq.tokens[:-1]])).logits[0, -1]
+    return float((seen[-1][0] - expected).abs().max() / expected.abs().max())
+
+
+def with_scales(folder: Path, scales: tuple[float, ...]) -> LlamaForCausalLM:
+    """A checkpoint of floats but for the cache; a scale of keys and one of values for each layer."""
+    model = save_llama(folder, initializer_range=0.1)
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    for i in range(model.config.num_hidden_layers):
+        for name, scale in zip(("k_scale", "v_scale"), scales, strict=False):
+            tensors[f"model.layers.{i}.self_attn.{name}"] = torch.tensor(scale)
+    save_file(tensors, path)
+    section = {
+        "quant_method": "compressed-tensors", "format": "float-quantized", "ignore": [],
+        "config_groups": {"0": {"targets": ["re:none"], "weights": {"num_bits": 8, "type": "float",
+                                                                    "strategy": "channel"}}},
+        "kv_cache_scheme": {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False,
+                            "symmetric": True},
+    }  # fmt: skip
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": section}))
+    return model
+
+
+def test_logits_stay_near_those_of_a_float_cache(tmp_path: Path) -> None:
+    model = save_llama(tmp_path, initializer_range=0.1)
+    assert error_of(make_driver(tmp_path), model) < 1e-5
+    assert 1e-5 < error_of(make_driver(tmp_path, kv_cache_dtype="fp8"), model) < 0.05
+
+
+def test_entries_are_swapped_copied_and_cleared(tiny: tuple[Path, LlamaForCausalLM]) -> None:
+    driver = make_driver(tiny[0], kv_cache_dtype="fp8", swap_space_gib=0.001)
+    seq, other = driver.add(random_prompt(16, 0)), driver.add(random_prompt(3, 1))
+    driver.prefill(seq)
+    (source,), copied, back = seq.blocks, driver.free.pop(), driver.free.pop()
+    before = [entry[source].clone() for entry in cache_of(driver.runner)]
+    driver.run([(other, 3)], blocks_to_copy=[(source, copied)], blocks_to_swap_out=[(source, 0)])
+    driver.run([(other, 1)], blocks_to_zero=[source], blocks_to_swap_in=[(0, back)])
+    for entry, content in zip(cache_of(driver.runner), before, strict=True):
+        assert content.any() and not entry[source].any()
+        assert torch.equal(entry[copied], content) and torch.equal(entry[back], content)
+
+
+def test_a_token_sees_the_same_however_the_work_is_cut(tiny: tuple[Path, LlamaForCausalLM]) -> None:
+    """Keys and values are rounded before the first token reads them: chunks, a cached prefix and single tokens give
+    the logits of one long step, but for a number that the last bits of a float round up or down (with exact keys in
+    the long step they would be apart by 1)."""
+    driver = make_driver(tiny[0], kv_cache_dtype="fp8")
+    seen = capture_logits(driver)
+    prompt = random_prompt(40, 0)
+    whole, chunks, single = (driver.add(prompt) for _ in range(3))
+    driver.prefill(whole)
+    driver.run([(chunks, 17)])
+    driver.run([(chunks, 23)])
+    for _ in range(40):
+        driver.run([(single, 1)])
+    prefix = driver.add(prompt, prefix=chunks)
+    driver.prefill(prefix)
+    expected, *others = (logits[0] for logits in seen if len(logits))
+    for found in (others[0], others[-2], others[-1]):
+        assert (found - expected).abs().max() < 0.02
+
+
+def test_it_takes_a_quarter_of_float32(tiny: tuple[Path, LlamaForCausalLM]) -> None:
+    config = RunnerConfig(model=str(tiny[0]), device="cpu", kv_cache_gib=2**-11, max_num_seqs=64, quantization="none")
+    (_, plain), (_, small) = (build_runner(replace(config, kv_cache_dtype=name), Group()) for name in ("auto", "fp8"))
+    assert (plain.num_blocks, small.num_blocks) == (85, 341)  # blocks of 6,144 and 1,536 bytes in half a MiB
+
+
+@pytest.mark.parametrize("cache", ["auto", "fp8"])
+def test_scales_of_a_checkpoint(tmp_path: Path, cache: str) -> None:
+    """Used where the cache is of float8, and left alone where it is not."""
+    model = with_scales(tmp_path, SCALES)
+    driver = make_driver(tmp_path, kv_cache_dtype=cache)
+    (layer, *_) = driver.runner._model.cache_layers()
+    assert (layer.cache.k_scale, layer.cache.v_scale) == (SCALES if cache == "fp8" else (1.0, 1.0))
+    assert error_of(driver, model) < (0.05 if cache == "fp8" else 1e-5)
+
+
+def test_keys_are_divided_by_their_scale(tmp_path: Path) -> None:
+    """So that those of the checkpoint fit into the range."""
+    with_scales(tmp_path, SCALES)
+    small, plain = make_driver(tmp_path, kv_cache_dtype="fp8"), make_driver(tmp_path)
+    seqs = [driver.add(random_prompt(16, 0)) for driver in (small, plain)]
+    for driver, seq in zip((small, plain), seqs, strict=True):
+        driver.prefill(seq)
+    for found, exact, scale in zip(cache_of(small.runner), cache_of(plain.runner), SCALES, strict=True):
+        keys = found[seqs[0].blocks[0], 0].view(torch.float8_e4m3fn).float() * scale
+        expected = exact[seqs[1].blocks[0], 0]
+        assert (keys - expected).abs().max() < expected.abs().max() / 16
+
+
+@pytest.mark.parametrize("scales", [(0.0, 1.0), (torch.nan, 1.0), (1.0,)])
+def test_scales_that_are_none(tmp_path: Path, scales: tuple[float, ...]) -> None:
+    with_scales(tmp_path, scales)
+    message = r"k_scale: it is \[.*; one number above 0" if len(scales) == 2 else r"missing: .*\.v_scale"
+    with pytest.raises(WeightsError, match=message):
+        make_driver(tmp_path, kv_cache_dtype="fp8")
