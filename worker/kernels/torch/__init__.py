@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from worker.kernels.delta import DELTA, GATED_NORM
 from worker.kernels.experts import EXPERTS, ROUTE_EXPERTS
 from worker.kernels.interface import (
     EMBEDDING,
@@ -16,6 +17,7 @@ from worker.kernels.interface import (
 from worker.kernels.mla import INDEX, MLA
 from worker.kernels.sampling import CHOOSE, LOGPROBS, MASKED_COPY
 from worker.kernels.select import Implementation
+from worker.kernels.torch.delta import TorchDelta, gated_norm
 from worker.kernels.torch.elementwise import RmsNorm, embedding, silu_and_mul
 from worker.kernels.torch.experts import make_experts, supports_experts
 from worker.kernels.torch.gqa import TorchGqa
@@ -44,6 +46,8 @@ IMPLEMENTATIONS: list[Implementation[Any, Any]] = [
     Implementation(GQA, "torch", _always, lambda spec, device, dtype: TorchGqa(spec, device, dtype)),
     Implementation(MLA, "torch", _always, lambda spec, *_: TorchMla(spec)),
     Implementation(INDEX, "torch", _always, lambda spec, *_: TorchIndex(spec)),
+    Implementation(DELTA, "torch", _always, lambda spec, *_: TorchDelta(spec)),
+    Implementation(GATED_NORM, "torch", _always, lambda *_: gated_norm),
     Implementation(PREPARE_STEP, "torch", _always, lambda *_: prepare_step),
     Implementation(REMEMBER, "torch", _always, lambda *_: remember),
     Implementation(MOVE_ENTRIES, "torch", _always, lambda *_: Move()),

@@ -1,0 +1,159 @@
+"""Gated DeltaNet against a float64 recurrence, token by token. States of groups that are not in the step are NaN."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from tests.kernels.rig import Rig
+from worker.kernels.delta import DELTA, GATED_NORM, DeltaParameters, DeltaSpec, DeltaState, GatedNormSpec
+from worker.kernels.step import Chunk, Step, StepBuffers
+
+SPECS = [(1, 1, 16, 16, 4), (2, 4, 32, 16, 3), (1, 3, 16, 40, 2)]
+"""Key heads, value heads, their dims, width of the convolution."""
+
+
+@dataclass
+class DeltaRows:
+    """Rows of one token each, of which the last `num_padding` are padding, then chunks; with states of earlier ones."""
+
+    rig: Rig
+    spec: DeltaSpec
+    num_single: int
+    chunks: list[int]
+    num_padding: int = 0
+
+    def __post_init__(self) -> None:
+        rig, spec = self.rig, self.spec
+        self.num_tokens = self.num_single + sum(self.chunks)
+        num_rows = self.num_single + len(self.chunks)
+        num_groups = num_rows + 3
+        self.groups = torch.randperm(num_groups, generator=torch.Generator().manual_seed(1))[:num_rows]
+        self.groups[self.num_single - self.num_padding : self.num_single] = num_groups
+        heads, seed = spec.num_value_heads, 2
+        self.x = rig.noise(self.num_tokens, spec.num_channels + 2 * heads, seed=seed)
+        """Wider than the channels, as a projection with more beside them is."""
+        self.parameters = DeltaParameters(
+            rig.noise(heads, seed=3).float() * 0.5, rig.noise(heads, seed=4).float(),
+            rig.noise(spec.num_channels, spec.width, seed=5).float(),
+        )  # fmt: skip
+        inputs = rig.noise(num_groups + 1, spec.width - 1, spec.num_channels, seed=6)
+        recurrent = rig.noise(num_groups + 1, heads, spec.key_dim, spec.value_dim, seed=7).float() * 0.3
+        is_idle = torch.ones(num_groups + 1, dtype=torch.bool)
+        is_idle[self.groups] = False
+        inputs[is_idle], recurrent[is_idle] = torch.nan, torch.nan
+        self.before = DeltaState(inputs, recurrent)
+        self.state = DeltaState(inputs.clone(), recurrent.clone())
+        self.is_idle = is_idle
+
+    def run(self) -> Tensor:
+        """[T, H, V] of all tokens."""
+        buffers = StepBuffers.allocate(self.num_tokens, len(self.groups), 2, 9, self.rig.device)
+        buffers.groups.copy_(self.groups)
+        lens = torch.tensor([1] * self.num_single + self.chunks)
+        buffers.query_starts[1:] = lens.cumsum(0)
+        step = Step(
+            num_uniform_rows=self.num_single,
+            chunks=tuple(Chunk(n, n + 5) for n in self.chunks),
+            max_context_len=99,
+            num_padding_rows=self.num_padding,
+        )
+        kernel = self.rig.choose(DELTA, self.spec)
+        metadata = kernel.prepare(step, buffers)
+        channels, heads = self.spec.num_channels, self.spec.num_value_heads
+        qkv, a, b = self.x.split((channels, heads, heads), -1)
+        mixed = kernel.convolve(qkv, self.parameters, self.state, metadata)
+        return kernel.update(mixed, a, b, self.parameters, self.state, metadata)
+
+    def real(self) -> list[tuple[int, int, int]]:
+        """(group, first token, end) of each row but padding."""
+        rows, start = [], 0
+        for row, length in enumerate([1] * self.num_single + self.chunks):
+            if self.groups[row] < len(self.before.inputs) - 1:
+                rows.append((int(self.groups[row]), start, start + length))
+            start += length
+        return rows
+
+    def exact(self) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """(outputs, last inputs, last state) of each row but padding, in float64."""
+        return [self._exact_row(*row) for row in self.real()]
+
+    def _exact_row(self, group: int, start: int, end: int) -> tuple[Tensor, Tensor, Tensor]:
+        spec, rule = self.spec, self.parameters
+        channels, heads = spec.num_channels, spec.num_value_heads
+        x, a, b = self.x[start:end].double().split((channels, heads, heads), -1)
+        inputs = torch.cat((self.before.inputs[group].double(), x))
+        windows = inputs.unfold(0, spec.width, 1)
+        # What is between the two operations has the kernels' dtype.
+        mixed = functional.silu((windows * rule.taps.double()).sum(-1)).to(self.rig.dtype).double()
+        q, k, v = mixed.split((spec.key_size, spec.key_size, spec.value_size), -1)
+        repeats = heads // spec.num_key_heads
+        q, k = (
+            (y / (y.square().sum(-1, keepdim=True) + 1e-6).sqrt()).repeat_interleave(repeats, 1)
+            for y in (t.unflatten(-1, (spec.num_key_heads, spec.key_dim)) for t in (q, k))
+        )
+        v = v.unflatten(-1, (heads, spec.value_dim))
+        decay = (-rule.log_decay.double().exp() * functional.softplus(a + rule.bias.double())).exp()
+        state, outputs = self.before.recurrent[group].double(), []
+        for t in range(end - start):
+            state = state * decay[t][:, None, None]
+            correction = (v[t] - torch.einsum("hn,hnv->hv", k[t], state)) * b[t].sigmoid()[:, None]
+            state = state + k[t][:, :, None] * correction[:, None]
+            outputs.append(torch.einsum("hn,hnv->hv", q[t], state) * spec.key_dim**-0.5)
+        return torch.stack(outputs), inputs[end - start :], state
+
+
+def check(rows: DeltaRows) -> None:
+    got = rows.run()
+    for (group, start, end), (outputs, inputs, state) in zip(rows.real(), rows.exact(), strict=True):
+        rows.rig.assert_close(got[start:end], outputs)
+        assert torch.equal(rows.state.inputs[group].double(), inputs)
+        rows.rig.assert_close(rows.state.recurrent[group].to(rows.rig.dtype), state)
+    idle = rows.is_idle.clone()
+    idle[-1] = False  # the spare group
+    for before, after in zip(
+        (rows.before.inputs, rows.before.recurrent), (rows.state.inputs, rows.state.recurrent), strict=True
+    ):
+        torch.testing.assert_close(after[idle], before[idle], rtol=0, atol=0, equal_nan=True)
+
+
+def spec_of(rig: Rig, sizes: tuple[int, int, int, int, int]) -> DeltaSpec:
+    return DeltaSpec(*sizes, dtype=rig.dtype)
+
+
+@pytest.mark.parametrize("sizes", SPECS, ids=str)
+def test_rows_of_one_token(rig: Rig, sizes: tuple[int, int, int, int, int]) -> None:
+    check(DeltaRows(rig, spec_of(rig, sizes), 4, []))
+
+
+def test_padding_touches_the_spare_group_alone(rig: Rig) -> None:
+    check(DeltaRows(rig, spec_of(rig, SPECS[1]), 5, [], num_padding=3))
+
+
+@pytest.mark.parametrize("chunks", [[1], [70], [2, 64, 1, 130]], ids=str)
+def test_chunks_go_on_from_their_state(rig: Rig, chunks: list[int]) -> None:
+    check(DeltaRows(rig, spec_of(rig, SPECS[1]), 0, chunks))
+
+
+@pytest.mark.parametrize("sizes", SPECS, ids=str)
+def test_rows_and_chunks_in_one_step(rig: Rig, sizes: tuple[int, int, int, int, int]) -> None:
+    check(DeltaRows(rig, spec_of(rig, sizes), 3, [5, 33], num_padding=1))
+
+
+def test_equal_keys_do_not_blow_up(rig: Rig) -> None:
+    """A prompt that says one thing over and over: the system of a chunk is then as bad as it can be."""
+    rows = DeltaRows(rig, spec_of(rig, SPECS[1]), 0, [64])
+    rows.x[:] = rows.x[:1]
+    rows.parameters.log_decay.fill_(-20)
+    check(rows)
+
+
+def test_gated_norm(rig: Rig) -> None:
+    x, wide, weight = rig.noise(5, 3, 24, seed=1), rig.noise(5, 100, seed=2), 1 + 0.2 * rig.noise(24, seed=3)
+    gate = wide[:, 7 : 7 + 72].unflatten(-1, (3, 24))
+    got = rig.choose(GATED_NORM, GatedNormSpec(24))(x, gate, weight, 1e-6)
+    y = x.double()
+    exact = y / (y.square().mean(-1, keepdim=True) + 1e-6).sqrt() * weight.double() * functional.silu(gate.double())
+    rig.assert_close(got, exact.flatten(1))
