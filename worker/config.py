@@ -12,6 +12,7 @@ from common.logging import LogFormat
 from fissile.tls import ServerTls
 from worker.core.config import CacheConfig, SchedulerConfig
 from worker.core.errors import ConfigError
+from worker.executor.peers import PeerSettings
 from worker.executor.remote import RemoteRanks
 from worker.loader.source import default_served_name
 from worker.processes.tcp import MIN_SECRET_LENGTH
@@ -75,6 +76,10 @@ class WorkerSettings(Settings):
     kernel_backend: str = Field("auto", description="Whose kernels go first: auto, native, torch, triton or aiter.")
     enforce_eager: bool = Field(False, description="No CUDA graphs; for looking for faults.")
     tensor_parallel_size: int = Field(1, ge=1, description="Devices that share the model, a process each.")
+    expert_parallel: bool = Field(
+        False,
+        description="Spread experts over all ranks, those of --dp-size workers together; these step together then.",
+    )
     num_threads: int | None = Field(None, ge=1, description="CPU threads for computing; unset: one a physical core.")
 
     # Ranks on other hosts
@@ -87,8 +92,8 @@ class WorkerSettings(Settings):
     ranks_port: int = Field(29500, ge=0, le=65535, description="Port at which they join; 0 takes a free one.")
     ranks_secret: SecretStr = Field(
         SecretStr(""),
-        description=f"What they must know, at least {MIN_SECRET_LENGTH} characters. Better in the environment: flags "
-        "can be seen by others.",
+        description=f"What they must know, at least {MIN_SECRET_LENGTH} characters, and workers of --expert-parallel, "
+        "too. Better in the environment: flags can be seen by others.",
     )
 
     # The network
@@ -134,6 +139,12 @@ class WorkerSettings(Settings):
     # Its place among others
     dp_rank: int = Field(0, ge=0, description="Data-parallel rank, 0 ≤ rank < --dp-size.")
     dp_size: int = Field(1, ge=1, description="Data-parallel ranks.")
+    dp_host: str = Field(
+        "127.0.0.1",
+        description="--expert-parallel: address of --dp-rank 0, where it listens for the others; nobody else should "
+        "reach it.",
+    )
+    dp_port: int = Field(29400, ge=1, le=65535, description="--expert-parallel: the port for that.")
 
     # Scheduling
     max_num_seqs: int = Field(512, ge=1, description="Most sequences running at a time.")
@@ -185,6 +196,11 @@ class WorkerSettings(Settings):
             )
         if self.remote_ranks and len(self.ranks_secret.get_secret_value()) < MIN_SECRET_LENGTH:
             raise ValueError(f"--remote-ranks needs a --ranks-secret of at least {MIN_SECRET_LENGTH} characters")
+        if self._has_peers and len(self.ranks_secret.get_secret_value()) < MIN_SECRET_LENGTH:
+            raise ValueError(
+                "--expert-parallel with --dp-size above 1 needs a --ranks-secret of at least "
+                f"{MIN_SECRET_LENGTH} characters"
+            )
         for name in self.served_model_name:
             if not name.isprintable() or len(name) > MAX_NAME_LENGTH:
                 raise ValueError(f"--served-model-name: {name!r} is not printable or longer than {MAX_NAME_LENGTH}")
@@ -257,6 +273,9 @@ class WorkerSettings(Settings):
             kernel_backend=self.kernel_backend,
             enforce_eager=self.enforce_eager,
             tensor_parallel_size=self.tensor_parallel_size,
+            expert_parallel=self.expert_parallel,
+            dp_rank=self.dp_rank if self._has_peers else 0,
+            dp_size=self.dp_size if self._has_peers else 1,
             num_threads=self.num_threads,
             block_size=self.block_size,
             max_num_seqs=self.max_num_seqs,
@@ -273,6 +292,21 @@ class WorkerSettings(Settings):
             return None
         secret = self.ranks_secret.get_secret_value().encode()
         return RemoteRanks(count=self.remote_ranks, host=self.ranks_host, port=self.ranks_port, secret=secret)
+
+    @property
+    def _has_peers(self) -> bool:
+        """Workers that it steps together with."""
+        return self.expert_parallel and self.dp_size > 1
+
+    def peers(self) -> PeerSettings | None:
+        if not self._has_peers:
+            return None
+        return PeerSettings(
+            host=self.dp_host,
+            port=self.dp_port,
+            secret=self.ranks_secret.get_secret_value().encode(),
+            stop_seconds=self.drain_timeout,
+        )
 
     def tls(self) -> ServerTls | None:
         if self.tls_certificate is None or self.tls_key is None:

@@ -62,6 +62,8 @@ class ModelExecutor(EngineExecutor, Protocol):
 
     def release(self, grammar: Grammar) -> None: ...
 
+    def announce_stop(self) -> None: ...
+
     def shutdown(self) -> None: ...
 
 
@@ -208,6 +210,8 @@ class WorkerServer:
 
     async def stop(self) -> None:
         """Drain and end everything. What still loads is left to the end of the process."""
+        if self._is_executor_up:
+            self._executor.announce_stop()
         if self._broker is None:
             await self._set_serving(False)
         else:
@@ -290,18 +294,26 @@ def _access(settings: WorkerSettings) -> Access:
     )
 
 
+def _set_soon(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
+    """From another thread."""
+    with suppress(RuntimeError):  # the loop has been closed
+        loop.call_soon_threadsafe(event.set)
+
+
 async def serve(settings: WorkerSettings) -> None:
     """Until a signal comes."""
     read_files = files_reader(settings)
-    stop = stop_event_on_signals()
+    stop, loop = stop_event_on_signals(), asyncio.get_running_loop()
     server = WorkerServer(
         settings,
         lambda on_rank_end: Executor(
             settings.runner_config(),
             remote=settings.remote(),
+            peers=settings.peers(),
             log_level=settings.log_level,
             log_format=settings.log_format,
             on_rank_end=on_rank_end,
+            on_peer_stop=lambda: _set_soon(loop, stop),
         ),
         read_files,
     )

@@ -105,5 +105,8 @@ class FakeExecutor:
         self.open.set()
         self._on_rank_end()
 
+    def announce_stop(self) -> None:
+        """Nobody is there to hear it."""
+
     def shutdown(self) -> None:
         self.is_shut_down = True

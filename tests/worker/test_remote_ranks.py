@@ -9,7 +9,7 @@ import pytest
 from common.config import parse_settings
 from common.version import package_version
 from worker.config import WorkerSettings
-from worker.executor import remote
+from worker.executor import listener as listening
 from worker.executor.errors import ExecutorStartError
 from worker.executor.remote import RankListener, RemoteRank, RemoteRanks
 from worker.join import JoinError, JoinSettings, _introduce
@@ -148,7 +148,7 @@ def test_who_connects_and_is_silent_keeps_nobody_out(listener):
 
 
 def test_more_who_knock_than_can_be_heard_are_turned_away(monkeypatch):
-    monkeypatch.setattr(remote, "MAX_HANDSHAKES", 1)
+    monkeypatch.setattr(listening, "MAX_HANDSHAKES", 1)
     listener = RankListener(RemoteRanks(count=1, host=HOST, port=0, secret=SECRET), world_size=2)
     with socket.create_connection((HOST, listener.port)) as silent:
         assert silent.recv(8) == b"fissile1"

@@ -22,9 +22,11 @@ from worker.core.batch import BatchOutput, ScheduledBatch
 from worker.core.params import Grammar
 from worker.executor.errors import ExecutorDiedError, ExecutorError, ExecutorStartError, ExecutorTimeoutError
 from worker.executor.link import STOP_SECONDS, RankLink
+from worker.executor.listener import listening_socket
 from worker.executor.local import LocalRank
+from worker.executor.peers import Peers, PeerSettings
 from worker.executor.profiles import Profiles
-from worker.executor.remote import RankListener, RemoteRank, RemoteRanks, listening_socket
+from worker.executor.remote import RankListener, RemoteRank, RemoteRanks
 from worker.executor.transport import RankTransport
 from worker.executor.watch import RankWatch
 from worker.grammars.checks import GrammarChecks, Verdict
@@ -45,18 +47,25 @@ class Executor:
         config: RunnerConfig,
         *,
         remote: RemoteRanks | None = None,
+        peers: PeerSettings | None = None,
         log_level: str = "info",
         log_format: str = "text",
         on_rank_end: Callable[[], None] = lambda: None,
+        on_peer_stop: Callable[[], None] = lambda: None,
     ) -> None:
-        """`remote`: ranks that others start; without it all are processes of this one. `on_rank_end` is called from
-        another thread whenever a rank has ended; `check` says whether that is bad."""
+        """`remote`: ranks that others start; without it all are processes of this one. `peers`: how the workers meet
+        whose ranks step together, if there are others.
+
+        Called from other threads: `on_rank_end` whenever a rank, or another worker, has ended (`check` says whether
+        that is bad), `on_peer_stop` when another worker was told to stop: this one must, too.
+        """
         self._config, self._remote = config, remote
+        self._peers = None if peers is None else Peers(peers, config, self._on_peer_lost, on_peer_stop)
         self._on_rank_end = on_rank_end
         self._log = (log_level, log_format)
         self._ranks: list[RankLink] = []
         self._inbox: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
-        """(rank, what it said); None when it is over."""
+        """(rank, what it said); None when it is over; why it cannot go on, when another worker cannot."""
         self._in_flight: deque[int] = deque()
         self._has_failed = False
         self._compiles = CompileFutures()
@@ -71,14 +80,21 @@ class Executor:
         Raises ExecutorStartError, ExecutorDiedError or ExecutorTimeoutError; the ranks are gone then.
         """
         deadline = time.monotonic() + timeout
-        # Rank 0 will hold the store that all ranks meet through. Its socket listens before any of them runs, so that
-        # each can be told its port, and none finds nobody there.
-        with listening_socket(self._remote.host if self._remote is not None else LOOPBACK, 0) as store:
-            port = store.getsockname()[1]
-            for rank, transport in enumerate(self._transports(store)):
-                setup = Setup(self._config, rank, port, *self._log)
-                self._ranks.append(RankLink(setup, transport, self._on_message, self._on_end))
-            info = self._wait_until_ready(deadline)
+        # Rank 0 will hold the store that all ranks meet through; among workers, that of data-parallel rank 0. Its
+        # socket listens before any of them runs, so that each can be told its port, and none finds nobody there.
+        with listening_socket(self._store_host, 0) as store:
+            try:
+                port = store.getsockname()[1]
+                host = None
+                if self._peers is not None:
+                    port, host = self._peers.meet(port, deadline), self._peers.settings.host
+                for rank, transport in enumerate(self._transports(store)):
+                    setup = Setup(self._config, rank, port, *self._log, host)
+                    self._ranks.append(RankLink(setup, transport, self._on_message, self._on_end))
+                info = self._wait_until_ready(deadline)
+            except ExecutorError:
+                self.shutdown()
+                raise
         self._watch = RankWatch(tuple(self._ranks))
         self._watch.start()
         self.profiles.attach(tuple(self._ranks))
@@ -104,16 +120,27 @@ class Executor:
         self._inbox.put((rank, None))
         self._on_rank_end()
 
+    def _on_peer_lost(self, reason: str) -> None:
+        self._inbox.put((self._config.dp_rank, reason))
+        self._on_rank_end()
+
+    @property
+    def _stop_seconds(self) -> float:
+        """Ranks that step together end together, once all workers have finished what they run."""
+        return STOP_SECONDS + (self._peers.settings.stop_seconds if self._peers is not None else 0)
+
     def _wait_until_ready(self, deadline: float) -> ModelInfo:
         ready: dict[int, ModelInfo] = {}
-        try:
-            while len(ready) < len(self._ranks):
-                rank, message = self._next(deadline, "start")
-                ready[rank] = message.info
-        except ExecutorError:
-            self.shutdown()
-            raise
+        while len(ready) < len(self._ranks):
+            rank, message = self._next(deadline, "start")
+            ready[rank] = message.info
         return ready[0]
+
+    @property
+    def _store_host(self) -> str:
+        if self._peers is not None and self._config.dp_rank == 0:
+            return self._peers.settings.host
+        return self._remote.host if self._remote is not None else LOOPBACK
 
     def _transports(self, store: socket.socket) -> list[RankTransport]:
         """In the order of the ranks. Raises ExecutorStartError."""
@@ -121,7 +148,8 @@ class Executor:
         num_local = self._num_local_ranks
         transports: list[RankTransport] = []
         for rank in range(num_local):
-            store_fd = store.fileno() if rank == 0 and size > 1 else None
+            holds_store = rank == self._config.dp_rank == 0 and size * self._config.dp_size > 1
+            store_fd = store.fileno() if holds_store else None
             transports.append(LocalRank(rank, Place(rank, num_local, host, store_fd, os.getpid())))
         if self._remote is not None:
             listener = RankListener(self._remote, size)
@@ -138,8 +166,8 @@ class Executor:
         try:
             for rank in self._ranks:
                 rank.send(message)
-        except ExecutorError:
-            self._has_failed = True
+        except ExecutorError as error:
+            self._fail(error)
             raise
         self._in_flight.append(batch.step)
 
@@ -191,6 +219,11 @@ class Executor:
             except ExecutorError as error:
                 self._compiles.fail(error)
 
+    def announce_stop(self) -> None:
+        """`shutdown` will come: the workers whose ranks step together with ours end what they run, too."""
+        if self._peers is not None:
+            self._peers.tell_stopping()
+
     def shutdown(self) -> None:
         """End all ranks: politely, then by force. Idempotent; never raises because a rank is gone already.
 
@@ -202,22 +235,38 @@ class Executor:
             self._checks.shutdown()
         if self._watch is not None:
             self._watch.stop()
+        if self._peers is not None:
+            self._peers.expect_end()
         for rank in self._ranks if not self._has_failed else ():
             rank.request_stop()
-        deadline = time.monotonic() + (0 if self._has_failed else STOP_SECONDS)
+        deadline = time.monotonic() + (0 if self._has_failed else self._stop_seconds)
         for rank in self._ranks:
             rank.end(deadline)
+        if self._peers is not None:
+            self._peers.close()
         self._ranks.clear()
         self._in_flight.clear()
 
     def _next(self, deadline: float, what: str) -> tuple[int, Any]:
         """The next `Ready` or `StepDone`; anything else is the end, for the other ranks, too."""
         try:
+            return self._take(deadline, what)
+        except ExecutorError as error:
+            self._fail(error)
+            raise
+
+    def _fail(self, error: ExecutorError) -> None:
+        self._has_failed = True
+        if self._peers is not None:
+            self._peers.tell_lost(str(error).splitlines()[0])
+
+    def _take(self, deadline: float, what: str) -> tuple[int, Any]:
+        try:
             rank, message = self._inbox.get(timeout=max(0.0, deadline - time.monotonic()))
         except queue.Empty:
-            self._has_failed = True
             raise ExecutorTimeoutError(f"the ranks did not {what} in time") from None
-        self._has_failed = not isinstance(message, Ready | StepDone)
+        if isinstance(message, str):
+            raise ExecutorDiedError(message)
         if isinstance(message, Failed) and message.expected:
             where = "" if rank < self._num_local_ranks else f"rank {rank}, on its host: "
             raise ExecutorStartError(where + message.message)
