@@ -15,12 +15,14 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
 from worker.kernels.interface import GqaSpec, LinearSpec, QkNorm, RopeTable
+from worker.kernels.mla import LatentNorm, MlaSpec
 from worker.kernels.step import Chunk, SlotTables, StagedRows, Step, StepBuffers
 from worker.kernels.torch.linear import PackedLinear
 from worker.kernels.triton.elementwise import TritonRmsNorm, TritonSiluAndMul, embedding
 from worker.kernels.triton.gqa import TritonGqa
 from worker.kernels.triton.linear import TritonLinear
 from worker.kernels.triton.machine import Machine
+from worker.kernels.triton.mla import TritonMla
 from worker.kernels.triton.prepare import prepare_step, remember
 from worker.kernels.triton.sum_norm import sum_and_norm
 from worker.parallel.group import Group
@@ -115,12 +117,34 @@ def attend_all(machine: Machine) -> None:
         attend(machine, spec, Step(num_uniform_rows=8, chunks=chunks, max_context_len=9), torch.bfloat16)
 
 
+def attend_latents_all(machine: Machine) -> None:
+    """Of 128 heads, and of a rank's 16: rows, chunks, chosen tokens."""
+    for heads, num_rows, uniform_len in ((128, 4, 1), (16, 256, 1), (16, 4, 3)):
+        spec = MlaSpec(
+            heads, latent_dim=512, rope_dim=64, nope_dim=128, v_head_dim=128, scale=0.1, dtype=torch.bfloat16
+        )
+        kernel = TritonMla(spec, machine)
+        cache = kernel.allocate(1, 101, 16, META).layers[0]
+        norm, table, expand = LatentNorm(empty(512), 1e-6), empty(64, 64), empty(heads, 256, 512)
+        step = Step(
+            num_uniform_rows=num_rows, uniform_len=uniform_len, chunks=(Chunk(40, 100), Chunk(200, 300)),
+            max_context_len=9000,
+        )  # fmt: skip
+        buffers = StepBuffers.allocate(step.num_tokens, step.num_rows, 1000, 100, META)
+        metadata = kernel.prepare(step, buffers, 16)
+        x = empty(step.num_tokens, heads * spec.head_dim + spec.row_dim)
+        q = kernel.write(x, norm, RopeTable(table, table), cache, metadata)
+        kernel.attend(*q, cache, expand, metadata)
+        kernel.attend(*q, cache, expand, metadata, empty(step.num_tokens, 2048, dtype=torch.int32))
+
+
 def main() -> None:
     capability = int(sys.argv[1])
     machine = MACHINES[capability]
     triton.runtime.driver.set_active(Driver(capability))
     JITFunction.run = compile_only(JITFunction.run, machine.shared_memory)
     attend_all(machine)
+    attend_latents_all(machine)
     for num_rows in (1, 8, 64):
         linear = TritonLinear(LinearSpec(4096, 6144), machine, torch.bfloat16)
         linear(empty(num_rows, 4096), PackedLinear(empty(6144, 4096), None))

@@ -13,7 +13,7 @@ POSITIONS, EPS = 400, 1e-6
 
 
 def mla_spec(rig: Rig, num_heads: int = 3, **changes: object) -> MlaSpec:
-    spec = MlaSpec(num_heads, latent_dim=32, rope_dim=16, nope_dim=16, v_head_dim=24, scale=0.2, dtype=rig.dtype)
+    spec = MlaSpec(num_heads, latent_dim=32, rope_dim=16, nope_dim=16, v_head_dim=32, scale=0.2, dtype=rig.dtype)
     return replace(spec, **changes)
 
 

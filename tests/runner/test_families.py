@@ -5,12 +5,36 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import MistralConfig, MistralForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
+    DeepseekV32Config,
+    DeepseekV32ForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedModel,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from tests.runner.conftest import TINY, greedy_reference, make_driver, random_prompt
 from tests.runner.test_logits import assert_logits, capture_logits
 
+LATENT = TINY | {
+    "num_hidden_layers": 2, "first_k_dense_replace": 2, "num_key_value_heads": 6, "kv_lora_rank": 32, "q_lora_rank": 24,
+    "qk_rope_head_dim": 16, "head_dim": 16, "qk_nope_head_dim": 16, "v_head_dim": 16, "tie_word_embeddings": False,
+}  # fmt: skip
+YARN = {
+    "rope_type": "yarn", "factor": 4.0, "mscale": 1.0, "mscale_all_dim": 0.7, "beta_fast": 32, "beta_slow": 1,
+    "original_max_position_embeddings": 64, "rope_theta": 10000.0,
+}  # fmt: skip
+INDEX = {"index_topk": 16, "index_head_dim": 32, "index_n_heads": 8}
 FAMILIES = {
+    "deepseek-v3": lambda: DeepseekV3ForCausalLM(DeepseekV3Config(**(LATENT | {"rope_parameters": YARN}))),
+    "deepseek-v3-plain-queries": lambda: DeepseekV3ForCausalLM(
+        DeepseekV3Config(**(LATENT | {"q_lora_rank": None, "rope_interleave": False}))
+    ),
+    "deepseek-v32": lambda: DeepseekV32ForCausalLM(DeepseekV32Config(**(LATENT | INDEX))),
     "mistral": lambda: MistralForCausalLM(MistralConfig(**(TINY | {"sliding_window": None}))),
     "mistral-untied": lambda: MistralForCausalLM(
         MistralConfig(**(TINY | {"sliding_window": None, "tie_word_embeddings": False}))

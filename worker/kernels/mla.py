@@ -142,6 +142,12 @@ class IndexKernel(Protocol):
     def allocate(self, num_layers: int, num_blocks: int, block_size: int, device: torch.device) -> LatentPool:
         """As `GqaKernel.allocate`."""
 
+    def graph_contexts(self, num_rows: int, max_context_len: int) -> tuple[int, ...]:
+        """See `CacheBuilder.graph_contexts`."""
+
+    def all_steps(self, max_rows: int, max_tokens: int, max_context_len: int) -> Iterable[Step]:
+        """See `CacheBuilder.all_steps`."""
+
     def prepare(self, step: Step, buffers: StepBuffers, block_size: int) -> Any:
         """Work out, once a step, what all layers share."""
 

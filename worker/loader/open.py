@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from worker.loader.checkpoint import EMBEDDING, HEAD, Checkpoint, is_stored_apart
 from worker.loader.config import ModelConfig
+from worker.loader.model_part import ModelPart
 from worker.loader.quantized.checkpoint import QuantizedCheckpoint
 from worker.loader.safetensors_file import SafetensorsCheckpoint
 from worker.loader.source import ModelSource, SourceFormat
@@ -21,7 +22,7 @@ def open_checkpoint(source: ModelSource, config: ModelConfig) -> Checkpoint:
 
 def as_stored(config: ModelConfig, checkpoint: Checkpoint) -> ModelConfig:
     """Embedding and head that the checkpoint stores with different values are not tied, as in `transformers`."""
-    if not config.tie_word_embeddings or not is_stored_apart(checkpoint):
+    if not config.tie_word_embeddings or not is_stored_apart(ModelPart(checkpoint, config)):
         return config
     remark = f"tie_word_embeddings is true, but {HEAD} differs from {EMBEDDING}: both are used"
     return replace(config, tie_word_embeddings=False, remarks=(*config.remarks, remark))

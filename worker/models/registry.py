@@ -1,20 +1,24 @@
 """Models by the architecture name of their Hugging Face configuration."""
 
 from collections.abc import Callable
+from typing import Any
 
 from worker.layers.setup import LayerSetup
 from worker.loader.config import ModelConfig
 from worker.models.base import CausalLM
+from worker.models.deepseek import DeepseekForCausalLM
 from worker.models.llama import LlamaForCausalLM
 from worker.models.mistral import MistralForCausalLM
 from worker.models.qwen3 import Qwen3ForCausalLM
 
-MODELS: dict[str, Callable[[ModelConfig, LayerSetup], CausalLM]] = {
+MODELS: dict[str, Callable[[Any, LayerSetup], CausalLM]] = {
+    "DeepseekV3ForCausalLM": DeepseekForCausalLM,
+    "DeepseekV32ForCausalLM": DeepseekForCausalLM,
     "LlamaForCausalLM": LlamaForCausalLM,
     "MistralForCausalLM": MistralForCausalLM,
     "Qwen3ForCausalLM": Qwen3ForCausalLM,
 }
-"""One for each architecture that the loader reads configurations of."""
+"""One for each architecture that the loader reads configurations of; it takes its own family's."""
 
 
 def create_model(config: ModelConfig, setup: LayerSetup) -> CausalLM:

@@ -7,6 +7,7 @@ from worker.layers.norm import RMSNorm
 from worker.layers.weighted import WeightedLayer
 from worker.loader.checkpoint import Checkpoint, fill
 from worker.loader.config import ModelConfig
+from worker.loader.model_part import ModelPart
 from worker.loader.quantized.checkpoint import QuantizedCheckpoint
 from worker.loader.staged import StagedCheckpoint
 from worker.models.base import CausalLM
@@ -16,17 +17,21 @@ DUMMY_STD = 0.02
 
 def load_weights(model: CausalLM, checkpoint: Checkpoint, config: ModelConfig, device: torch.device) -> None:
     """`device` is the model's. Raises WeightsError."""
-    if device.type == "cpu":
-        fill(model.weight_targets(), checkpoint, tied=config.tie_word_embeddings)
-        return
+    if device.type != "cpu":
+        checkpoint = _staged(checkpoint, device)
+    part = ModelPart(checkpoint, config)
+    part.log_unused()
+    fill(model.weight_targets(), part, tied=config.tie_word_embeddings)
+    if device.type != "cpu":
+        torch.cuda.synchronize(device)
+        torch.cuda.empty_cache()  # what tensors passed through, in the streams of threads that are gone
+
+
+def _staged(checkpoint: Checkpoint, device: torch.device) -> Checkpoint:
     if isinstance(checkpoint, QuantizedCheckpoint):
         # Its parts go to the device as they are, and are put together there.
-        staged: Checkpoint = checkpoint.through(lambda stored: StagedCheckpoint(stored, device))
-    else:
-        staged = StagedCheckpoint(checkpoint, device)
-    fill(model.weight_targets(), staged, tied=config.tie_word_embeddings)
-    torch.cuda.synchronize(device)
-    torch.cuda.empty_cache()  # what tensors passed through, in the streams of threads that are gone
+        return checkpoint.through(lambda stored: StagedCheckpoint(stored, device))
+    return StagedCheckpoint(checkpoint, device)
 
 
 def fill_with_noise(model: nn.Module, seed: int) -> None:

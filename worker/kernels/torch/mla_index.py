@@ -1,5 +1,6 @@
 """The index of DeepSeek-V3.2's sparse attention, in plain torch."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -30,6 +31,12 @@ class TorchIndex:
         shape = (num_layers, num_blocks, block_size, self._spec.head_dim)
         pool = torch.empty(shape, dtype=self._spec.dtype, device=device)
         return LatentPool(list(pool), [pool.transpose(0, 1)])
+
+    def graph_contexts(self, num_rows: int, max_context_len: int) -> tuple[int, ...]:
+        return ()
+
+    def all_steps(self, max_rows: int, max_tokens: int, max_context_len: int) -> Iterable[Step]:
+        return ()
 
     def prepare(self, step: Step, buffers: StepBuffers, block_size: int) -> IndexMetadata:
         return IndexMetadata(prepare_rows(step, buffers, block_size), step.max_context_len > self._spec.top_k)

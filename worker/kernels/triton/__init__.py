@@ -14,6 +14,7 @@ from worker.kernels.interface import (
     SILU_AND_MUL,
     NormSpec,
 )
+from worker.kernels.mla import MLA
 from worker.kernels.sampling import CHOOSE, LOGPROBS, MASKED_COPY
 from worker.kernels.select import Implementation
 from worker.kernels.triton.ahead import CompileAhead
@@ -21,6 +22,7 @@ from worker.kernels.triton.elementwise import WIDEST_NORM, TritonRmsNorm, Triton
 from worker.kernels.triton.gqa import TritonGqa, supports_gqa
 from worker.kernels.triton.linear import TritonLinear, supports_linear
 from worker.kernels.triton.machine import machine_of
+from worker.kernels.triton.mla import TritonMla, supports_mla
 from worker.kernels.triton.prepare import prepare_step, remember
 from worker.kernels.triton.sample import choose
 from worker.kernels.triton.sample_logprobs import masked_copy, token_logprobs
@@ -45,6 +47,7 @@ IMPLEMENTATIONS: list[Implementation[Any, Any]] = [
         LINEAR, "triton", supports_linear, lambda spec, device, dtype: TritonLinear(spec, machine_of(device), dtype)
     ),
     Implementation(GQA, "triton", supports_gqa, lambda spec, device, dtype: TritonGqa(spec, machine_of(device), dtype)),
+    Implementation(MLA, "triton", supports_mla, lambda spec, device, _: TritonMla(spec, machine_of(device))),
     Implementation(PREPARE_STEP, "triton", _always, lambda *_: prepare_step),
     Implementation(REMEMBER, "triton", _always, lambda *_: remember),
     Implementation(CHOOSE, "triton", _always, lambda *_: choose),

@@ -21,7 +21,7 @@ def _first_key(position, WINDOW: tl.constexpr):
 
 
 @triton.jit
-def _share(begin, end, num_splits, KEYS: tl.constexpr):
+def share_of_split(begin, end, num_splits, KEYS: tl.constexpr):
     """Keys of a split, a multiple of `KEYS`."""
     return tl.maximum(tl.cdiv(tl.cdiv(end - begin, KEYS), num_splits), 1) * KEYS
 
@@ -74,7 +74,7 @@ def _with_sink(best, total, sink):
 
 
 @triton.jit
-def _row_of_tile(tile, query_starts, first_row, num_rows, TOKENS: tl.constexpr):
+def row_of_tile(tile, query_starts, first_row, num_rows, TOKENS: tl.constexpr):
     """(row, tile within it) of rows that begin a new tile each: the last whose first tile is not behind `tile`."""
     first_token = tl.load(query_starts + first_row)
     low, high = 0, num_rows
@@ -126,7 +126,7 @@ def attend_kernel(
         first_token, num_tokens, row_start = 0, TOKENS, row * TOKENS
     else:
         # The last tiles of a row have the most keys: they go first.
-        row, tile = _row_of_tile(tl.num_programs(0) - 1 - program, query_starts, first_row, num_rows, TOKENS)
+        row, tile = row_of_tile(tl.num_programs(0) - 1 - program, query_starts, first_row, num_rows, TOKENS)
         first_token = skipped + tile * TOKENS
         row_start = tl.load(query_starts + row)
         num_tokens = tl.load(query_starts + row + 1) - row_start
@@ -147,7 +147,7 @@ def attend_kernel(
     end = before + tl.minimum(first_token + TOKENS, num_tokens)
     begin = _first_key(before + first_token, WINDOW) // KEYS * KEYS
     seen_by_all = (before + first_token + 1) // KEYS * KEYS  # up to the first query's own position
-    share = _share(begin, end, num_splits, KEYS)
+    share = share_of_split(begin, end, num_splits, KEYS)
     begin += split * share
     end = tl.minimum(end, begin + share)
     if IS_UNIFORM and (num_splits > 1) & (begin >= end):
@@ -232,7 +232,7 @@ def reduce_kernel(
             places = tl.where(split < usual_splits, places, usual_splits * num_places + extra_places)
         end = tl.load(context_lens + row)
         begin = _first_key(end - TOKENS, WINDOW) // KEYS * KEYS
-        num_parts = tl.cdiv(end - begin, _share(begin, end, num_splits, KEYS))
+        num_parts = tl.cdiv(end - begin, share_of_split(begin, end, num_splits, KEYS))
     part = places.to(tl.int64) * NUM_HEADS + head
     is_part = split < num_parts
     best = tl.load(part_best + part, mask=is_part, other=LOWEST)

@@ -18,6 +18,8 @@ LONG = 2048
 SHORT = 256
 """Keys that are not worth a split of their own in a chunk."""
 MOST_SPLITS = 64
+RESIDENT = 4
+"""Programs that a multiprocessor runs at a time, if they are small."""
 ROWS = 1024
 """That the kernel counts at a time."""
 
@@ -74,22 +76,25 @@ def _deal_kernel(
     tl.store(extra_rows, tl.minimum(dealt, num_extra))
 
 
-def usual_splits(machine: Machine, num_programs: int) -> int:
-    """A power of two: as many programs as the device runs at a time, from so many that have a row and head each."""
-    wanted = max(1, min(MOST_SPLITS, 4 * machine.num_sms // num_programs))
+def usual_splits(machine: Machine, num_programs: int, resident: int = RESIDENT) -> int:
+    """A power of two: as many programs as the device runs at a time, `resident` on a multiprocessor, from so many that
+    have a row and head each."""
+    wanted = max(1, min(MOST_SPLITS, resident * machine.num_sms // num_programs))
     return 1 << (wanted.bit_length() - 1)
 
 
 def deal_splits(
-    machine: Machine, num_kv_heads: int, context_lens: Tensor, num_tokens: int, max_context_len: int, window: int | None
-) -> Splits:
-    """For rows of `num_tokens` tokens each. `max_context_len` bounds their contexts [R] in every step."""
+    machine: Machine, num_kv_heads: int, context_lens: Tensor, num_tokens: int, max_context_len: int,
+    window: int | None = None, resident: int = RESIDENT,
+) -> Splits:  # fmt: skip
+    """For rows of `num_tokens` tokens each, each of which has `num_kv_heads` programs for all of its keys.
+    `max_context_len` bounds their contexts [R] in every step."""
     num_rows = len(context_lens)
-    usual = usual_splits(machine, num_rows * num_kv_heads)
+    usual = usual_splits(machine, num_rows * num_kv_heads, resident)
     most_keys = max_context_len if window is None else min(max_context_len, window + num_tokens)
     if usual * LONG >= most_keys:
         return Splits(usual, is_uniform=True)
-    num_extra = max(1, 2 * machine.num_sms // num_kv_heads)
+    num_extra = max(1, resident * machine.num_sms // 2 // num_kv_heads)
     sizes = (num_rows, num_rows, 1 + num_extra)
     buffer = torch.empty(sum(sizes), dtype=torch.int32, device=context_lens.device)
     by_row, first_extra, extra_rows = buffer.split(sizes)

@@ -33,7 +33,7 @@ def all_steps(spec: GqaSpec, machine: Machine, max_rows: int, max_tokens: int, m
     longest = min(max_tokens, max_context_len)
     yield Step(num_uniform_rows=0, chunks=(Chunk(longest, longest),), max_context_len=longest)
     num_beside = min(MOST_TOKENS, max_rows - 1)
-    for longest in _doubling(SHORT, max_context_len):
+    for longest in doubling(SHORT, max_context_len):
         yield Step(num_uniform_rows=0, chunks=(Chunk(1, longest),), max_context_len=longest)
         chunk = Chunk(1 + MOST_TOKENS - num_beside, longest)
         if num_beside + chunk.num_tokens <= max_tokens:
@@ -48,7 +48,7 @@ def _kinds_of_rows(spec: GqaSpec, machine: Machine, max_rows: int) -> list[int]:
     return list(kinds.values())
 
 
-def _doubling(first: int, last: int) -> Iterator[int]:
+def doubling(first: int, last: int) -> Iterator[int]:
     """From `first` while below `last`, and `last`."""
     while first < last:
         yield first
