@@ -6,20 +6,21 @@ from typing import Any
 
 import numpy as np
 from gguf import GGUFWriter
-from transformers import LlamaForCausalLM
+from transformers import PreTrainedModel
 
 NAMES = {
     "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm", "self_attn.o_proj": "attn_output",
     "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
+    "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
     "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
 }  # fmt: skip
 TOP = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight"}
 
 
-def metadata_of(model: LlamaForCausalLM) -> dict[str, Any]:
-    """Of a llama GGUF of this model, without a tokenizer."""
+def metadata_of(model: PreTrainedModel) -> dict[str, Any]:
+    """Of a GGUF of this model, without a tokenizer."""
     config = model.config
-    return {
+    keys = {
         "llama.block_count": config.num_hidden_layers,
         "llama.context_length": config.max_position_embeddings,
         "llama.embedding_length": config.hidden_size,
@@ -30,13 +31,16 @@ def metadata_of(model: LlamaForCausalLM) -> dict[str, Any]:
         "llama.attention.layer_norm_rms_epsilon": config.rms_norm_eps,
         "llama.rope.freq_base": 10000.0,
         "llama.vocab_size": config.vocab_size,
-        "tokenizer.ggml.eos_token_id": 2,
     }
+    kind = config.model_type
+    return {key.replace("llama", kind): value for key, value in keys.items()} | {"tokenizer.ggml.eos_token_id": 2}
 
 
-def write_metadata(path: Path, metadata: Mapping[str, Any], tensors: Mapping[str, np.ndarray]) -> None:
+def write_metadata(
+    path: Path, metadata: Mapping[str, Any], tensors: Mapping[str, np.ndarray], architecture: str = "llama"
+) -> None:
     """The types of the fields are those of the Python values; whole numbers are uint32. None: no such field."""
-    writer = GGUFWriter(path, "llama")
+    writer = GGUFWriter(path, architecture)
     for key, value in metadata.items():
         if isinstance(value, bool):
             writer.add_bool(key, value)
@@ -56,21 +60,22 @@ def write_metadata(path: Path, metadata: Mapping[str, Any], tensors: Mapping[str
     writer.close()
 
 
-def write_gguf(path: Path, model: LlamaForCausalLM, **changes: Any) -> None:
-    """A llama GGUF of a tied model, with q and k in llama.cpp's order of rows. `changes` of the metadata."""
-    write_metadata(path, metadata_of(model) | changes, tensors_of(model))
+def write_gguf(path: Path, model: PreTrainedModel, **changes: Any) -> None:
+    """A GGUF of a tied model, Llama's with q and k in llama.cpp's order of rows. `changes` of the metadata."""
+    write_metadata(path, metadata_of(model) | changes, tensors_of(model), model.config.model_type)
 
 
-def tensors_of(model: LlamaForCausalLM) -> dict[str, np.ndarray]:
+def tensors_of(model: PreTrainedModel) -> dict[str, np.ndarray]:
     tensors = {}
     for name, parameter in model.named_parameters():
         values = parameter.detach().numpy()
-        if name.endswith(("q_proj.weight", "k_proj.weight")):
+        if model.config.model_type == "llama" and name.endswith(("q_proj.weight", "k_proj.weight")):
             rows = values.reshape(-1, 2, model.config.head_dim // 2, values.shape[1])
             values = np.ascontiguousarray(rows.swapaxes(1, 2).reshape(values.shape))
         if name in TOP:
             tensors[TOP[name]] = values
         else:
             _, _, layer, rest = name.split(".", 3)
-            tensors[f"blk.{layer}.{NAMES[rest.removesuffix('.weight')]}.weight"] = values
+            module, _, part = rest.rpartition(".")
+            tensors[f"blk.{layer}.{NAMES[module]}.{part}"] = values
     return tensors

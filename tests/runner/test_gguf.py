@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from gguf import GGMLQuantizationType, GGUFWriter
-from transformers import LlamaForCausalLM
+from transformers import LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from tests.runner.conftest import make_driver, random_prompt, save_llama
+from tests.runner.conftest import TINY, make_driver, random_prompt, save_llama
 from tests.runner.gguf_files import metadata_of, tensors_of, write_gguf, write_metadata
 from tests.runner.test_logits import assert_logits, capture_logits
 from worker.loader.config import ModelConfig
@@ -142,6 +143,22 @@ def test_gguf_gives_the_logits_of_the_model_it_was_made_from(
     seq = driver.add(random_prompt(30, 1))
     driver.prefill(seq)
     assert_logits(seen[0][0], tiny[1], seq.tokens[:-1])
+
+
+def test_qwen3_in_a_gguf_file(tmp_path: Path) -> None:
+    """Norms of heads; rows of queries and keys are as Hugging Face has them."""
+    torch.manual_seed(0)
+    model = Qwen3ForCausalLM(Qwen3Config(**(TINY | {"head_dim": 16}))).float().eval()
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "norm" in name:
+                weight.add_(torch.randn_like(weight) * 0.2)
+    write_gguf(tmp_path / "a.gguf", model)
+    driver = make_driver(tmp_path / "a.gguf")
+    seen = capture_logits(driver)
+    seq = driver.add(random_prompt(30, 1))
+    driver.prefill(seq)
+    assert_logits(seen[0][0], model, seq.tokens[:-1])
 
 
 def test_yarn_in_a_gguf_file(tmp_path: Path) -> None:

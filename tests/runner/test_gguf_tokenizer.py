@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 
 from tests.runner.byte_tokenizer import byte_tokenizer
 from tests.runner.gguf_files import write_metadata
-from worker.loader.errors import ModelConfigError, ModelError
+from worker.loader.errors import ModelConfigError
 from worker.loader.source import ModelSource, SourceFormat
 from worker.loader.tokenizer import load_tokenizer_files
 
@@ -88,6 +88,8 @@ def test_sentence_piece(tmp_path: Path, keys: dict[str, Any], expected: list[str
         ("gpt-2", ["Ġ1", "2", "3", "45"]),
         ("smollm", ["Ġ", "1", "2", "3", "4", "5"]),
         ("llama-bpe", ["<s>", "Ġ", "123", "45"]),
+        ("qwen2", ["Ġ", "1", "2", "3", "4", "5"]),
+        ("tekken", ["<s>", "Ġ", "1", "2", "3", "4", "5"]),
     ],
 )
 def test_how_numbers_are_cut(tmp_path: Path, pre: str, expected: list[str]) -> None:
@@ -118,7 +120,7 @@ def test_files_have_the_named_tokens_and_templates(tmp_path: Path) -> None:
     ("keys", "message"),
     [
         ({"model": "bert"}, "tokenizer.ggml.model is 'bert'; one of gpt2, llama"),
-        ({"pre": "qwen2"}, "tokenizer.ggml.pre is 'qwen2'; one of gpt-2, smollm, llama-bpe"),
+        ({"pre": "bloom"}, "tokenizer.ggml.pre is 'bloom'; one of gpt-2, smollm, llama-bpe"),
         ({"pre": None}, "lacks tokenizer.ggml.pre"),
         ({"merges": None}, "lacks tokenizer.ggml.merges"),
         ({"merges": ["1 2", "x yz"]}, "tokenizer.ggml.merges: "),
@@ -133,6 +135,34 @@ def test_what_cannot_be_made_a_tokenizer_is_named(tmp_path: Path, keys: dict[str
     assert message in str(caught.value) and str(caught.value).startswith("a.gguf")
 
 
-def test_a_sentence_piece_that_cannot_be_converted_is_an_error_of_the_model(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"a\.gguf has no tokenizer that can be read"):
-        files_of(tmp_path, SENTENCE_PIECE | {"scores": None})
+@pytest.mark.parametrize(
+    ("scores", "message"),
+    [
+        (None, "lacks tokenizer.ggml.scores"),
+        ([0.0], "scores has 1 scores for 265 tokens"),
+        (["a"], "a list of numbers"),
+    ],
+)
+def test_a_sentence_piece_without_its_scores(tmp_path: Path, scores: object, message: str) -> None:
+    with pytest.raises(ModelConfigError, match=message):
+        files_of(tmp_path, SENTENCE_PIECE | {"scores": scores})
+
+
+@pytest.mark.parametrize(
+    ("scores", "expected"),
+    [
+        ({"ab": -1.0, "bc": -2.0}, ["ab", "c", "▁", "aa", "a"]),
+        ({"ab": -2.0, "bc": -1.0}, ["a", "bc", "▁", "aa", "a"]),
+    ],
+)
+def test_pieces_are_joined_by_their_scores(tmp_path: Path, scores: dict[str, float], expected: list[str]) -> None:
+    """The best first, the leftmost of equals."""
+    pieces = ["<unk>", "a", "b", "c", "ab", "bc", "aa", "▁"]
+    keys = {"model": "llama", "tokens": pieces, "unknown_token_id": 0, "add_space_prefix": False,
+            "token_type": [2] + [1] * 7, "scores": [scores.get(piece, 0.0) for piece in pieces]}  # fmt: skip
+    assert tokens_of(tmp_path, keys, "abc aaa") == expected
+
+
+def test_a_space_goes_before_each_text_between_special_tokens(tmp_path: Path) -> None:
+    assert tokens_of(tmp_path, SENTENCE_PIECE, "ab<|user|>ab ab") == ["<s>", "▁ab", "<|user|>", "▁ab", "▁ab"]
+    assert tokens_of(tmp_path, SENTENCE_PIECE, " ab") == ["<s>", "▁", "▁ab"]

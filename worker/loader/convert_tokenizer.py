@@ -16,17 +16,16 @@ MAX_SUMMARY = 300
 
 
 def convert_tokenizer(path: Path) -> dict[str, bytes]:
-    """The files of a directory's tokenizer, or of a GGUF file's. Takes seconds, and runs no code of the model's.
+    """The files of a directory's tokenizer. Takes seconds, and runs no code of the model's.
 
     Raises ModelNotFoundError.
     """
     from transformers import AutoTokenizer
 
-    folder, options = (path, {}) if path.is_dir() else (path.parent, {"gguf_file": path.name})
-    if path.is_dir() and not any((path / name).is_file() for name in SOURCES):
+    if not any((path / name).is_file() for name in SOURCES):
         raise ModelNotFoundError(f"{path} has no tokenizer: none of {', '.join(SOURCES)} is there")
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, **options)
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     except Exception as error:  # whatever a reader of many formats raises is about these files
         summary = " ".join(str(error).split())[:MAX_SUMMARY] or type(error).__name__
         raise ModelNotFoundError(f"{path} has no tokenizer that can be read: {summary}") from error

@@ -92,6 +92,12 @@ class Fields:
             raise self.error(key, "a list of whole numbers")
         return value
 
+    def numbers(self, key: str) -> list[float]:
+        value = self._get(key, None)
+        if not isinstance(value, list) or not all(type(item) in (int, float) for item in value):
+            raise self.error(key, "a list of numbers")
+        return value
+
     def token_ids(self, key: str) -> list[int]:
         """One id or a list of them; none where the field is absent."""
         value = self._get(key, [])

@@ -1,6 +1,5 @@
 """Checkpoint of a GGUF file under Hugging Face's names: dequantised as it is read."""
 
-import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -11,52 +10,37 @@ from worker.kernels.weights import Blocks
 from worker.loader.config import ModelConfig
 from worker.loader.errors import WeightsError
 from worker.loader.gguf_blocks import read_blocks
+from worker.loader.gguf_families import ARCHITECTURE, FAMILIES
 from worker.loader.gguf_file import GGUFTensor, read_gguf
 
-_TOP = {
-    "token_embd.weight": "model.embed_tokens.weight",
-    "output_norm.weight": "model.norm.weight",
-    "output.weight": "lm_head.weight",
-}
-_BLOCK = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-_BLOCK_NAME = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 _IN_CONFIG = {"rope_freqs.weight"}
-_INTERLEAVED = re.compile(r"\.self_attn\.[qk]_proj\.")
-"""llama.cpp stores the rows of q and k so that rotary pairs are neighbours (i, i + 1) in place of (i, i + D/2)."""
 
 
 class GGUFCheckpoint:
-    """Implements `Checkpoint` for llama-like GGUF files."""
+    """Implements `Checkpoint`."""
 
     def __init__(self, path: Path, config: ModelConfig) -> None:
         self._head_dim = config.head_dim
-        tensors = read_gguf(path).tensors
-        self._tensors = {_hf_name(name): tensor for name, tensor in tensors.items() if name not in _IN_CONFIG}
+        file = read_gguf(path)
+        self._family = FAMILIES[file.metadata[ARCHITECTURE]]
+        self._tensors = {
+            self._family.hf_name(name): tensor for name, tensor in file.tensors.items() if name not in _IN_CONFIG
+        }
 
     def names(self) -> Iterable[str]:
         return self._tensors
 
     def tensor(self, name: str, packed: bool = False) -> "GGUFLazyTensor":
-        interleaved = _INTERLEAVED.search(name) is not None
-        return GGUFLazyTensor(self._tensors[name], self._head_dim if interleaved else None)
+        return GGUFLazyTensor(self._tensors[name], self._head_dim if self._family.pairs_neighbours(name) else None)
 
 
 class GGUFLazyTensor:
-    """Implements `LazyTensor`. Slices of the first dimension dequantise only their rows."""
+    """Implements `LazyTensor`. Slices of the first dimension dequantise only their rows. `paired_head_dim`: of heads
+    whose rotary pairs are neighbours."""
 
-    def __init__(self, tensor: GGUFTensor, interleaved_head_dim: int | None) -> None:
+    def __init__(self, tensor: GGUFTensor, paired_head_dim: int | None) -> None:
         self._tensor = tensor
-        self._head_dim = interleaved_head_dim
+        self._head_dim = paired_head_dim
         self.shape = tensor.shape
 
     def read(self, dim: int = 0, start: int = 0, length: int | None = None) -> Tensor:
@@ -88,11 +72,3 @@ class GGUFLazyTensor:
     def _to_neox(rows: Tensor, head_dim: int) -> Tensor:
         """Whole heads of rows, from neighbouring pairs to halves."""
         return rows.view(-1, head_dim // 2, 2, rows.shape[1]).transpose(1, 2).reshape(rows.shape)
-
-
-def _hf_name(name: str) -> str:
-    """Names without a counterpart are kept, and then reported as unexpected."""
-    match = _BLOCK_NAME.fullmatch(name)
-    if match and match[2] in _BLOCK:
-        return f"model.layers.{match[1]}.{_BLOCK[match[2]]}.{match[3]}"
-    return _TOP.get(name, name)

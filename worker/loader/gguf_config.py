@@ -7,11 +7,10 @@ from worker.loader.ending_tokens import ending_tokens
 from worker.loader.errors import UnknownArchitectureError, WeightsError
 from worker.loader.families.dense import head_dim, num_kv_heads
 from worker.loader.fields import Fields
+from worker.loader.gguf_families import ARCHITECTURE, FAMILIES
 from worker.loader.gguf_file import GGUFFile, read_gguf
 from worker.loader.rope import YARN_BETA_FAST, YARN_BETA_SLOW, RopeConfig, YarnScaling, yarn_attention_factor
 
-ARCHITECTURES = {"llama": "LlamaForCausalLM"}
-"""`general.architecture` of a GGUF file → architecture name of its Hugging Face twin."""
 TOKENIZER = "tokenizer.ggml."
 EMBEDDING, HEAD, ROPE_DIVISORS = "token_embd.weight", "output.weight", "rope_freqs.weight"
 ENDING_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
@@ -33,9 +32,9 @@ def load_gguf_config(path: Path) -> ModelConfig:
 def config_from_gguf(file: GGUFFile, name: str) -> ModelConfig:
     """`name` of the file stands in messages. Raises ModelConfigError or WeightsError."""
     fields = Fields(file.metadata, name)
-    kind = fields.text("general.architecture", "")
-    if kind not in ARCHITECTURES:
-        known = ", ".join(sorted(ARCHITECTURES))
+    kind = fields.text(ARCHITECTURE, "")
+    if kind not in FAMILIES:
+        known = ", ".join(sorted(FAMILIES))
         raise UnknownArchitectureError(f"GGUF architecture {kind!r} is not supported; known: {known}")
     fields.expect("general.type", "model")
     fields.expect("split.count", 0, 1)
@@ -49,7 +48,7 @@ def config_from_gguf(file: GGUFFile, name: str) -> ModelConfig:
     vocab_size = _vocab_size(file)
     eos_token_ids, remarks = _endings(fields, vocab_size)
     config = ModelConfig(
-        architecture=ARCHITECTURES[kind],
+        architecture=FAMILIES[kind].architecture,
         hidden_size=hidden_size,
         num_layers=fields.integer(f"{kind}.block_count", most=MAX_LAYERS),
         num_heads=num_heads,

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from common.tokenizer_file import read_tokenizer
-from worker.loader.convert_tokenizer import convert_tokenizer
 from worker.loader.errors import ModelConfigError
 from worker.loader.fields import Fields
 from worker.loader.gguf_config import TOKENIZER
 from worker.loader.gguf_file import read_gguf
+from worker.loader.gguf_sentence_piece import sentence_piece
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -24,6 +23,12 @@ _CONTROL, _USER_DEFINED = 3, 4
 _LLAMA3_WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
     r"|\s+(?!\S)|\s+"
+)
+_QWEN2_WORDS = _LLAMA3_WORDS.replace(r"\p{N}{1,3}", r"\p{N}")
+_TEKKEN_WORDS = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _NAMED_TOKENS = {
     "bos_token": "bos_token_id",
@@ -53,15 +58,15 @@ SPLITTINGS: Mapping[str, Splitting] = {
     "llama-bpe": _LLAMA3,
     "llama-v3": _LLAMA3,
     "llama3": _LLAMA3,
+    "qwen2": Splitting(_QWEN2_WORDS),
+    "deepseek-r1-qwen": Splitting(_QWEN2_WORDS),
+    "tekken": Splitting(_TEKKEN_WORDS, takes_whole_words=True, adds_bos=True),
 }
 """By `tokenizer.ggml.pre`. A guess at another one would give other tokens than the model was trained on."""
 
 
 def gguf_tokenizer_files(path: Path) -> dict[str, bytes]:
-    """In the layout of a Hugging Face directory. Raises ModelConfigError or WeightsError.
-
-    A byte-level BPE is built here in well under a second; `transformers` converts SentencePiece's, which takes seconds.
-    """
+    """In the layout of a Hugging Face directory. Raises ModelConfigError or WeightsError."""
     fields = Fields(read_gguf(path).metadata, path.name)
     kind = fields.text(f"{TOKENIZER}model", one_of=(BYTE_LEVEL, SENTENCE_PIECE))
     tokens = fields.texts(f"{TOKENIZER}tokens")
@@ -70,8 +75,7 @@ def gguf_tokenizer_files(path: Path) -> dict[str, bytes]:
         splitting = SPLITTINGS[fields.text(f"{TOKENIZER}pre", one_of=SPLITTINGS)]
         tokenizer, adds_bos = _byte_level(fields, tokens, splitting), splitting.adds_bos
     else:
-        tokenizer, adds_bos = read_tokenizer(convert_tokenizer(path)["tokenizer.json"]), True
-        _set_space_prefix(tokenizer, fields.flag(f"{TOKENIZER}add_space_prefix", True))
+        tokenizer, adds_bos = sentence_piece(fields, TOKENIZER, tokens), True
     _add_special_tokens(fields, tokenizer, tokens)
     _set_ends(fields, tokenizer, named, adds_bos)
     config = {**named, "tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
@@ -108,16 +112,6 @@ def _byte_level(fields: Fields, tokens: list[str], splitting: Splitting) -> "Tok
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(splits)
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
-
-
-def _set_space_prefix(tokenizer: "Tokenizer", is_added: bool) -> None:
-    """SentencePiece's tokenizers begin a text with a space, unless the file says not to."""
-    from tokenizers import decoders, pre_tokenizers
-
-    if is_added:
-        return
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never", split=False)
-    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
 
 
 def _add_special_tokens(fields: Fields, tokenizer: "Tokenizer", tokens: list[str]) -> None:

@@ -1,0 +1,55 @@
+"""Architectures of GGUF files: which model each is, and how its tensors are called and stored. No torch."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+ARCHITECTURE = "general.architecture"
+_TOP = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}
+_DENSE = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_HEAD_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
+_BLOCK_NAME = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
+_ROTATED = re.compile(r"\.self_attn\.[qk]_proj\.")
+
+
+@dataclass(frozen=True, slots=True)
+class GGUFFamily:
+    architecture: str
+    """Of its Hugging Face twin."""
+    has_neighbouring_pairs: bool = False
+    """Rows of the projections to queries and keys are stored so that rotary pairs are neighbours (i, i + 1), in place
+    of (i, i + D/2)."""
+    others: Mapping[str, str] = field(default_factory=dict)
+    """Tensors of a layer beyond those that all have, or under another name."""
+
+    def hf_name(self, name: str) -> str:
+        """A name without a counterpart is kept, and then reported as unexpected."""
+        match = _BLOCK_NAME.fullmatch(name)
+        if match is None:
+            return _TOP.get(name, name)
+        module = self.others.get(match[2], _DENSE.get(match[2]))
+        return name if module is None else f"model.layers.{match[1]}.{module}.{match[3]}"
+
+    def pairs_neighbours(self, hf_name: str) -> bool:
+        return self.has_neighbouring_pairs and _ROTATED.search(hf_name) is not None
+
+
+FAMILIES = {
+    "llama": GGUFFamily("LlamaForCausalLM", has_neighbouring_pairs=True),
+    "qwen3": GGUFFamily("Qwen3ForCausalLM", others=_HEAD_NORMS),
+}
+"""By what `general.architecture` says. Mistral's files say llama."""
