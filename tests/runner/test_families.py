@@ -15,6 +15,8 @@ from transformers import (
     PreTrainedModel,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 
 from tests.runner.conftest import TINY, greedy_reference, make_driver, random_prompt
@@ -41,6 +43,13 @@ FAMILIES = {
     ),
     # Wide enough for the kernels that a CPU has of its own.
     "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**(TINY | {"head_dim": 16, "intermediate_size": 96}))),
+    "qwen3-moe": lambda: Qwen3MoeForCausalLM(
+        Qwen3MoeConfig(
+            **(TINY | {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "head_dim": 16}),
+            norm_topk_prob=True,
+            mlp_only_layers=[0],
+        )
+    ),
     "qwen3-bias": lambda: Qwen3ForCausalLM(Qwen3Config(**(TINY | {"attention_bias": True}))),
 }
 

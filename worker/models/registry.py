@@ -10,6 +10,7 @@ from worker.models.deepseek import DeepseekForCausalLM
 from worker.models.llama import LlamaForCausalLM
 from worker.models.mistral import MistralForCausalLM
 from worker.models.qwen3 import Qwen3ForCausalLM
+from worker.models.qwen3_moe import Qwen3MoeForCausalLM
 
 MODELS: dict[str, Callable[[Any, LayerSetup], CausalLM]] = {
     "DeepseekV3ForCausalLM": DeepseekForCausalLM,
@@ -17,6 +18,7 @@ MODELS: dict[str, Callable[[Any, LayerSetup], CausalLM]] = {
     "LlamaForCausalLM": LlamaForCausalLM,
     "MistralForCausalLM": MistralForCausalLM,
     "Qwen3ForCausalLM": Qwen3ForCausalLM,
+    "Qwen3MoeForCausalLM": Qwen3MoeForCausalLM,
 }
 """One for each architecture that the loader reads configurations of; it takes its own family's."""
 

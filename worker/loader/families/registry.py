@@ -7,6 +7,7 @@ from worker.loader.families.deepseek import deepseek_v3_config, deepseek_v32_con
 from worker.loader.families.llama import llama_config
 from worker.loader.families.mistral import mistral_config
 from worker.loader.families.qwen3 import qwen3_config
+from worker.loader.families.qwen3_moe import qwen3_moe_config
 from worker.loader.fields import Fields
 
 FAMILIES: dict[str, Callable[[Fields], ModelConfig]] = {
@@ -15,6 +16,7 @@ FAMILIES: dict[str, Callable[[Fields], ModelConfig]] = {
     "LlamaForCausalLM": llama_config,
     "MistralForCausalLM": mistral_config,
     "Qwen3ForCausalLM": qwen3_config,
+    "Qwen3MoeForCausalLM": qwen3_moe_config,
 }
 """Each reads all fields that its models need, apart from `architectures` and ending tokens. `worker/models/registry.py`
 has a model for each."""
