@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.kernels.latent_rig import LatentRows, mla_spec
 from tests.kernels.rig import BACKENDS, DTYPES, Rig, Rows
 from tests.runner.conftest import greedy_reference, make_driver, random_prompt, save_llama
 from worker.kernels.select import Kernels
@@ -159,3 +160,43 @@ def test_a_models_tokens_equal_transformers(tmp_path: Path) -> None:
     driver.decode(c, a)
     for seq in (a, b, c):
         assert seq.output == greedy_reference(model, seq.tokens[: seq.num_prompt], len(seq.output))
+
+
+def test_long_rows_of_latents_get_extra_programs(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    from worker.kernels.triton import gqa_splits
+
+    monkeypatch.setattr(gqa_splits, "LONG", 32)
+    num_rows = 4 if rig.device.type == "cpu" else 1000
+    lens = [150, 3, 260, 33, *[5] * num_rows, 40, 135]
+    rows = LatentRows(rig, mla_spec(rig), [2] * len(lens), lens, 16, uniform_len=2, num_padding=2)
+    (part,) = rows.metadata.parts
+    assert part.splits.usual == 1 and part.splits.num_extra > 0
+    rig.assert_close(rows.attend(), rows.exact())
+
+
+@pytest.mark.parametrize("num_heads", [3, 40])
+def test_latents_of_chunks_are_split_where_these_are_few(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, num_heads: int
+) -> None:
+    from worker.kernels.triton import gqa_splits
+
+    monkeypatch.setattr(gqa_splits, "SHORT", 32)
+    rows = LatentRows(rig, mla_spec(rig, num_heads), [1, 5, 3], [20, 260, 3], 16)
+    if num_heads == 3:
+        assert rows.metadata.parts[-1].splits.usual > 1
+    rig.assert_close(rows.attend(), rows.exact())
+
+
+@pytest.mark.parametrize("num_pieces", [1, 3])
+def test_the_context_of_a_long_chunk_is_expanded_in_pieces(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, num_pieces: int
+) -> None:
+    from worker.kernels.triton import mla
+
+    monkeypatch.setattr(mla, "LONG_CHUNK", 30)
+    monkeypatch.setattr(mla, "EXPANDED_BYTES", 80 * 3 * 48 * rig.dtype.itemsize if num_pieces > 1 else 1 << 27)
+    rows = LatentRows(rig, mla_spec(rig), [1, 5, 50, 7, 140], [9, 5, 190, 20, 140], 16)
+    assert [type(part).__name__ for part in rows.metadata.parts] == [
+        "Absorbed", "Absorbed", "Expanded", "Absorbed", "Expanded",
+    ]  # fmt: skip
+    rig.assert_close(rows.attend(), rows.exact())

@@ -30,13 +30,17 @@ YARN = {
     "rope_type": "yarn", "factor": 4.0, "mscale": 1.0, "mscale_all_dim": 0.7, "beta_fast": 32, "beta_slow": 1,
     "original_max_position_embeddings": 64, "rope_theta": 10000.0,
 }  # fmt: skip
+EXPERTS = {
+    "first_k_dense_replace": 1, "moe_intermediate_size": 32, "n_routed_experts": 8, "n_shared_experts": 2, "n_group": 4,
+    "topk_group": 2, "num_experts_per_tok": 3,
+}  # fmt: skip
 INDEX = {"index_topk": 16, "index_head_dim": 32, "index_n_heads": 8}
 FAMILIES = {
-    "deepseek-v3": lambda: DeepseekV3ForCausalLM(DeepseekV3Config(**(LATENT | {"rope_parameters": YARN}))),
+    "deepseek-v3": lambda: DeepseekV3ForCausalLM(DeepseekV3Config(**(LATENT | EXPERTS | {"rope_parameters": YARN}))),
     "deepseek-v3-plain-queries": lambda: DeepseekV3ForCausalLM(
         DeepseekV3Config(**(LATENT | {"q_lora_rank": None, "rope_interleave": False}))
     ),
-    "deepseek-v32": lambda: DeepseekV32ForCausalLM(DeepseekV32Config(**(LATENT | INDEX))),
+    "deepseek-v32": lambda: DeepseekV32ForCausalLM(DeepseekV32Config(**(LATENT | EXPERTS | INDEX))),
     "mistral": lambda: MistralForCausalLM(MistralConfig(**(TINY | {"sliding_window": None}))),
     "mistral-untied": lambda: MistralForCausalLM(
         MistralConfig(**(TINY | {"sliding_window": None, "tie_word_embeddings": False}))

@@ -7,6 +7,7 @@ from worker.layers.blocks import DecoderLayer, GatedMLP
 from worker.layers.decoder import Decoder
 from worker.layers.embedding import OutputHead
 from worker.layers.mla import IndexShape, LatentSelfAttention, MlaShape
+from worker.layers.moe import MoeBlock
 from worker.layers.rope import rope_table
 from worker.layers.setup import LayerSetup
 from worker.loader.families.deepseek import DeepseekConfig
@@ -62,4 +63,6 @@ def _attention_shape(config: DeepseekConfig) -> MlaShape:
 
 
 def _mlp(config: DeepseekConfig, setup: LayerSetup, number: int) -> nn.Module:
+    if number >= config.num_dense_layers and config.experts is not None:
+        return MoeBlock(setup, config.hidden_size, config.experts)
     return GatedMLP(setup, config.hidden_size, config.intermediate_size)

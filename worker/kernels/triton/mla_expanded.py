@@ -66,8 +66,8 @@ def attend_expanded_kernel(
     total = tl.load(state_total + place, mask=is_read, other=0.0)
     mixed = tl.load(state_mixed + place[:, None] * VALUE + v, mask=is_read[:, None], other=0.0)
 
-    key_limit = before + i + 1 - first_key
-    end = tl.maximum(0, tl.minimum(num_keys, tl.max(tl.where(is_query, key_limit, 0), 0)))
+    key_limit = tl.minimum(num_keys, before + i + 1 - first_key)
+    end = tl.maximum(0, tl.max(tl.where(is_query, key_limit, 0), 0))
     seen_by_all = tl.maximum(0, tl.minimum(end, tl.min(key_limit, 0))) // KEYS * KEYS
     of_head = expanded + head * (NOPE + VALUE)
     for at in tl.range(0, seen_by_all, KEYS, num_stages=STAGES):

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from worker.loader.config import MAX_CONTEXT, MAX_LAYERS, MAX_SIZE, MAX_VOCABULARY, ModelConfig
+from worker.loader.experts import ExpertsConfig
 from worker.loader.families.dense import DTYPES
 from worker.loader.fields import Fields
 from worker.loader.hf_rope import hf_rope
@@ -18,19 +19,6 @@ class IndexConfig:
     num_heads: int
     head_dim: int
     top_k: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExpertsConfig:
-    num_experts: int
-    num_shared_experts: int
-    top_k: int
-    intermediate_size: int
-    """Of one expert."""
-    num_groups: int
-    num_top_groups: int
-    is_normalised: bool
-    scale: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,8 +125,6 @@ def _num_dense_layers(fields: Fields, num_layers: int) -> int:
     fields.expect("moe_layer_freq", 1)
     num_dense = min(fields.integer("first_k_dense_replace", least=0), num_layers)
     kinds = ["dense"] * num_dense + ["sparse"] * (num_layers - num_dense)
-    if num_dense < num_layers:
-        raise fields.error("first_k_dense_replace", "the number of layers (experts are not supported yet)")
     if fields.texts("mlp_layer_types", kinds) != kinds:
         raise fields.error("mlp_layer_types", f"dense in the first {num_dense} layers and sparse in the others")
     return num_dense
@@ -152,11 +138,15 @@ def _experts(fields: Fields) -> ExpertsConfig:
     if num_experts % num_groups:
         raise fields.error("n_group", f"a divisor of the {num_experts} experts")
     num_top_groups = fields.integer("topk_group", most=num_groups)
+    size = fields.integer("moe_intermediate_size", most=MAX_SIZE)
     return ExpertsConfig(
         num_experts=num_experts,
-        num_shared_experts=fields.integer("n_shared_experts", 0, least=0),
+        is_sigmoid=True,
+        has_correction=True,
+        has_float32_router=True,
+        shared_size=fields.integer("n_shared_experts", 0, least=0, most=MAX_SIZE) * size,
         top_k=fields.integer("num_experts_per_tok", most=num_experts // num_groups * num_top_groups),
-        intermediate_size=fields.integer("moe_intermediate_size", most=MAX_SIZE),
+        intermediate_size=size,
         num_groups=num_groups,
         num_top_groups=num_top_groups,
         is_normalised=fields.flag("norm_topk_prob"),
