@@ -17,11 +17,11 @@ from torch.nn import functional
 from bench.common import Figure, finish, parse_arguments
 from worker.kernels.interface import (
     EMBEDDING,
+    GATED_ACTIVATION,
     GQA,
     LINEAR,
     PREPARE_STEP,
     RMS_NORM,
-    SILU_AND_MUL,
     ActivationSpec,
     EmbeddingSpec,
     GqaCache,
@@ -263,7 +263,7 @@ def measure_small(bench: Bench, num_rows: int) -> None:
     """Operations over activations: launches, more than bytes."""
     shapes, dtype = bench.shapes, bench.dtype
     norm = bench.kernels.choose(RMS_NORM, NormSpec(shapes.hidden), dtype)
-    silu = bench.kernels.choose(SILU_AND_MUL, ActivationSpec(shapes.intermediate), dtype)
+    silu = bench.kernels.choose(GATED_ACTIVATION, ActivationSpec(shapes.intermediate), dtype)
     embed = bench.kernels.choose(EMBEDDING, EmbeddingSpec(shapes.hidden), dtype)
     x, residual, weight = (
         bench.noise(num_rows, shapes.hidden),
@@ -274,7 +274,7 @@ def measure_small(bench: Bench, num_rows: int) -> None:
     ids = torch.randint(shapes.vocab, (num_rows,), device=bench.device)
     for name, call in {
         "add_norm": lambda: norm.add_norm(x, residual, weight, 1e-6, Group()),
-        "silu_and_mul": lambda: silu(gate_up),
+        "gated_activation": lambda: silu(gate_up),
         "embedding": lambda: embed(ids, table),
     }.items():
         bench.keep(f"{name}_{num_rows}_us", bench.time_us([call] * 20))

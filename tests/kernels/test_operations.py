@@ -6,12 +6,12 @@ import torch
 from tests.kernels.rig import Rig
 from worker.kernels.interface import (
     EMBEDDING,
+    GATED_ACTIVATION,
     LINEAR,
     MOVE_ENTRIES,
     PREPARE_STEP,
     REMEMBER,
     RMS_NORM,
-    SILU_AND_MUL,
     ActivationSpec,
     EmbeddingSpec,
     LinearSpec,
@@ -41,11 +41,22 @@ def test_add_rms_norm_updates_the_residual_in_place(rig: Rig) -> None:
     rig.assert_close(normed, exact)
 
 
-def test_silu_and_mul(rig: Rig) -> None:
+def test_gated_activations(rig: Rig) -> None:
     x = rig.noise(5, 128)
     gate, up = x.double().chunk(2, -1)
-    exact = gate * gate.sigmoid() * up
-    rig.assert_close(rig.choose(SILU_AND_MUL, ActivationSpec(64))(x), exact)
+    rig.assert_close(rig.choose(GATED_ACTIVATION, ActivationSpec(64))(x.clone()), gate * gate.sigmoid() * up)
+    exact = torch.nn.functional.gelu(gate, approximate="tanh") * up
+    rig.assert_close(rig.choose(GATED_ACTIVATION, ActivationSpec(64, "gelu_tanh"))(x.clone()), exact)
+
+
+def test_a_norm_with_a_float32_weight(rig: Rig) -> None:
+    """Which is not rounded to the dtype of what it norms."""
+    x, weight = rig.noise(3, 96), 1 + 1e-4 * torch.arange(96, dtype=torch.float32, device=rig.device)
+    exact = x.double() * (x.double().square().mean(-1, keepdim=True) + 1e-5).rsqrt() * weight.double()
+    kernel = rig.choose(RMS_NORM, NormSpec(96, has_float32_weight=True))
+    rig.assert_close(kernel.norm(x, weight, 1e-5), exact)
+    normed, _ = kernel.add_norm(x.clone(), torch.zeros_like(x), weight, 1e-5, Group())
+    rig.assert_close(normed, exact)
 
 
 def test_embedding(rig: Rig) -> None:

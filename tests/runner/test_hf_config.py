@@ -203,8 +203,8 @@ def test_architectures_that_are_none(names: object) -> None:
 
 
 def test_the_architecture_is_told_before_a_field_that_belongs_to_it() -> None:
-    with pytest.raises(UnknownArchitectureError, match=r"'Gemma3ForCausalLM'.*LlamaForCausalLM"):
-        read(architectures=["Gemma3ForCausalLM"], hidden_activation="gelu_pytorch_tanh")
+    with pytest.raises(UnknownArchitectureError, match=r"'GemmaForCausalLM'.*LlamaForCausalLM"):
+        read(architectures=["GemmaForCausalLM"], hidden_activation="gelu_pytorch_tanh")
 
 
 # --- quantised checkpoints
@@ -313,11 +313,11 @@ def test_published_qwen3_and_mistral() -> None:
 @pytest.mark.parametrize(
     ("config", "changes", "field"),
     [
-        (QWEN3_8B, {"use_sliding_window": True, "sliding_window": 4096}, "sliding_window"),
-        (QWEN3_8B, {"layer_types": ["sliding_attention"] * 36}, "layer_types"),
+        (QWEN3_8B, {"layer_types": ["full_attention"] * 35}, "layer_types"),
+        (QWEN3_8B, {"layer_types": ["sliding_attention"] * 36}, "sliding_window"),
         (QWEN3_8B, {"mlp_bias": True}, "mlp_bias"),
         (QWEN3_8B, {"num_experts": 8}, "num_experts"),
-        (MISTRAL_7B_V03, {"sliding_window": 4096}, "sliding_window"),
+        (MISTRAL_7B_V03, {"layer_types": ["sliding_attention"] * 32}, "layer_types"),
         (MISTRAL_7B_V03, {"attention_bias": True}, "attention_bias"),
     ],
 )
@@ -331,6 +331,11 @@ def test_what_qwen3_and_mistral_do_not_have_is_refused(
 def test_a_window_that_is_not_mentioned_is_the_familys_own() -> None:
     """`transformers` takes 4,096 for a Mistral; beyond that the two would differ."""
     config = {key: value for key, value in MISTRAL_7B_V03.items() if key != "sliding_window"}
-    with pytest.raises(ModelConfigError, match="sliding_window"):
-        config_from_hf(config, {})
-    assert config_from_hf({**config, "max_position_embeddings": 4096}, {}).max_model_len == 4096
+    assert config_from_hf(config, {}).windows == (4096,) * 32
+    assert config_from_hf({**config, "max_position_embeddings": 4096}, {}).windows == (), "none hides anything"
+    assert config_from_hf({**config, "sliding_window": None}, {}).windows == ()
+
+
+def test_windows_of_qwens_later_layers() -> None:
+    changes = {"use_sliding_window": True, "sliding_window": 4096, "max_window_layers": 34}
+    assert config_from_hf({**QWEN3_8B, **changes}, {}).windows == (None,) * 34 + (4096,) * 2

@@ -40,7 +40,8 @@ class GqaBuilder:
 
     def pool_specs(self) -> list[PoolSpec]:
         """The one pool: blocks of this rank, all layers, K and V."""
-        values = 2 * len(self._layers) * self._block_size * self._shape.num_kv_heads * self._shape.head_dim
+        shape = self._shape
+        values = len(self._layers) * self._block_size * shape.num_kv_heads * (shape.head_dim + shape.value_dim)
         return [PoolSpec(PoolKind.PAGE, values * self._shape.dtype.itemsize)]
 
     def allocate(self, plan: PoolPlan) -> None:

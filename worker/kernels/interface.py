@@ -8,7 +8,7 @@ device value on the host.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -30,10 +30,15 @@ class Operation(Generic[SpecT, KernelT]):
 
 # --- norms, activations, embedding
 
+Activation = Literal["silu", "gelu_tanh"]
+"""gelu_tanh: GELU by its approximation with the hyperbolic tangent (arXiv 1606.08415)."""
+
 
 @dataclass(frozen=True, slots=True)
 class NormSpec:
     size: int
+    has_float32_weight: bool = False
+    """Whatever the dtype: of norms whose checkpoints hold the weight's difference from 1."""
 
 
 class RmsNormKernel(Protocol):
@@ -48,11 +53,12 @@ class RmsNormKernel(Protocol):
 @dataclass(frozen=True, slots=True)
 class ActivationSpec:
     size: int
+    kind: Activation = "silu"
 
 
-class SiluAndMulKernel(Protocol):
+class GatedActivationKernel(Protocol):
     def __call__(self, x: Tensor) -> Tensor:
-        """x [T, 2N] holds gate and up side by side: silu(gate) × up, [T, N]. May overwrite x."""
+        """x [T, 2N] holds gate and up side by side: activation(gate) × up, [T, N]. May overwrite x."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +126,19 @@ class GqaSpec:
     window: int | None = None
     """A token sees the last so many tokens, itself included; None: all."""
     has_sinks: bool = False
+    v_head_dim: int | None = None
+    """Of values, where it is not `head_dim`."""
+    rotary_dim: int | None = None
+    """The first so many dimensions of a head are rotated, the others pass; None: all are."""
+
+    @property
+    def value_dim(self) -> int:
+        return self.head_dim if self.v_head_dim is None else self.v_head_dim
+
+
+def is_plain(spec: GqaSpec) -> bool:
+    """Whether values are as wide as keys, and rotated all over: many kernels know nothing else."""
+    return spec.value_dim == spec.head_dim and spec.rotary_dim in (None, spec.head_dim)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,10 +173,10 @@ class QkNorm:
 
 @dataclass(frozen=True, slots=True)
 class RopeTable:
-    """Rotary embedding, neox pairing (i with i + D/2)."""
+    """Rotary embedding, neox pairing (i with i + rotary_dim / 2)."""
 
     cos: Tensor
-    """(c, c) of each position, [positions, D]."""
+    """(c, c) of each position, [positions, rotary_dim]."""
     sin: Tensor
     """(−s, s)"""
 
@@ -185,14 +204,16 @@ class GqaKernel(Protocol):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Norm and rotate q and k, and write k and v where the step's token slots say.
 
-        qkv [T, (H + 2K) × D] → q [T, H, D], k and v [T, K, D]; may overwrite qkv. k and v are as the cache has them:
-        rounded, where it is of float8, so that a token sees the same however the work is cut up.
+        qkv [T, (H + K) × D + K × value_dim] → q [T, H, D], k [T, K, D] and v [T, K, value_dim]; may overwrite qkv. k
+        and v are as the cache has them: rounded, where it is of float8, so that a token sees the same however the work
+        is cut up.
         """
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, cache: GqaCache, metadata: GqaMetadata, sinks: Tensor | None = None
     ) -> Tensor:
-        """Causal attention of each token over its row's context: [T, H × D]. k and v are this step's, written already.
+        """Causal attention of each token over its row's context: [T, H × value_dim]. k and v are this step's, written
+        already.
 
         `sinks`, where the spec has them: [H], a logit of each head that is in the softmax's sum, with no value.
         Reads no cache entry outside a row's context: what is there may be NaN. Rows of the spare slot are undefined.
@@ -271,7 +292,7 @@ class MoveKernel(Protocol):
 
 
 RMS_NORM: Operation[NormSpec, RmsNormKernel] = Operation("rms_norm")
-SILU_AND_MUL: Operation[ActivationSpec, SiluAndMulKernel] = Operation("silu_and_mul")
+GATED_ACTIVATION: Operation[ActivationSpec, GatedActivationKernel] = Operation("gated_activation")
 EMBEDDING: Operation[EmbeddingSpec, EmbeddingKernel] = Operation("embedding")
 LINEAR: Operation[LinearSpec, LinearKernel] = Operation("linear")
 TABLE: Operation[LinearSpec, TableKernel] = Operation("table")

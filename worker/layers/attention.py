@@ -10,8 +10,9 @@ from worker.attention.context import current_context
 from worker.attention.gqa import GqaCacheSpec
 from worker.attention.interface import CacheLayer
 from worker.kernels.interface import GQA, GqaCache, GqaSpec, QkNorm, RopeTable
+from worker.layers.linear import shard_of
 from worker.layers.setup import LayerSetup
-from worker.layers.weighted import WeightedLayer, sibling
+from worker.layers.weighted import WeightedLayer, expect_shape, sibling
 from worker.loader.checkpoint import LazyTensor, WeightTarget
 
 
@@ -56,7 +57,7 @@ class GqaAttention(CacheLayer):
         rope: RopeTable | None,
         sinks: Tensor | None = None,
     ) -> None:
-        super().__init__(GqaCacheSpec(shape, setup.dtype), shape.num_heads * shape.head_dim)
+        super().__init__(GqaCacheSpec(shape, setup.dtype), shape.num_heads * shape.value_dim)
         self._kernel = setup.kernels.choose(GQA, shape, setup.dtype)
         self.norm, self.rope, self._sinks = norm, rope, sinks
         self.number = 0
@@ -71,7 +72,27 @@ class GqaAttention(CacheLayer):
         self.number, self.cache = number, cache
 
     def attend(self, qkv: Tensor) -> Tensor:
-        """[T, (H + 2K) × D] → [T, H × D]."""
+        """[T, (H + K) × D + K × value_dim] → [T, H × value_dim]."""
         metadata = current_context().metadata[self.number]
         q, k, v = self._kernel.write_qkv(qkv, self.norm, self.rope, self.cache, metadata)
         return self._kernel.attend(q, k, v, self.cache, metadata, self._sinks)
+
+
+class Sinks(WeightedLayer):
+    """A logit of each head that is in the softmax's sum, with no value (arXiv 2309.17453); this rank's heads."""
+
+    def __init__(self, setup: LayerSetup, num_heads: int) -> None:
+        super().__init__()
+        self._total = num_heads
+        self._start, self._count = shard_of(num_heads, setup.tp, "sinks")
+        self.logits = torch.zeros(self._count, dtype=setup.dtype, device=setup.device)
+
+    def weight_targets(self, path: str) -> dict[str, WeightTarget]:
+        return {path: self._load}
+
+    def weights(self) -> Iterable[Tensor]:
+        return [self.logits]
+
+    def _load(self, tensor: LazyTensor) -> None:
+        expect_shape(tensor, (self._total,))
+        self.logits.copy_(tensor.read(0, self._start, self._count))

@@ -15,7 +15,7 @@ from worker.kernels.interface import (
     DecoderSpec,
     GqaCache,
 )
-from worker.layers.blocks import DecoderLayer, GatedMLP, SelfAttention
+from worker.layers.blocks import DecoderLayer, GatedMLP, SandwichLayer, SelfAttention
 from worker.layers.embedding import TokenEmbedding
 from worker.layers.norm import RMSNorm
 from worker.layers.setup import LayerSetup
@@ -30,9 +30,13 @@ class PlainLayer:
     mlp: GatedMLP
 
     @classmethod
-    def of(cls, layer: DecoderLayer) -> "PlainLayer | None":
+    def of(cls, layer: nn.Module) -> "PlainLayer | None":
+        if not isinstance(layer, DecoderLayer):
+            return None
         attention, mlp = layer.self_attn, layer.mlp
         if not isinstance(attention, SelfAttention) or not isinstance(mlp, GatedMLP):
+            return None
+        if not attention.is_plain or mlp.gate_up_proj.activation != "silu":
             return None
         return cls((layer.input_layernorm, layer.post_attention_layernorm), attention, mlp)
 
@@ -63,7 +67,7 @@ class WholeDecoder:
         self._bound: BoundWeights = None
 
     @classmethod
-    def find(cls, setup: LayerSetup, layers: Sequence[DecoderLayer], norm: RMSNorm) -> "WholeDecoder | None":
+    def find(cls, setup: LayerSetup, layers: Sequence[nn.Module], norm: RMSNorm) -> "WholeDecoder | None":
         plain = [found for layer in layers if (found := PlainLayer.of(layer)) is not None]
         specs = {layer.spec(norm.weight.numel()) for layer in plain}
         if setup.tp.size > 1 or len(plain) != len(layers) or len(specs) != 1:
@@ -84,7 +88,7 @@ class Decoder(nn.Module):
     """Embedding, layers, norm."""
 
     def __init__(
-        self, setup: LayerSetup, vocab_size: int, hidden_size: int, layers: Sequence[DecoderLayer], eps: float
+        self, setup: LayerSetup, vocab_size: int, hidden_size: int, layers: Sequence[nn.Module], eps: float
     ) -> None:
         super().__init__()
         self.embed_tokens = TokenEmbedding(setup, vocab_size, hidden_size)
@@ -92,11 +96,16 @@ class Decoder(nn.Module):
         self.norm = RMSNorm(setup, hidden_size, eps)
         self._whole = WholeDecoder.find(setup, layers, self.norm)
 
+    def embed(self, input_ids: Tensor) -> Tensor:
+        """int64 [T] → what the first layer takes, [T, hidden]."""
+        x: Tensor = self.embed_tokens(input_ids)
+        return x
+
     def forward(self, input_ids: Tensor) -> Tensor:
         """int64 [T] → the last hidden state, [T, hidden], or [W, hidden] of the tokens that are wanted; complete on
         every rank. Of all others the last layer keeps keys and values, and computes nothing more: in a long prompt
         that is nearly all of its work."""
-        x = self.embed_tokens(input_ids)
+        x = self.embed(input_ids)
         wanted = current_context().wanted
         if self._whole is not None and current_context().cut is None:
             hidden = self._whole(x)
@@ -107,3 +116,19 @@ class Decoder(nn.Module):
             x, residual = layer(x, residual)
         x, residual = last(x, residual, wanted)
         return self.norm.add_norm(x, residual)[0]
+
+
+class SandwichDecoder(Decoder):
+    """Of `SandwichLayer`s, which take what is complete; embeddings are scaled by the root of the hidden size."""
+
+    def __init__(
+        self, setup: LayerSetup, vocab_size: int, hidden_size: int, layers: Sequence[SandwichLayer], eps: float
+    ) -> None:
+        super().__init__(setup, vocab_size, hidden_size, layers, eps)
+        self._tp = setup.tp
+        # Rounded as the activations are, as `transformers` does.
+        self._scale = torch.tensor(hidden_size**0.5, dtype=setup.dtype).item()
+        self.norm = RMSNorm(setup, hidden_size, eps, is_offset=True, takes_parts=False)
+
+    def embed(self, input_ids: Tensor) -> Tensor:
+        return self._tp.all_reduce(super().embed(input_ids)) * self._scale

@@ -85,9 +85,16 @@ class OutputHead(WeightedLayer):
     is a second copy."""
 
     def __init__(
-        self, setup: LayerSetup, vocab_size: int, hidden_size: int, tied_to: TokenEmbedding | None = None
+        self,
+        setup: LayerSetup,
+        vocab_size: int,
+        hidden_size: int,
+        tied_to: TokenEmbedding | None = None,
+        soft_cap: float | None = None,
     ) -> None:
+        """`soft_cap` c: logits become c × tanh(logits / c)."""
         super().__init__()
+        self._soft_cap = soft_cap
         self._setup, self._shard, self._tied_to = setup, VocabularyShard(vocab_size, setup.tp), tied_to
         self._spec = LinearSpec(hidden_size, self._shard.num_rows)
         self._kernel: LinearKernel = setup.kernels.choose(LINEAR, self._spec, setup.dtype)
@@ -116,4 +123,7 @@ class OutputHead(WeightedLayer):
     def forward(self, x: Tensor) -> Tensor | None:
         """[R, hidden] → [R, vocabulary] on rank 0, in the model's dtype; None on the others."""
         logits = self._setup.tp.gather_last(self._kernel(x, self._packed))
-        return logits if logits is None else logits[:, : self._shard.vocab_size]
+        if logits is None:
+            return None
+        logits = logits[:, : self._shard.vocab_size]
+        return logits if self._soft_cap is None else logits.div(self._soft_cap).tanh_().mul_(self._soft_cap)

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from worker.kernels.interface import LINEAR, SILU_AND_MUL, ActivationSpec, LinearSpec, PackedWeight
+from worker.kernels.interface import GATED_ACTIVATION, LINEAR, Activation, ActivationSpec, LinearSpec, PackedWeight
 from worker.layers.loaded import LoadedWeight
 from worker.layers.norm import RMSNorm
 from worker.layers.setup import LayerSetup
@@ -98,20 +98,32 @@ class MergedColumnLinear(LinearBase):
 
 
 class GatedLinear(MergedColumnLinear):
-    """silu(gate) × up of the two projections gate and up: [T, in] → [T, out / 2]."""
+    """activation(gate) × up of the two projections gate and up: [T, in] → [T, out / 2]."""
 
     is_gated = True
 
     def __init__(
-        self, setup: LayerSetup, in_features: int, parts: dict[str, tuple[int, int]], bias: bool = False
+        self,
+        setup: LayerSetup,
+        in_features: int,
+        parts: dict[str, tuple[int, int]],
+        bias: bool = False,
+        activation: Activation = "silu",
     ) -> None:
         super().__init__(setup, in_features, parts, bias)
-        spec = ActivationSpec(self.weight.shape[0] // 2)
-        self._silu_and_mul = setup.kernels.choose(SILU_AND_MUL, spec, setup.dtype)
+        spec = ActivationSpec(self.weight.shape[0] // 2, activation)
+        self.activation = activation
+        self._activate = setup.kernels.choose(GATED_ACTIVATION, spec, setup.dtype)
 
     def forward(self, x: Tensor) -> Tensor:
-        gated = self._kernel.gated(x, self._packed)
-        return self._silu_and_mul(super().forward(x)) if gated is None else gated
+        gated = self._kernel.gated(x, self._packed) if self.activation == "silu" else None
+        return self._activate(super().forward(x)) if gated is None else gated
+
+    def of_norm(self, norm: RMSNorm, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        if self.activation == "silu":
+            return super().of_norm(norm, x, residual)
+        x, residual = norm.add_norm(x, residual)
+        return self(x), residual
 
 
 class RowLinear(LinearBase):

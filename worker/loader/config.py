@@ -27,7 +27,12 @@ class ModelConfig:
     rope: RopeConfig
     tie_word_embeddings: bool
     attention_bias: bool = False
+    """Of the four projections."""
+    qkv_bias: bool = False
+    """Of all but the output's."""
     mlp_bias: bool = False
+    windows: tuple[int | None, ...] = ()
+    """Of each layer: a token sees the last so many, itself included; None: all. Empty: no layer has one."""
     dtype: str = "float32"
     """What the checkpoint is stored in, as far as it says; quantised ones count as float32."""
     quantized: QuantizedWeights | None = None
@@ -40,3 +45,6 @@ class ModelConfig:
     """Every id that ends a sequence. All are in the vocabulary."""
     remarks: tuple[str, ...] = ()
     """What the files say and this engine does not follow, each with file, field and value; for the log."""
+
+    def window(self, layer: int) -> int | None:
+        return self.windows[layer] if self.windows else None

@@ -1,5 +1,7 @@
 """Rotary position embedding as config.json describes it."""
 
+from dataclasses import replace
+
 from worker.loader.fields import Fields
 from worker.loader.rope import (
     YARN_BETA_FAST,
@@ -14,19 +16,41 @@ TYPES = ("default", "linear", "llama3", "yarn")
 DEFAULT_THETA = 10000.0
 
 
-def hf_rope(fields: Fields, max_model_len: int) -> RopeConfig:
-    """`rope_parameters` (transformers 5) or `rope_theta` with `rope_scaling` (older files). Raises ModelConfigError."""
+def hf_rope(
+    fields: Fields, max_model_len: int, *, theta: float = DEFAULT_THETA, is_partial: bool = False
+) -> RopeConfig:
+    """`rope_parameters` (transformers 5) or `rope_theta` with `rope_scaling` (older files). `theta`: where the files
+    do not say; `is_partial`: the family knows `partial_rotary_factor`. Raises ModelConfigError."""
     if "rope_scaling" in fields and "rope_parameters" in fields:
         raise fields.error("rope_scaling", "only one of rope_scaling and rope_parameters")
     rope = fields.section("rope_scaling" if "rope_scaling" in fields else "rope_parameters")
-    theta = rope.number("rope_theta", fields.number("rope_theta", DEFAULT_THETA, above=1), above=1)
-    fields.expect("partial_rotary_factor", 1)
-    rope.expect("partial_rotary_factor", 1)
+    base = rope.number("rope_theta", fields.number("rope_theta", theta, above=1), above=1)
+    factor = _rotary_factor(fields, rope, is_partial)
     fields.expect("rope_interleaved", False)
     original = fields.integer("original_max_position_embeddings", max_model_len)
-    result = _scaled(rope, theta, original)
+    result = _scaled(rope, base, original)
     rope.refuse_unread({"finetuned"})
-    return result
+    return replace(result, rotary_factor=factor)
+
+
+def hf_rope_of_type(fields: Fields, layer_type: str, theta: float | None, *, is_partial: bool = False) -> RopeConfig:
+    """Of the layers of one type, where `rope_parameters` has an object for each. Raises ModelConfigError."""
+    rope = fields.section("rope_parameters").section(layer_type)
+    factor = _rotary_factor(Fields({}, fields.file), rope, is_partial)
+    result = _scaled(rope, rope.number("rope_theta", theta, above=1), fields.integer("max_position_embeddings"))
+    rope.refuse_unread({"finetuned"})
+    return replace(result, rotary_factor=factor)
+
+
+def _rotary_factor(fields: Fields, rope: Fields, is_partial: bool) -> float:
+    if not is_partial:
+        fields.expect("partial_rotary_factor", 1)
+        rope.expect("partial_rotary_factor", 1)
+        return 1.0
+    factor = rope.number("partial_rotary_factor", fields.number("partial_rotary_factor", 1.0))
+    if factor > 1:
+        raise rope.error("partial_rotary_factor", "a number of at most 1")
+    return factor
 
 
 def _scaled(rope: Fields, theta: float, max_position: int) -> RopeConfig:

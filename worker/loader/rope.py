@@ -44,6 +44,12 @@ class RopeConfig:
     """Before any scaling: GGUF's form of Llama 3's, worked out. head_dim / 2 values, or empty."""
     attention_factor: float = 1.0
     """Cosine and sine are multiplied by this."""
+    rotary_factor: float = 1.0
+    """The share of a head, its first dimensions, that is rotated."""
+
+    def rotary_dim(self, head_dim: int) -> int:
+        """Dimensions of a head that are rotated, as `transformers` rounds them."""
+        return int(head_dim * self.rotary_factor)
 
 
 def yarn_attention_factor(factor: float, mscale: float = 1.0) -> float:

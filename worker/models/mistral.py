@@ -4,4 +4,4 @@ from worker.models.dense import DenseForCausalLM
 
 
 class MistralForCausalLM(DenseForCausalLM):
-    """As it is; windows are refused with the configuration."""
+    """As it is."""

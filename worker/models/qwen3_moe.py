@@ -25,6 +25,7 @@ class Qwen3MoeForCausalLM(CausalLM):
             num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
             bias=config.attention_bias,
+            output_bias=config.attention_bias,
             qk_norm_eps=config.rms_norm_eps,
         )
         layers = [

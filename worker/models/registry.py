@@ -7,20 +7,24 @@ from worker.layers.setup import LayerSetup
 from worker.loader.config import ModelConfig
 from worker.models.base import CausalLM
 from worker.models.deepseek import DeepseekForCausalLM
+from worker.models.gemma3 import Gemma3ForCausalLM
 from worker.models.llama import LlamaForCausalLM
 from worker.models.mistral import MistralForCausalLM
+from worker.models.qwen2 import Qwen2ForCausalLM
 from worker.models.qwen3 import Qwen3ForCausalLM
 from worker.models.qwen3_moe import Qwen3MoeForCausalLM
 
 MODELS: dict[str, Callable[[Any, LayerSetup], CausalLM]] = {
     "DeepseekV3ForCausalLM": DeepseekForCausalLM,
     "DeepseekV32ForCausalLM": DeepseekForCausalLM,
+    "Gemma3ForCausalLM": Gemma3ForCausalLM,
     "LlamaForCausalLM": LlamaForCausalLM,
     "MistralForCausalLM": MistralForCausalLM,
+    "Qwen2ForCausalLM": Qwen2ForCausalLM,
     "Qwen3ForCausalLM": Qwen3ForCausalLM,
     "Qwen3MoeForCausalLM": Qwen3MoeForCausalLM,
 }
-"""One for each architecture that the loader reads configurations of; it takes its own family's."""
+"""One for each architecture that the loader reads configurations of; it takes what the family's parser there makes."""
 
 
 def create_model(config: ModelConfig, setup: LayerSetup) -> CausalLM:

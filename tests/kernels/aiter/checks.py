@@ -7,10 +7,10 @@ from torch import Tensor
 from tests.kernels.rig import Rig, Rows
 from worker.kernels.aiter.paged import StepViews
 from worker.kernels.interface import (
+    GATED_ACTIVATION,
     GQA,
     LINEAR,
     RMS_NORM,
-    SILU_AND_MUL,
     ActivationSpec,
     LinearSpec,
     NormSpec,
@@ -52,7 +52,7 @@ def _normed(x: Tensor, weight: Tensor) -> Tensor:
 def silu_and_mul(rig: Rig) -> None:
     x = rig.noise(5, 128)
     gate, up = x.double().chunk(2, -1)
-    rig.assert_close(rig.choose(SILU_AND_MUL, ActivationSpec(64))(x), gate * gate.sigmoid() * up)
+    rig.assert_close(rig.choose(GATED_ACTIVATION, ActivationSpec(64))(x), gate * gate.sigmoid() * up)
 
 
 def linear(rig: Rig) -> None:

@@ -20,10 +20,10 @@ from tests.kernels.aiter.shim import on_cpu
 from tests.kernels.rig import CPU, Rig, Rows
 from worker.kernels.interface import (
     EMBEDDING,
+    GATED_ACTIVATION,
     LINEAR,
     PREPARE_STEP,
     RMS_NORM,
-    SILU_AND_MUL,
     ActivationSpec,
     EmbeddingSpec,
     LinearSpec,
@@ -60,7 +60,7 @@ def _use_everything(rig: Rig) -> None:
     norm.add_norm(x, x.clone(), weight, 1e-6, Group())
     linear = rig.choose(LINEAR, LinearSpec(1024, 1024))
     linear(x, linear.pack(Dense(rig.noise(1024, 1024), weight)))
-    rig.choose(SILU_AND_MUL, ActivationSpec(512))(x)
+    rig.choose(GATED_ACTIVATION, ActivationSpec(512))(x)
     rig.choose(EMBEDDING, EmbeddingSpec(1024))(torch.tensor([1, 2]), x)
     _prepare(rig)
     _sample(rig)

@@ -43,7 +43,7 @@ def test_compiles(architecture: str, tmp_path: Path) -> None:
         "_prepare_kernel",
         "_rank_kernel",
         "_rms_norm_kernel",
-        "_silu_and_mul_kernel",
+        "_gated_activation_kernel",
         "kernel_unified_attention_2d",
         "kernel_unified_attention_3d",
         "narrow_kernel",

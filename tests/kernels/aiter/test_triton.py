@@ -102,7 +102,7 @@ def test_a_tiny_model_whole(tmp_path: Path) -> None:
     runner, info = build_runner(config, Group())
     for names, carried_out in (
         (("rms_norm", "linear", "gqa"), "aiter Triton"),
-        (("silu_and_mul", "embedding", "prepare_step"), "triton"),
+        (("gated_activation", "embedding", "prepare_step"), "triton"),
     ):
         assert {info.kernels[name] for name in names} == {carried_out}
     driver = Driver(runner, info.num_blocks, info.block_size)

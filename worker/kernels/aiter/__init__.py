@@ -16,7 +16,17 @@ from worker.kernels.aiter.elementwise import NativeRmsNorm, NativeSiluAndMul, Tr
 from worker.kernels.aiter.linear import CONFIGURED_ARCHITECTURES, TritonLinear, TunedLinear
 from worker.kernels.aiter.native_gqa import NativeGqa
 from worker.kernels.aiter.triton_gqa import TritonGqa
-from worker.kernels.interface import EMBEDDING, GQA, LINEAR, PREPARE_STEP, RMS_NORM, SILU_AND_MUL, LinearSpec
+from worker.kernels.interface import (
+    EMBEDDING,
+    GATED_ACTIVATION,
+    GQA,
+    LINEAR,
+    PREPARE_STEP,
+    RMS_NORM,
+    ActivationSpec,
+    LinearSpec,
+    NormSpec,
+)
 from worker.kernels.sampling import CHOOSE, LOGPROBS, MASKED_COPY
 from worker.kernels.select import Implementation
 from worker.kernels.weights import Dense
@@ -62,11 +72,19 @@ def _our_own(module: str, name: str) -> Callable[..., Any]:
     return lambda *_: vars(importlib.import_module(f"worker.kernels.triton.{module}"))[name]
 
 
-def _our_silu_and_mul(_spec: object, device: torch.device, _dtype: object) -> Any:
-    from worker.kernels.triton.elementwise import TritonSiluAndMul
+def _our_gated_activation(spec: ActivationSpec, device: torch.device, _dtype: object) -> Any:
+    from worker.kernels.triton.elementwise import TritonGatedActivation
     from worker.kernels.triton.machine import machine_of
 
-    return TritonSiluAndMul(machine_of(device))
+    return TritonGatedActivation(spec.kind, machine_of(device))
+
+
+def _has_plain_weight(spec: NormSpec) -> bool:
+    return not spec.has_float32_weight
+
+
+def _is_silu(spec: ActivationSpec) -> bool:
+    return spec.kind == "silu"
 
 
 def _is_dense(spec: LinearSpec) -> bool:
@@ -84,10 +102,14 @@ COMPILER = None
 """Kernels are compiled at their first launch: nothing else was ever tried on such a GPU."""
 
 IMPLEMENTATIONS: list[Implementation[Any, Any]] = [
-    Implementation(RMS_NORM, "aiter", _has(NativeRmsNorm.NEEDS), lambda spec, device, _: NativeRmsNorm(device)),
-    Implementation(RMS_NORM, "aiter Triton", _has(TritonRmsNorm.NEEDS, on=_anything), lambda *_: TritonRmsNorm()),
-    Implementation(SILU_AND_MUL, "aiter", _has(NativeSiluAndMul.NEEDS), lambda *_: NativeSiluAndMul()),
-    Implementation(SILU_AND_MUL, "triton", _is_on_amd, _our_silu_and_mul),
+    Implementation(
+        RMS_NORM, "aiter", _has(NativeRmsNorm.NEEDS, _has_plain_weight), lambda _, device, __: NativeRmsNorm(device)
+    ),
+    Implementation(
+        RMS_NORM, "aiter Triton", _has(TritonRmsNorm.NEEDS, _has_plain_weight, _anything), lambda *_: TritonRmsNorm()
+    ),
+    Implementation(GATED_ACTIVATION, "aiter", _has(NativeSiluAndMul.NEEDS, _is_silu), lambda *_: NativeSiluAndMul()),
+    Implementation(GATED_ACTIVATION, "triton", _is_on_amd, _our_gated_activation),
     Implementation(EMBEDDING, "triton", _is_on_amd, _our_own("elementwise", "embedding")),
     Implementation(PREPARE_STEP, "triton", _is_on_amd, _our_own("prepare", "prepare_step")),
     Implementation(CHOOSE, "triton", _is_on_amd, _our_own("sample", "choose")),

@@ -8,7 +8,7 @@ from torch import Tensor
 from worker.kernels.aiter.package import Need, required
 from worker.kernels.aiter.paged import StepViews
 from worker.kernels.backends import KernelBackendError
-from worker.kernels.interface import GqaCache, GqaSpec
+from worker.kernels.interface import GqaCache, GqaSpec, is_plain
 
 ASSEMBLY_HEAD_DIM = 128
 ASSEMBLY_BLOCK = 16
@@ -24,7 +24,7 @@ GLUON_QUERIES, GLUON_GROUP = 4, 64
 def sees_all(spec: GqaSpec) -> bool:
     """Neither a window nor sinks: assembly has none, and releases of gluon differ in where a window begins. A cache of
     float8 was never tried."""
-    return spec.dtype.itemsize == 2 and spec.window is None and not spec.has_sinks
+    return spec.dtype.itemsize == 2 and spec.window is None and not spec.has_sinks and is_plain(spec)
 
 
 class AssemblyDecode:

@@ -50,8 +50,8 @@ class TritonRmsNorm:
 
 
 def norm_rows(norm: Callable[..., Any], x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """AITER's norms take rows: [R, N]."""
-    rows: Tensor = norm(x.reshape(-1, x.shape[-1]), weight, eps)
+    """AITER's norms take rows, [R, N], and a weight of their dtype."""
+    rows: Tensor = norm(x.reshape(-1, x.shape[-1]), weight.to(x.dtype), eps)
     return rows.view(x.shape)
 
 

@@ -91,7 +91,7 @@ class NativeGqa:
     ) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = split_qkv(qkv, self._spec)
         views = metadata.views
-        if norm is not None and rope is not None and self._fused_write is not None:
+        if norm is not None and rope is not None and self._fused_write is not None and norm.q_weight.dtype == q.dtype:
             self._fused_write(
                 q=q, k=k, v=v,
                 num_heads_q=self._spec.num_heads, num_heads_k=k.shape[1], num_heads_v=v.shape[1],

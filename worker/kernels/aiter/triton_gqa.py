@@ -11,7 +11,7 @@ from worker.kernels.aiter.package import Need, required
 from worker.kernels.aiter.paged import StepViews, split_qkv, step_views
 from worker.kernels.aiter.rope import HalfTable, HalfTables
 from worker.kernels.backends import KernelBackendError
-from worker.kernels.interface import GqaCache, GqaPool, GqaSpec, QkNorm, RopeTable
+from worker.kernels.interface import GqaCache, GqaPool, GqaSpec, QkNorm, RopeTable, is_plain
 from worker.kernels.step import Step, StepBuffers
 
 UNIFIED_ATTENTION = "aiter.ops.triton.unified_attention"
@@ -33,7 +33,8 @@ class TritonGqa:
     @staticmethod
     def suits(spec: GqaSpec) -> bool:
         """Tiles are as wide as a head; a cache of float8 was never tried."""
-        return spec.dtype.itemsize == 2 and spec.head_dim & (spec.head_dim - 1) == 0 and 16 <= spec.head_dim <= 256
+        is_tile = spec.head_dim & (spec.head_dim - 1) == 0 and 16 <= spec.head_dim <= 256
+        return spec.dtype.itemsize == 2 and is_plain(spec) and is_tile
 
     def __init__(self, spec: GqaSpec, device: torch.device) -> None:
         self._spec = spec

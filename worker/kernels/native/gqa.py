@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from worker.kernels.interface import GqaCache, GqaPool, GqaSpec, QkNorm, RopeTable
+from worker.kernels.interface import GqaCache, GqaPool, GqaSpec, QkNorm, RopeTable, is_plain
 from worker.kernels.native.library import Layer, Model, StepView, engine, obstacle, pointer
 from worker.kernels.native.memory import mapped
 from worker.kernels.step import Step, StepBuffers
@@ -113,6 +113,7 @@ def supports_gqa(spec: GqaSpec, device: torch.device, dtype: torch.dtype) -> boo
         and dtype == spec.dtype == torch.float32
         and spec.window is None
         and not spec.has_sinks
+        and is_plain(spec)
         and spec.head_dim % WIDTHS == 0
         and obstacle() is None
     )

@@ -1,24 +1,28 @@
 """Every operation in plain torch: the reference, right on every device, and the default on a CPU."""
 
+from collections.abc import Callable
 from typing import Any
+
+from torch import Tensor
 
 from worker.kernels.delta import DELTA, GATED_NORM
 from worker.kernels.experts import EXPERTS, ROUTE_EXPERTS
 from worker.kernels.interface import (
     EMBEDDING,
+    GATED_ACTIVATION,
     GQA,
     LINEAR,
     MOVE_ENTRIES,
     PREPARE_STEP,
     REMEMBER,
     RMS_NORM,
-    SILU_AND_MUL,
+    ActivationSpec,
 )
 from worker.kernels.mla import INDEX, MLA
 from worker.kernels.sampling import CHOOSE, LOGPROBS, MASKED_COPY
 from worker.kernels.select import Implementation
 from worker.kernels.torch.delta import TorchDelta, gated_norm
-from worker.kernels.torch.elementwise import RmsNorm, embedding, silu_and_mul
+from worker.kernels.torch.elementwise import RmsNorm, embedding, gelu_and_mul, silu_and_mul
 from worker.kernels.torch.experts import make_experts, supports_experts
 from worker.kernels.torch.gqa import TorchGqa
 from worker.kernels.torch.linear import OneDnnLinear, PlainLinear, supports_dense, supports_onednn
@@ -34,10 +38,14 @@ def _always(*_: Any) -> bool:
     return True
 
 
+def _gated_activation(spec: ActivationSpec, *_: Any) -> Callable[[Tensor], Tensor]:
+    return silu_and_mul if spec.kind == "silu" else gelu_and_mul
+
+
 COMPILER = None
 IMPLEMENTATIONS: list[Implementation[Any, Any]] = [
     Implementation(RMS_NORM, "torch", _always, lambda *_: RmsNorm()),
-    Implementation(SILU_AND_MUL, "torch", _always, lambda *_: silu_and_mul),
+    Implementation(GATED_ACTIVATION, "torch", _always, _gated_activation),
     Implementation(EMBEDDING, "torch", _always, lambda *_: embedding),
     Implementation(LINEAR, "packed oneDNN", supports_onednn, lambda *_: OneDnnLinear()),
     Implementation(LINEAR, "F.linear", supports_dense, lambda *_: PlainLinear()),

@@ -9,16 +9,28 @@ from worker.parallel.group import Group
 
 class RmsNorm:
     def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        return functional.rms_norm(x, weight.shape, weight, eps)
+        return rms_norm(x, weight, eps)
 
     def add_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, group: Group) -> tuple[Tensor, Tensor]:
         residual.add_(group.all_reduce(x))
-        return functional.rms_norm(residual, weight.shape, weight, eps), residual
+        return rms_norm(residual, weight, eps), residual
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Of x's dtype, whatever the weight's."""
+    if weight.dtype == x.dtype:
+        return functional.rms_norm(x, weight.shape, weight, eps)
+    return functional.rms_norm(x.to(weight.dtype), weight.shape, weight, eps).to(x.dtype)
 
 
 def silu_and_mul(x: Tensor) -> Tensor:
     gate, up = x.chunk(2, -1)
     return functional.silu(gate).mul_(up)
+
+
+def gelu_and_mul(x: Tensor) -> Tensor:
+    gate, up = x.chunk(2, -1)
+    return functional.gelu(gate, approximate="tanh").mul_(up)
 
 
 def embedding(ids: Tensor, table: Tensor, first: int | None = None) -> Tensor:
@@ -30,6 +42,9 @@ def embedding(ids: Tensor, table: Tensor, first: int | None = None) -> Tensor:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding, neox pairing: x [T, heads, D], cos and sin [T, 1, D] as in `RopeTable`."""
-    swapped = torch.roll(x, x.shape[-1] // 2, -1)
+    """Rotary embedding, neox pairing: x [T, heads, D], cos and sin [T, 1, rotary_dim] as in `RopeTable`."""
+    width = cos.shape[-1]
+    if width < x.shape[-1]:
+        return torch.cat((rotate(x[..., :width], cos, sin), x[..., width:]), -1)
+    swapped = torch.roll(x, width // 2, -1)
     return (x * cos).addcmul_(swapped, sin)

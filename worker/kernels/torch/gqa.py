@@ -22,7 +22,7 @@ from torch.nn import functional
 
 from worker.kernels.interface import GqaCache, GqaPool, GqaSpec, QkNorm, RopeTable
 from worker.kernels.step import Step, StepBuffers
-from worker.kernels.torch.elementwise import rotate
+from worker.kernels.torch.elementwise import rms_norm, rotate
 from worker.kernels.torch.fp8 import FP8, read_rows, to_fp8, write_rows
 from worker.kernels.torch.slots import context_slots
 
@@ -98,8 +98,11 @@ class TorchGqa:
         self._has_sampled_product = device.type == "cpu" and spec.dtype == torch.float32
 
     def allocate(self, num_layers: int, num_blocks: int, block_size: int, device: torch.device) -> GqaPool:
-        shape = (num_layers, num_blocks, block_size, self._spec.num_kv_heads, self._spec.head_dim)
-        k, v = (torch.empty(shape, dtype=self._spec.dtype, device=device) for _ in range(2))
+        shape = (num_layers, num_blocks, block_size, self._spec.num_kv_heads)
+        k, v = (
+            torch.empty((*shape, dim), dtype=self._spec.dtype, device=device)
+            for dim in (self._spec.head_dim, self._spec.value_dim)
+        )
         layers = [GqaCache(k[i], v[i]) for i in range(num_layers)]
         return GqaPool(layers, [k.transpose(0, 1), v.transpose(0, 1)])
 
@@ -130,11 +133,11 @@ class TorchGqa:
         self, qkv: Tensor, norm: QkNorm | None, rope: RopeTable | None, cache: GqaCache, metadata: Metadata
     ) -> tuple[Tensor, Tensor, Tensor]:
         heads, kv_heads, head_dim = self._spec.num_heads, self._spec.num_kv_heads, self._spec.head_dim
-        qkv = qkv.unflatten(-1, (heads + 2 * kv_heads, head_dim))
-        qk, v = qkv[:, : heads + kv_heads], qkv[:, heads + kv_heads :]
+        flat, values = qkv.split(((heads + kv_heads) * head_dim, kv_heads * self._spec.value_dim), -1)
+        qk, v = flat.unflatten(-1, (-1, head_dim)), values.unflatten(-1, (kv_heads, -1))
         if norm is not None:
-            q = functional.rms_norm(qk[:, :heads], (head_dim,), norm.q_weight, norm.eps)
-            k = functional.rms_norm(qk[:, heads:], (head_dim,), norm.k_weight, norm.eps)
+            q = rms_norm(qk[:, :heads], norm.q_weight, norm.eps)
+            k = rms_norm(qk[:, heads:], norm.k_weight, norm.eps)
             qk = torch.cat((q, k), 1)
         if rope is not None:
             qk = rotate(qk, *metadata.rope_rows(rope))
@@ -223,7 +226,7 @@ class TorchGqa:
 
     def _attend_exact(self, q: Tensor, cache: GqaCache, rows: ExactRows, sinks: Tensor | None) -> Tensor:
         head_dim = q.shape[-1]
-        keys, values = cache.k.view(-1, head_dim), cache.v.view(-1, head_dim)
+        keys, values = cache.k.view(-1, head_dim), cache.v.view(-1, self._spec.value_dim)
         scores = self._sampled_scores(q.reshape(-1, head_dim), keys, rows)
         if rows.padded_index is None:
             weights = _softmax(scores.view(rows.padded_shape), sinks).flatten()
@@ -234,7 +237,7 @@ class TorchGqa:
         mixed = functional.embedding_bag(
             rows.key_rows, values, rows.starts, mode="sum", per_sample_weights=weights, include_last_offset=True
         )
-        return mixed.view(q.shape)
+        return mixed.view(len(q), -1, self._spec.value_dim)
 
     def _sampled_scores(self, q: Tensor, keys: Tensor, rows: ExactRows) -> Tensor:
         """scale × q · key of each triple: [N]; q is [Q, D]. torch has the sampled product in float32 alone."""
@@ -255,8 +258,11 @@ class TorchGqa:
         num_rows, _, length, _, longest = rows.hidden.shape
         kv_heads, head_dim = self._spec.num_kv_heads, self._spec.head_dim
         k, v = (
-            read_rows(tensor.view(-1, head_dim), rows.key_rows, scale, self._dtype).view(-1, longest, head_dim)
-            for tensor, scale in ((cache.k, cache.k_scale), (cache.v, cache.v_scale))
+            read_rows(tensor.view(-1, dim), rows.key_rows, scale, self._dtype).view(-1, longest, dim)
+            for tensor, scale, dim in (
+                (cache.k, cache.k_scale, head_dim),
+                (cache.v, cache.v_scale, self._spec.value_dim),
+            )
         )
         by_kv_head = q.reshape(num_rows, length, kv_heads, -1, head_dim).transpose(1, 2)
         scores = torch.bmm(by_kv_head.reshape(num_rows * kv_heads, -1, head_dim), k.transpose(1, 2))
@@ -265,7 +271,8 @@ class TorchGqa:
         by_head = None if sinks is None else sinks.view(kv_heads, -1, 1)
         weights = _softmax(scores, by_head).transpose(2, 3).to(v.dtype)
         mixed = torch.bmm(weights.reshape(num_rows * kv_heads, -1, longest), v)
-        return mixed.view(num_rows, kv_heads, length, -1, head_dim).transpose(1, 2).reshape(q.shape)
+        mixed = mixed.view(num_rows, kv_heads, length, -1, self._spec.value_dim)
+        return mixed.transpose(1, 2).reshape(len(q), -1, self._spec.value_dim)
 
     def _attend_chunk(
         self, q: Tensor, k: Tensor, v: Tensor, cache: GqaCache, chunk: ChunkRow, sinks: Tensor | None

@@ -6,19 +6,19 @@ import torch
 
 from worker.kernels.interface import (
     EMBEDDING,
+    GATED_ACTIVATION,
     GQA,
     LINEAR,
     PREPARE_STEP,
     REMEMBER,
     RMS_NORM,
-    SILU_AND_MUL,
     NormSpec,
 )
 from worker.kernels.mla import MLA
 from worker.kernels.sampling import CHOOSE, LOGPROBS, MASKED_COPY
 from worker.kernels.select import Implementation
 from worker.kernels.triton.ahead import CompileAhead
-from worker.kernels.triton.elementwise import WIDEST_NORM, TritonRmsNorm, TritonSiluAndMul, embedding
+from worker.kernels.triton.elementwise import WIDEST_NORM, TritonGatedActivation, TritonRmsNorm, embedding
 from worker.kernels.triton.gqa import TritonGqa, supports_gqa
 from worker.kernels.triton.linear import TritonLinear, supports_linear
 from worker.kernels.triton.machine import machine_of
@@ -41,7 +41,12 @@ IMPLEMENTATIONS: list[Implementation[Any, Any]] = [
     Implementation(
         RMS_NORM, "triton", _supports_norm, lambda spec, device, _: TritonRmsNorm(spec.size, machine_of(device))
     ),
-    Implementation(SILU_AND_MUL, "triton", _always, lambda _, device, dtype: TritonSiluAndMul(machine_of(device))),
+    Implementation(
+        GATED_ACTIVATION,
+        "triton",
+        _always,
+        lambda spec, device, _: TritonGatedActivation(spec.kind, machine_of(device)),
+    ),
     Implementation(EMBEDDING, "triton", _always, lambda *_: embedding),
     Implementation(
         LINEAR, "triton", supports_linear, lambda spec, device, dtype: TritonLinear(spec, machine_of(device), dtype)

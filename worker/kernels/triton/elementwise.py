@@ -4,6 +4,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from worker.kernels.interface import Activation
 from worker.kernels.triton.machine import Machine
 from worker.kernels.triton.overlap import launch_options, let_next_begin, wait_for_kernel_before
 from worker.kernels.triton.sum_norm import sum_and_norm
@@ -11,7 +12,7 @@ from worker.parallel.group import Group
 
 WIDEST_NORM = 1 << 15
 """Elements of a row that one program holds in its registers."""
-SILU_TILE = 1024
+ACTIVATION_TILE = 1024
 EMBEDDING_TILE = 1024
 
 
@@ -38,7 +39,7 @@ def _norm_kernel(
 
 
 @triton.jit
-def _silu_and_mul_kernel(x, out, N, BLOCK: tl.constexpr, OVERLAPS: tl.constexpr):
+def _gated_activation_kernel(x, out, N, BLOCK: tl.constexpr, IS_SILU: tl.constexpr, OVERLAPS: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < N
@@ -46,7 +47,9 @@ def _silu_and_mul_kernel(x, out, N, BLOCK: tl.constexpr, OVERLAPS: tl.constexpr)
     wait_for_kernel_before(OVERLAPS)
     gate = tl.load(x + row * 2 * N + column, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(x + row * 2 * N + N + column, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + row * N + column, (gate / (1 + tl.exp(-gate)) * up).to(out.dtype.element_ty), mask=inside)
+    # The GELU's (1 + tanh(y)) / 2 is the logistic function of 2 y.
+    turned = gate if IS_SILU else 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
+    tl.store(out + row * N + column, (gate / (1 + tl.exp(-turned)) * up).to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -75,7 +78,7 @@ class TritonRmsNorm:
 
     def add_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, group: Group) -> tuple[Tensor, Tensor]:
         inboxes = group.inboxes
-        if inboxes is not None and inboxes.hold(x):
+        if inboxes is not None and inboxes.hold(x) and weight.dtype == x.dtype:
             overlaps = self._machine.overlaps(len(x))
             x = sum_and_norm(x, residual, weight, eps, inboxes, overlaps=overlaps, num_warps=self._num_warps)
             return x, residual
@@ -93,18 +96,18 @@ class TritonRmsNorm:
         )  # fmt: skip
 
 
-class TritonSiluAndMul:
-    """See `SiluAndMulKernel`."""
+class TritonGatedActivation:
+    """See `GatedActivationKernel`."""
 
-    def __init__(self, machine: Machine) -> None:
-        self._machine = machine
+    def __init__(self, kind: Activation, machine: Machine) -> None:
+        self._is_silu, self._machine = kind == "silu", machine
 
     def __call__(self, x: Tensor) -> Tensor:
         num_tokens, width = x.shape
         out = x.new_empty(num_tokens, width // 2)
         overlaps = self._machine.overlaps(num_tokens)
-        _silu_and_mul_kernel[(num_tokens, triton.cdiv(width // 2, SILU_TILE))](
-            x, out, width // 2, SILU_TILE, overlaps, num_warps=4, **launch_options(overlaps)
+        _gated_activation_kernel[(num_tokens, triton.cdiv(width // 2, ACTIVATION_TILE))](
+            x, out, width // 2, ACTIVATION_TILE, self._is_silu, overlaps, num_warps=4, **launch_options(overlaps)
         )
         return out
 

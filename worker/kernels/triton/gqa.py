@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from worker.kernels.interface import GqaCache, GqaPool, GqaSpec, QkNorm, RopeTable
+from worker.kernels.interface import GqaCache, GqaPool, GqaSpec, QkNorm, RopeTable, is_plain
 from worker.kernels.step import Step, StepBuffers
 from worker.kernels.torch.fp8 import FP8
 from worker.kernels.triton.gqa_attend import attend_kernel, reduce_kernel
@@ -227,4 +227,5 @@ def supports_gqa(spec: GqaSpec, device: torch.device, dtype: torch.dtype) -> boo
         is_known = dtype.itemsize == 2 and (device.type == "cpu" or torch.cuda.get_device_capability(device) >= (8, 9))
     else:
         is_known = spec.dtype == dtype and dtype in (torch.bfloat16, torch.float16, torch.float32)
-    return is_known and spec.head_dim <= 256 and spec.head_dim % 8 == 0 and spec.num_heads // spec.num_kv_heads <= 128
+    is_fitting = spec.head_dim <= 256 and spec.head_dim % 8 == 0 and spec.num_heads // spec.num_kv_heads <= 128
+    return is_known and is_fitting and is_plain(spec)

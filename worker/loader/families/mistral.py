@@ -1,17 +1,24 @@
 """What a Mistral's config.json says."""
 
-from worker.loader.config import ModelConfig
-from worker.loader.families.dense import dense_config, expect_full_attention
-from worker.loader.fields import Fields
+from dataclasses import replace
 
-DEFAULT_WINDOW = 4096
-"""What `transformers` takes where the field is not there at all; null means that there is no window."""
+from worker.loader.config import ModelConfig
+from worker.loader.families.dense import DEFAULT_WINDOW, FULL, SLIDING, dense_config, layer_types, layer_windows
+from worker.loader.fields import Fields
 
 
 def mistral_config(fields: Fields) -> ModelConfig:
     """Raises ModelConfigError."""
-    expect_full_attention(fields)
     config = dense_config(fields, "MistralForCausalLM", "mistral")
-    if not fields.mentions("sliding_window") and config.max_model_len > DEFAULT_WINDOW:
-        raise fields.error("sliding_window", f"null (absent, it is {DEFAULT_WINDOW}, and windows are not supported)")
-    return config
+    window = mistral_window(fields)
+    default = [FULL if window is None else SLIDING] * config.num_layers
+    if layer_types(fields, config.num_layers, default) != default:
+        raise fields.error("layer_types", f"{default[0]} in every layer, as sliding_window says,")
+    return replace(config, windows=layer_windows(fields, default, window, config.max_model_len))
+
+
+def mistral_window(fields: Fields) -> int | None:
+    """null means that there is none, an absent field the one that `transformers` takes. Raises ModelConfigError."""
+    if fields.mentions("sliding_window") and "sliding_window" not in fields:
+        return None
+    return fields.integer("sliding_window", DEFAULT_WINDOW)

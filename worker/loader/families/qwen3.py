@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from worker.loader.config import ModelConfig
-from worker.loader.families.dense import dense_config, expect_full_attention
+from worker.loader.families.dense import dense_config, qwen_windows
 from worker.loader.fields import Fields
 
 DEFAULT_HEAD_DIM = 128
@@ -12,12 +12,10 @@ DEFAULT_HEAD_DIM = 128
 
 def qwen3_config(fields: Fields) -> ModelConfig:
     """Raises ModelConfigError."""
-    if not fields.flag("use_sliding_window", False):
-        fields.ignore("sliding_window", "max_window_layers")
-    expect_full_attention(fields)
     config = dense_config(fields, "Qwen3ForCausalLM", "qwen3")
     return replace(
         config,
         head_dim=config.head_dim if "head_dim" in fields else DEFAULT_HEAD_DIM,
         attention_bias=fields.flag("attention_bias", False),
+        windows=qwen_windows(fields, config.num_layers, config.max_model_len),
     )
