@@ -14,17 +14,21 @@ from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
+from worker.kernels.experts import ClampedSwiglu, ExpertsSpec, ExpertWeights, RouteSpec
 from worker.kernels.interface import GqaSpec, LinearSpec, QkNorm, RopeTable
 from worker.kernels.mla import LatentNorm, MlaSpec
 from worker.kernels.step import Chunk, SlotTables, StagedRows, Step, StepBuffers
 from worker.kernels.torch.linear import PackedLinear
 from worker.kernels.triton.elementwise import TritonRmsNorm, TritonSiluAndMul, embedding
+from worker.kernels.triton.experts import TritonExperts
 from worker.kernels.triton.gqa import TritonGqa
 from worker.kernels.triton.linear import TritonLinear
 from worker.kernels.triton.machine import Machine
 from worker.kernels.triton.mla import TritonMla
 from worker.kernels.triton.prepare import prepare_step, remember
+from worker.kernels.triton.route import TritonRoute
 from worker.kernels.triton.sum_norm import sum_and_norm
+from worker.kernels.weights import Dense
 from worker.parallel.group import Group
 from worker.parallel.symmetric import Inboxes
 
@@ -138,6 +142,37 @@ def attend_latents_all(machine: Machine) -> None:
         kernel.attend(*q, cache, expand, metadata, empty(step.num_tokens, 2048, dtype=torch.int32))
 
 
+def choose_experts(machine: Machine) -> None:
+    for num_rows, spec in ((1, RouteSpec(128, 8)), (100, RouteSpec(256, 8, True, True, 8, 4, 2.5))):
+        route = TritonRoute(spec, machine)
+        route(empty(num_rows, spec.num_experts, dtype=torch.float32), empty(spec.num_experts, dtype=torch.float32))
+    for num_rows, dtype in ((1, torch.bfloat16), (8, torch.float32)):
+        x = empty(num_rows, 2048)
+        route.of_norm(x, x, empty(2048), 1e-6, empty(256, 2048, dtype=dtype), None)
+
+
+def compute_experts(machine: Machine) -> None:
+    """Of all sizes of tiles."""
+    plain = ExpertsSpec(128, 2048, 768, 8)
+    clamped = ExpertsSpec(32, 2880, 2880, 4, first_expert=32, clamped=ClampedSwiglu(1.7, 7.0), has_bias=True)
+    for spec, dtype, all_rows in (
+        (plain, torch.bfloat16, (1, 64, 1024, 8192)),
+        (plain, torch.float32, (100,)),
+        (clamped, torch.bfloat16, (1, 8)),
+    ):
+        experts, hidden = TritonExperts(spec, machine, dtype), spec.hidden_size
+        sizes = ((2 * spec.intermediate_size, hidden), (hidden, spec.intermediate_size))
+        gate_up, down = (
+            Dense(empty(spec.num_experts, *size, dtype=dtype), empty(spec.num_experts, size[0], dtype=dtype)
+                  if spec.has_bias else None)
+            for size in sizes
+        )  # fmt: skip
+        packed = experts.pack(ExpertWeights(gate_up, down))
+        for num_rows in all_rows:
+            weights, ids = (empty(num_rows, spec.top_k, dtype=kind) for kind in (torch.float32, torch.int32))
+            experts(empty(num_rows, hidden, dtype=dtype), weights, ids, packed)
+
+
 def main() -> None:
     capability = int(sys.argv[1])
     machine = MACHINES[capability]
@@ -160,6 +195,8 @@ def main() -> None:
         inboxes = Inboxes(integers(2), empty(64, dtype=torch.int32), 4096, rank, integers(1))
         x, residual, weight = empty(8, 4096, dtype=dtype), empty(8, 4096, dtype=dtype), empty(4096, dtype=dtype)
         sum_and_norm(x, residual, weight, 1e-6, inboxes, overlaps=machine.can_overlap, num_warps=8)
+    choose_experts(machine)
+    compute_experts(machine)
     TritonSiluAndMul(machine)(empty(8, 24576))
     embedding(integers(8), empty(1000, 4096))
     slots = SlotTables(empty(9, 99, dtype=torch.int32), integers(9), empty(9, 128, dtype=torch.int32), integers(9))

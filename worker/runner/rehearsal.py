@@ -17,7 +17,7 @@ from worker.sampling.sampler import Sampler
 
 logger = logging.getLogger(__name__)
 
-MOST_TOKENS = 512
+MOST_TOKENS = 4096
 """Of rehearsed passes: what a kernel compiles in of the number of tokens, it does below."""
 
 

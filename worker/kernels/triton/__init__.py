@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 
+from worker.kernels.experts import EXPERTS, ROUTE_EXPERTS
 from worker.kernels.interface import (
     EMBEDDING,
     GATED_ACTIVATION,
@@ -19,11 +20,13 @@ from worker.kernels.sampling import CHOOSE, LOGPROBS, MASKED_COPY
 from worker.kernels.select import Implementation
 from worker.kernels.triton.ahead import CompileAhead
 from worker.kernels.triton.elementwise import WIDEST_NORM, TritonGatedActivation, TritonRmsNorm, embedding
+from worker.kernels.triton.experts import TritonExperts, supports_experts
 from worker.kernels.triton.gqa import TritonGqa, supports_gqa
 from worker.kernels.triton.linear import TritonLinear, supports_linear
 from worker.kernels.triton.machine import machine_of
 from worker.kernels.triton.mla import TritonMla, supports_mla
 from worker.kernels.triton.prepare import prepare_step, remember
+from worker.kernels.triton.route import TritonRoute
 from worker.kernels.triton.sample import choose
 from worker.kernels.triton.sample_logprobs import masked_copy, token_logprobs
 
@@ -50,6 +53,10 @@ IMPLEMENTATIONS: list[Implementation[Any, Any]] = [
     Implementation(EMBEDDING, "triton", _always, lambda *_: embedding),
     Implementation(
         LINEAR, "triton", supports_linear, lambda spec, device, dtype: TritonLinear(spec, machine_of(device), dtype)
+    ),
+    Implementation(ROUTE_EXPERTS, "triton", _always, lambda spec, device, _: TritonRoute(spec, machine_of(device))),
+    Implementation(
+        EXPERTS, "triton", supports_experts, lambda spec, device, dtype: TritonExperts(spec, machine_of(device), dtype)
     ),
     Implementation(GQA, "triton", supports_gqa, lambda spec, device, dtype: TritonGqa(spec, machine_of(device), dtype)),
     Implementation(MLA, "triton", supports_mla, lambda spec, device, _: TritonMla(spec, machine_of(device))),

@@ -4,7 +4,7 @@ The first product gathers its rows and gates; the second one leaves each pair's 
 row's results, in the order of its choices, ends it.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import triton
 import triton.language as tl
@@ -30,6 +30,12 @@ class GroupedTile:
     def shared_memory(self, itemsize: int) -> int:
         """Bytes of the stages that are under way."""
         return (self.rows + self.features) * self.piece * itemsize * self.num_stages
+
+    def within(self, num_inputs: int, most_memory: int, itemsize: int) -> "GroupedTile":
+        """For so many input features, and with as many stages as the memory has room for."""
+        piece = min(self.piece, max(16, triton.next_power_of_2(num_inputs)))
+        tiles = [replace(self, piece=piece, num_stages=stages) for stages in range(self.num_stages, 1, -1)]
+        return next((tile for tile in tiles if tile.shared_memory(itemsize) <= most_memory), tiles[-1])
 
 
 @triton.jit

@@ -14,7 +14,9 @@ from torch import Tensor
 from worker.kernels.triton.overlap import launch_options, let_next_begin, wait_for_kernel_before
 
 BLOCK = 4096
-"""Pairs taken at a time. Of so many, every program counts those of all experts by itself."""
+"""Pairs that a program takes. Of one such block, every program counts those of all experts by itself."""
+COUNTED_BLOCKS = tl.constexpr(32)
+"""Whose counts a program takes at a time."""
 TILE_FIELDS = tl.constexpr(4)
 """Of a tile: its expert, or -1; its first place among the sorted pairs; the place behind its last; nothing."""
 
@@ -33,14 +35,20 @@ def _local_ids(ids, pair, num_pairs, first_expert, num_experts):
     return tl.where((pair < num_pairs) & (expert >= 0) & (expert < num_experts), expert, -1)
 
 
+@triton.jit
+def _counts_of_block(ids, pair, num_pairs, first_expert, num_experts, EXPERTS: tl.constexpr):
+    """int32 [EXPERTS], a power of two above their number: what belongs to none is counted as the last one's."""
+    local = _local_ids(ids, pair, num_pairs, first_expert, num_experts)
+    return tl.histogram(tl.where(local < 0, EXPERTS - 1, local), EXPERTS)
+
+
 @triton.jit(do_not_specialize=["num_pairs"])
-def _count_kernel(ids, counts, num_pairs, first_expert, num_experts, BLOCK: tl.constexpr):
-    expert = tl.program_id(0)
-    found = tl.zeros([BLOCK], tl.int32)
-    for start in range(0, num_pairs, BLOCK):
-        local = _local_ids(ids, start + tl.arange(0, BLOCK), num_pairs, first_expert, num_experts)
-        found += (local == expert).to(tl.int32)
-    tl.store(counts + expert, tl.sum(found))
+def _count_kernel(ids, counts, num_pairs, first_expert, num_experts, EXPERTS: tl.constexpr, BLOCK: tl.constexpr):
+    """counts [blocks, EXPERTS]: a program a block."""
+    block, expert = tl.program_id(0), tl.arange(0, EXPERTS)
+    pair = block * BLOCK + tl.arange(0, BLOCK)
+    count = _counts_of_block(ids, pair, num_pairs, first_expert, num_experts, EXPERTS)
+    tl.store(counts + block * EXPERTS + expert, count)
 
 
 @triton.jit(do_not_specialize=["num_pairs", "num_tiles"])
@@ -48,36 +56,40 @@ def _sort_kernel(
     ids, counts, pairs, tiles, num_pairs, num_tiles, first_expert, num_experts, ROWS: tl.constexpr,
     EXPERTS: tl.constexpr, BLOCK: tl.constexpr, ARE_COUNTED: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
-    """ROWS: of a tile. EXPERTS: a power of two above their number, for what belongs to none."""
-    me = tl.program_id(0)
+    """A program for an expert and a block of pairs; the first block's writes the expert's tiles, of ROWS pairs."""
+    me, block = tl.program_id(0), tl.program_id(1)
     expert = tl.arange(0, EXPERTS)
+    pair = block * BLOCK + tl.arange(0, BLOCK)
     wait_for_kernel_before(OVERLAPS)
     let_next_begin(OVERLAPS)
+    before = 0  # of my pairs, those in earlier blocks
     if ARE_COUNTED:
-        count = tl.load(counts + expert, mask=expert < num_experts, other=0)
+        count = tl.zeros([EXPERTS], tl.int32)
+        for first in range(0, tl.num_programs(1), COUNTED_BLOCKS):
+            other = (first + tl.arange(0, COUNTED_BLOCKS))[:, None]
+            found = tl.load(counts + other * EXPERTS + expert[None, :], mask=other < tl.num_programs(1), other=0)
+            count += tl.sum(found, 0)
+            before += tl.sum(tl.where((other < block) & (expert[None, :] == me), found, 0))
     else:
-        local = _local_ids(ids, tl.arange(0, BLOCK), num_pairs, first_expert, num_experts)
-        count = tl.histogram(tl.where(local < 0, EXPERTS - 1, local), EXPERTS)
-        count = tl.where(expert < num_experts, count, 0)
-    tiles_of = (count + ROWS - 1) // ROWS
+        count = _counts_of_block(ids, pair, num_pairs, first_expert, num_experts, EXPERTS)
+    count = tl.where(expert < num_experts, count, 0)
     place = tl.sum(tl.where(expert < me, count, 0))
     end = place + tl.sum(tl.where(expert == me, count, 0))
-    first_tile = tl.sum(tl.where(expert < me, tiles_of, 0))
-    for tile in range(0, (end - place + ROWS - 1) // ROWS):
-        entry = tiles + (first_tile + tile) * TILE_FIELDS
-        tl.store(entry, me)
-        tl.store(entry + 1, place + tile * ROWS)
-        tl.store(entry + 2, tl.minimum(place + (tile + 1) * ROWS, end))
-    for tile in range(tl.sum(tiles_of) + me, num_tiles, num_experts):
-        tl.store(tiles + tile * TILE_FIELDS, -1)
+    if block == 0:
+        tiles_of = (count + ROWS - 1) // ROWS
+        first_tile = tl.sum(tl.where(expert < me, tiles_of, 0))
+        for tile in range((end - place + ROWS - 1) // ROWS):
+            entry = tiles + (first_tile + tile) * TILE_FIELDS
+            tl.store(entry, me)
+            tl.store(entry + 1, place + tile * ROWS)
+            tl.store(entry + 2, tl.minimum(place + (tile + 1) * ROWS, end))
+        for tile in range(tl.sum(tiles_of) + me, num_tiles, num_experts):
+            tl.store(tiles + tile * TILE_FIELDS, -1)
     if place == end:
         return
-    for start in range(0, num_pairs, BLOCK):
-        pair = start + tl.arange(0, BLOCK)
-        is_mine = _local_ids(ids, pair, num_pairs, first_expert, num_experts) == me
-        before = tl.cumsum(is_mine.to(tl.int32))
-        tl.store(pairs + place + before - 1, pair, mask=is_mine)
-        place += tl.max(before)
+    is_mine = _local_ids(ids, pair, num_pairs, first_expert, num_experts) == me
+    within = tl.cumsum(is_mine.to(tl.int32)) - 1
+    tl.store(pairs + place + before + within, pair, mask=is_mine)
 
 
 def most_tiles(num_pairs: int, num_experts: int, tile_rows: int) -> int:
@@ -91,15 +103,19 @@ def sort_pairs(ids: Tensor, first_expert: int, num_experts: int, tile_rows: int,
     num_pairs, num_tiles = ids.numel(), most_tiles(ids.numel(), num_experts, tile_rows)
     pairs = torch.empty(num_pairs, dtype=torch.int32, device=ids.device)
     tiles = torch.empty(num_tiles, TILE_FIELDS.value, dtype=torch.int32, device=ids.device)
-    block = min(BLOCK, max(128, triton.next_power_of_2(num_pairs)))
-    num_warps = max(1, block // 256)
+    # Alike for all numbers of rows between two powers of two: kernels are compiled ahead for those.
+    most_pairs = triton.next_power_of_2(len(ids)) * ids.shape[1]
+    are_counted, block = most_pairs > BLOCK, min(BLOCK, max(128, triton.next_power_of_2(most_pairs)))
+    num_blocks, num_warps = triton.cdiv(num_pairs, block), max(1, block // 256)
+    places = triton.next_power_of_2(num_experts + 1)
     counts = pairs
-    if num_pairs > BLOCK:
-        counts = torch.empty(num_experts, dtype=torch.int32, device=ids.device)
-        _count_kernel[(num_experts,)](ids, counts, num_pairs, first_expert, num_experts, block, num_warps=num_warps)
-    _sort_kernel[(num_experts,)](
-        ids, counts, pairs, tiles, num_pairs, num_tiles, first_expert, num_experts, tile_rows,
-        triton.next_power_of_2(num_experts + 1), block, num_pairs > BLOCK, overlaps,
-        num_warps=num_warps, **launch_options(overlaps),
+    if are_counted:
+        counts = torch.empty(num_blocks, places, dtype=torch.int32, device=ids.device)
+        _count_kernel[(num_blocks,)](
+            ids, counts, num_pairs, first_expert, num_experts, places, block, num_warps=num_warps
+        )
+    _sort_kernel[(num_experts, num_blocks)](
+        ids, counts, pairs, tiles, num_pairs, num_tiles, first_expert, num_experts, tile_rows, places, block,
+        are_counted, overlaps, num_warps=num_warps, **launch_options(overlaps),
     )  # fmt: skip
     return SortedPairs(pairs, tiles)
