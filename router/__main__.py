@@ -4,6 +4,7 @@ import asyncio
 import sys
 
 from common.config import parse_settings
+from common.event_loop import EventLoop
 from common.logging import flush_logging, setup_logging
 from fissile.errors import FissileError
 from router.config import RouterSettings
@@ -22,7 +23,8 @@ def main() -> None:
     from router.server import serve
 
     try:
-        asyncio.run(serve(settings))
+        with asyncio.Runner(loop_factory=EventLoop) as runner:
+            runner.run(serve(settings))
     except (FissileError, OSError) as error:
         flush_logging()
         print(f"router: {error}", file=sys.stderr)

@@ -4,6 +4,7 @@ import asyncio
 import sys
 
 from common.config import EXIT_USAGE, parse_settings
+from common.event_loop import EventLoop
 from common.logging import setup_logging
 from fissile.errors import FissileError
 from worker.config import WorkerSettings
@@ -19,7 +20,8 @@ def main() -> None:
     settings = parse_settings(WorkerSettings, sys.argv[1:], "worker")
     setup_logging(settings.log_level, settings.log_format)
     try:
-        asyncio.run(serve(settings))
+        with asyncio.Runner(loop_factory=EventLoop) as runner:
+            runner.run(serve(settings))
     except (ConfigError, ExecutorError, FissileError, ModelError, OSError, WorkerFailedError) as error:
         print(f"worker: {str(error).splitlines()[0]}", file=sys.stderr)
         raise SystemExit(EXIT_USAGE if isinstance(error, ConfigError) else EXIT_FAILURE) from error
