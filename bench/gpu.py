@@ -10,7 +10,7 @@ import random
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -52,6 +52,9 @@ class Plan:
     max_model_len: int
     max_num_batched_tokens: int
     features: Load
+    moe: str
+    moe_loads: tuple[Load, ...]
+    moe_prefills: tuple[int, ...]
 
 
 FULL = Plan(
@@ -60,17 +63,21 @@ FULL = Plan(
            Load(256, 1024, 256, 1)),
     service_loads=(Load(1, 128, 256, 2), Load(256, 128, 256, 3)),
     prefills=(1024, 8192), max_num_seqs=256, max_model_len=10240, max_num_batched_tokens=8192,
-    features=Load(256, 128, 128, 1),
+    features=Load(256, 128, 128, 1), moe="qwen3-30b-a3b",
+    moe_loads=(Load(1, 128, 256, 1), Load(8, 128, 256, 1), Load(64, 128, 256, 1), Load(256, 128, 256, 1)),
+    moe_prefills=(1024, 8192),
 )  # fmt: skip
 QUICK = Plan(
     large="tiny", small="tiny", device="auto", dtype="auto",
     loads=(Load(1, 16, 8, 1), Load(4, 16, 8, 1)), service_loads=(Load(4, 16, 8, 1),),
     prefills=(64,), max_num_seqs=4, max_model_len=512, max_num_batched_tokens=256, features=Load(4, 16, 8, 1),
+    moe="tiny-moe", moe_loads=(Load(1, 16, 8, 1), Load(4, 16, 8, 1)), moe_prefills=(64,),
 )  # fmt: skip
 
 
 def main() -> None:
-    quick = parse_arguments(__doc__).quick
+    arguments = parse_arguments(__doc__, moe="the mixture of experts alone")
+    quick = arguments.quick
     if not quick and not torch.cuda.is_available():
         raise SystemExit("bench-gpu needs an NVIDIA GPU (ARGS=--quick: a tiny model on the CPU)")
     plan = QUICK if quick else FULL
@@ -79,16 +86,22 @@ def main() -> None:
     os.environ["TRITON_CACHE_DIR"] = str(folder / "kernels")
     figures: dict[str, Figure] = {}
     try:
-        large = write_model(plan.large, folder / plan.large)
-        figures |= first_start_figures(plan, large)
-        figures |= engine_figures(plan, large)
-        figures |= service_figures(plan, large, figures)
-        figures |= small_figures(plan, write_model(plan.small, folder / "small"))
-        figures |= disk_figures(plan, folder / "stored")
+        if not arguments.moe:
+            figures |= dense_figures(plan, folder)
+        figures |= moe_figures(plan, write_model(plan.moe, folder / plan.moe))
     finally:
         shutil.rmtree(folder)
     card = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
     finish("gpu", figures, quick=quick, dtype=plan.dtype, device=card, packages=PACKAGES)
+
+
+def dense_figures(plan: Plan, folder: Path) -> dict[str, Figure]:
+    large = write_model(plan.large, folder / plan.large)
+    figures = first_start_figures(plan, large)
+    figures |= engine_figures(plan, large)
+    figures |= service_figures(plan, large, figures)
+    figures |= small_figures(plan, write_model(plan.small, folder / "small"))
+    return figures | disk_figures(plan, folder / "stored")
 
 
 def runner_config(plan: Plan, model: Path, load_format: str = "dummy") -> RunnerConfig:
@@ -118,11 +131,31 @@ def engine_figures(plan: Plan, model: Path) -> dict[str, Figure]:
         print(f"ready in {figures['ready_dummy_s']} s, kernels {engine.model.kernels}", flush=True)
         for load in plan.loads:
             figures |= engine_load(plan, engine, load)
-        for length in plan.prefills:
-            seconds = [run_once(plan, engine, 1, length, 1, seed).seconds for seed in range(6)]
-            figures[f"ttft_{length}_ms"] = median([value * 1e3 for value in seconds[1:]])
+        figures |= prefill_figures(plan, engine, plan.prefills)
         figures |= feature_figures(plan, engine)
     return figures
+
+
+def prefill_figures(plan: Plan, engine: LocalEngine, lengths: Sequence[int]) -> dict[str, Figure]:
+    figures: dict[str, Figure] = {}
+    for length in lengths:
+        seconds = [run_once(plan, engine, 1, length, 1, seed).seconds for seed in range(6)]
+        figures[f"ttft_{length}_ms"] = median([value * 1e3 for value in seconds[1:]])
+    return figures
+
+
+def moe_figures(plan: Plan, model: Path) -> dict[str, Figure]:
+    """By the engine: a model of as many weights as fit on the device, of which a token reads a tenth."""
+    figures: dict[str, Figure] = {}
+    begin = time.perf_counter()
+    with LocalEngine(runner_config(plan, model), log_level="info") as engine:
+        figures["ready_dummy_s"] = round(time.perf_counter() - begin, 2)
+        print(f"ready in {figures['ready_dummy_s']} s, kernels {engine.model.kernels}", flush=True)
+        figures |= prefill_figures(plan, engine, plan.moe_prefills)
+        print(figures, flush=True)
+        for load in plan.moe_loads:
+            figures |= engine_load(plan, engine, load)
+    return {f"moe_{name}": figure for name, figure in figures.items()}
 
 
 def run_once(plan: Plan, engine: LocalEngine, number: int, input_length: int, output_length: int, seed: int) -> Run:

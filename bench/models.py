@@ -1,4 +1,5 @@
-"""Models of real sizes without real weights: a folder with a config.json and a tokenizer, and safetensors if asked for.
+"""Models of real sizes without real weights: a folder with a config.json and a tokenizer, and, of those without
+experts, safetensors if asked for.
 
 `python -m bench.models qwen3-8b FOLDER` writes the weights, too (16 GB, random); on a GPU in a few seconds.
 """
@@ -20,6 +21,20 @@ CONFIGS: dict[str, dict[str, object]] = {
     "qwen3-0.6b": {
         "hidden_size": 1024, "num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8,
         "head_dim": 128, "intermediate_size": 3072, "vocab_size": 151936, "tie_word_embeddings": True,
+    },
+    "qwen3-30b-a3b": {
+        "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe",
+        "hidden_size": 2048, "num_hidden_layers": 48, "num_attention_heads": 32, "num_key_value_heads": 4,
+        "head_dim": 128, "intermediate_size": 6144, "vocab_size": 151936, "tie_word_embeddings": False,
+        "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768, "norm_topk_prob": True,
+        "decoder_sparse_step": 1, "mlp_only_layers": [], "router_aux_loss_coef": 0.001, "output_router_logits": False,
+    },
+    "tiny-moe": {
+        "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe",
+        "hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "head_dim": 32, "intermediate_size": 256, "vocab_size": 65536, "tie_word_embeddings": False,
+        "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "norm_topk_prob": True,
+        "decoder_sparse_step": 1, "mlp_only_layers": [], "router_aux_loss_coef": 0.001, "output_router_logits": False,
     },
     "tiny": {
         "hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -104,7 +119,7 @@ def shapes_of(config: dict[str, object], layers: range) -> Iterator[tuple[str, t
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("name", choices=sorted(CONFIGS))
+    parser.add_argument("name", choices=sorted(name for name in CONFIGS if "num_experts" not in CONFIGS[name]))
     parser.add_argument("folder", type=Path)
     arguments = parser.parse_args()
     write_model(arguments.name, arguments.folder, weights=True)

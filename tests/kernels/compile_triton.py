@@ -19,7 +19,7 @@ from worker.kernels.interface import GqaSpec, LinearSpec, QkNorm, RopeTable
 from worker.kernels.mla import LatentNorm, MlaSpec
 from worker.kernels.step import Chunk, SlotTables, StagedRows, Step, StepBuffers
 from worker.kernels.torch.linear import PackedLinear
-from worker.kernels.triton.elementwise import TritonRmsNorm, TritonSiluAndMul, embedding
+from worker.kernels.triton.elementwise import TritonGatedActivation, TritonRmsNorm, embedding
 from worker.kernels.triton.experts import TritonExperts
 from worker.kernels.triton.gqa import TritonGqa
 from worker.kernels.triton.linear import TritonLinear
@@ -197,7 +197,7 @@ def main() -> None:
         sum_and_norm(x, residual, weight, 1e-6, inboxes, overlaps=machine.can_overlap, num_warps=8)
     choose_experts(machine)
     compute_experts(machine)
-    TritonSiluAndMul(machine)(empty(8, 24576))
+    TritonGatedActivation("silu", machine)(empty(8, 24576))
     embedding(integers(8), empty(1000, 4096))
     slots = SlotTables(empty(9, 99, dtype=torch.int32), integers(9), empty(9, 128, dtype=torch.int32), integers(9))
     rows = StagedRows(integers(8), integers(8), integers(8))
