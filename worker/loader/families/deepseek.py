@@ -84,7 +84,7 @@ def _config(fields: Fields, architecture: str, index: IndexConfig | None = None)
     if q_lora_rank is None:
         fields.expect("attention_bias", False)
     rope = hf_rope(fields, max_model_len)
-    num_dense = _num_dense_layers(fields, num_layers)
+    num_dense = num_dense_layers(fields, num_layers)
     mtp = fields.integer("num_nextn_predict_layers", 0, least=0, most=MAX_LAYERS)
     return DeepseekConfig(
         architecture=architecture,
@@ -109,7 +109,7 @@ def _config(fields: Fields, architecture: str, index: IndexConfig | None = None)
         is_interleaved=fields.flag("rope_interleave", True),
         index=index,
         num_dense_layers=num_dense,
-        experts=_experts(fields) if num_dense < num_layers or "n_routed_experts" in fields else None,
+        experts=deepseek_experts(fields) if num_dense < num_layers or "n_routed_experts" in fields else None,
         skipped_weights=tuple(f"model.layers.{num_layers + i}." for i in range(mtp)),
     )
 
@@ -121,7 +121,8 @@ def _mscale(fields: Fields, rope: RopeConfig) -> float:
     return yarn_attention_factor(rope.yarn.factor, all_dims) if rope.yarn is not None and all_dims else 1.0
 
 
-def _num_dense_layers(fields: Fields, num_layers: int) -> int:
+def num_dense_layers(fields: Fields, num_layers: int) -> int:
+    """At the beginning, before those with experts. Raises ModelConfigError."""
     fields.expect("moe_layer_freq", 1)
     num_dense = min(fields.integer("first_k_dense_replace", least=0), num_layers)
     kinds = ["dense"] * num_dense + ["sparse"] * (num_layers - num_dense)
@@ -130,7 +131,8 @@ def _num_dense_layers(fields: Fields, num_layers: int) -> int:
     return num_dense
 
 
-def _experts(fields: Fields) -> ExpertsConfig:
+def deepseek_experts(fields: Fields) -> ExpertsConfig:
+    """Sigmoid scores, corrected for the choice, and shared experts. Raises ModelConfigError."""
     fields.expect("scoring_func", "sigmoid")
     fields.expect("topk_method", "noaux_tc")
     num_experts = fields.integer("n_routed_experts", most=MAX_SIZE)

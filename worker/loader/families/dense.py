@@ -84,6 +84,14 @@ def layer_windows(fields: Fields, types: list[str], window: int | None, max_mode
     return tuple(window if kind == SLIDING else None for kind in types)
 
 
+def same_windows(fields: Fields, window: int | None, num_layers: int, max_model_len: int) -> tuple[int | None, ...]:
+    """Of layers that all have this window, or none. Raises ModelConfigError."""
+    types = [FULL if window is None else SLIDING] * num_layers
+    if layer_types(fields, num_layers, types) != types:
+        raise fields.error("layer_types", f"{types[0]} in every layer, as sliding_window says,")
+    return layer_windows(fields, types, window, max_model_len)
+
+
 def qwen_windows(fields: Fields, num_layers: int, max_model_len: int) -> tuple[int | None, ...]:
     """Of Qwen2 and Qwen3: layers from `max_window_layers` on, where `use_sliding_window` says so."""
     window = None

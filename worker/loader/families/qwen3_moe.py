@@ -1,30 +1,18 @@
 """What a Qwen3-MoE's config.json says."""
 
-from dataclasses import dataclass, replace
-from dataclasses import fields as dataclass_fields
-
-from worker.loader.config import MAX_SIZE, ModelConfig
+from worker.loader.config import MAX_SIZE
 from worker.loader.experts import ExpertsConfig
-from worker.loader.families.dense import dense_config, expect_full_attention
+from worker.loader.families.dense import dense_config, extended, same_windows
+from worker.loader.families.mistral import mistral_window
+from worker.loader.families.moe import MoeConfig
 from worker.loader.fields import Fields
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Qwen3MoeConfig(ModelConfig):
-    experts: ExpertsConfig
-    dense_layers: frozenset[int]
-    """Those with a gated MLP in place of experts."""
-
-
-def qwen3_moe_config(fields: Fields) -> Qwen3MoeConfig:
+def qwen3_moe_config(fields: Fields) -> MoeConfig:
     """Raises ModelConfigError."""
     fields.flag("output_router_logits", False)
     fields.ignore("router_aux_loss_coef")
-    if not fields.flag("use_sliding_window", False):
-        fields.ignore("sliding_window", "max_window_layers")
-    expect_full_attention(fields)
-    config = dense_config(fields, "Qwen3MoeForCausalLM", "qwen3_moe")
-    config = replace(config, attention_bias=fields.flag("attention_bias", False))
+    base = dense_config(fields, "Qwen3MoeForCausalLM", "qwen3_moe")
     key = "num_local_experts" if "num_local_experts" in fields else "num_experts"
     num_experts = fields.integer(key, most=MAX_SIZE)
     experts = ExpertsConfig(
@@ -34,6 +22,19 @@ def qwen3_moe_config(fields: Fields) -> Qwen3MoeConfig:
         is_normalised=fields.flag("norm_topk_prob", False),
     )
     step, named = fields.integer("decoder_sparse_step", 1), fields.integers("mlp_only_layers", [])
-    dense = frozenset(i for i in range(config.num_layers) if i in named or (i + 1) % step)
-    shared = {field.name: getattr(config, field.name) for field in dataclass_fields(config)}
-    return Qwen3MoeConfig(**shared, experts=experts, dense_layers=dense)
+    return extended(
+        base,
+        MoeConfig,
+        experts=experts,
+        dense_layers=frozenset(i for i in range(base.num_layers) if i in named or (i + 1) % step),
+        has_qk_norm=True,
+        attention_bias=fields.flag("attention_bias", False),
+        windows=_windows(fields, base.num_layers, base.max_model_len),
+    )
+
+
+def _windows(fields: Fields, num_layers: int, max_model_len: int) -> tuple[int | None, ...]:
+    """Other than in a dense Qwen3, all layers have one or none has: `max_window_layers` does not count."""
+    fields.ignore("sliding_window", "max_window_layers")
+    window = mistral_window(fields) if fields.flag("use_sliding_window", False) else None
+    return same_windows(fields, window, num_layers, max_model_len)

@@ -5,8 +5,10 @@ from collections.abc import Callable
 from worker.loader.config import ModelConfig
 from worker.loader.families.deepseek import deepseek_v3_config, deepseek_v32_config
 from worker.loader.families.gemma3 import gemma3_config
+from worker.loader.families.glm4_moe import glm4_moe_config
 from worker.loader.families.llama import llama_config
 from worker.loader.families.mistral import mistral_config
+from worker.loader.families.mixtral import mixtral_config
 from worker.loader.families.qwen2 import qwen2_config
 from worker.loader.families.qwen3 import qwen3_config
 from worker.loader.families.qwen3_moe import qwen3_moe_config
@@ -16,8 +18,10 @@ FAMILIES: dict[str, Callable[[Fields], ModelConfig]] = {
     "DeepseekV32ForCausalLM": deepseek_v32_config,
     "DeepseekV3ForCausalLM": deepseek_v3_config,
     "Gemma3ForCausalLM": gemma3_config,
+    "Glm4MoeForCausalLM": glm4_moe_config,
     "LlamaForCausalLM": llama_config,
     "MistralForCausalLM": mistral_config,
+    "MixtralForCausalLM": mixtral_config,
     "Qwen2ForCausalLM": qwen2_config,
     "Qwen3ForCausalLM": qwen3_config,
     "Qwen3MoeForCausalLM": qwen3_moe_config,
