@@ -8,6 +8,7 @@ from worker.loader.config import ModelConfig
 from worker.models.base import CausalLM
 from worker.models.deepseek import DeepseekForCausalLM
 from worker.models.gemma3 import Gemma3ForCausalLM
+from worker.models.gpt_oss import GptOssForCausalLM
 from worker.models.llama import LlamaForCausalLM
 from worker.models.mistral import MistralForCausalLM
 from worker.models.mixtral import MixtralForCausalLM
@@ -20,6 +21,7 @@ MODELS: dict[str, Callable[[Any, LayerSetup], CausalLM]] = {
     "DeepseekV32ForCausalLM": DeepseekForCausalLM,
     "Gemma3ForCausalLM": Gemma3ForCausalLM,
     "Glm4MoeForCausalLM": MoeForCausalLM,
+    "GptOssForCausalLM": GptOssForCausalLM,
     "LlamaForCausalLM": LlamaForCausalLM,
     "MistralForCausalLM": MistralForCausalLM,
     "MixtralForCausalLM": MixtralForCausalLM,

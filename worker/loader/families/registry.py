@@ -6,6 +6,7 @@ from worker.loader.config import ModelConfig
 from worker.loader.families.deepseek import deepseek_v3_config, deepseek_v32_config
 from worker.loader.families.gemma3 import gemma3_config
 from worker.loader.families.glm4_moe import glm4_moe_config
+from worker.loader.families.gpt_oss import gpt_oss_config
 from worker.loader.families.llama import llama_config
 from worker.loader.families.mistral import mistral_config
 from worker.loader.families.mixtral import mixtral_config
@@ -19,6 +20,7 @@ FAMILIES: dict[str, Callable[[Fields], ModelConfig]] = {
     "DeepseekV3ForCausalLM": deepseek_v3_config,
     "Gemma3ForCausalLM": gemma3_config,
     "Glm4MoeForCausalLM": glm4_moe_config,
+    "GptOssForCausalLM": gpt_oss_config,
     "LlamaForCausalLM": llama_config,
     "MistralForCausalLM": mistral_config,
     "MixtralForCausalLM": mixtral_config,
