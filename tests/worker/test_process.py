@@ -130,13 +130,14 @@ def test_what_cannot_start_says_why_in_one_line(tmp_path, flags, code, said):
 
 
 def test_a_model_that_cannot_be_served_is_named_by_file_field_and_value(tmp_path):
-    config = {"architectures": ["LlamaForCausalLM"], "quantization_config": {"quant_method": "awq", "bits": 4}}
+    config = {"architectures": ["LlamaForCausalLM"], "quantization_config": {"quant_method": "squeeze"}}
     (tmp_path / "config.json").write_text(json.dumps(config))
     with worker(tmp_path / "port", "--model", str(tmp_path)) as process:
         _, errors = process.communicate(timeout=START_SECONDS)
     assert process.returncode == 1
     assert errors.rstrip().splitlines()[-1] == (
-        "worker: config.json: quantization_config: checkpoints quantised by this method are not supported yet: awq"
+        "worker: config.json: quantization_config.quant_method is 'squeeze'; one of awq, compressed-tensors, "
+        "fbgemm_fp8, fp8, gptq, mxfp4 is needed"
     )
     assert "Traceback" not in errors
 

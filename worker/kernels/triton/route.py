@@ -155,3 +155,9 @@ class TritonRoute:
             num_warps=8 if width > 2048 else 4, **launch_options(overlaps),
         )  # fmt: skip
         return logits, hidden, new_residual
+
+
+def supports_route(spec: RouteSpec, device: torch.device, dtype: torch.dtype) -> bool:
+    """Experts in groups: on an H100 the kernel chose others than the reference in one of its tests, while Triton's
+    interpreter agrees. Torch has them until that is understood."""
+    return device.type == "cpu" or spec.num_groups == 1
