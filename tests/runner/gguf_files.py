@@ -14,7 +14,15 @@ NAMES = {
     "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
     "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
 }  # fmt: skip
+GEMMA3_NAMES = {
+    "post_attention_layernorm": "post_attention_norm", "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}  # fmt: skip
 TOP = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight"}
+
+
+def architecture_of(model: PreTrainedModel) -> str:
+    return model.config.model_type.removesuffix("_text")
 
 
 def metadata_of(model: PreTrainedModel) -> dict[str, Any]:
@@ -27,12 +35,12 @@ def metadata_of(model: PreTrainedModel) -> dict[str, Any]:
         "llama.feed_forward_length": config.intermediate_size,
         "llama.attention.head_count": config.num_attention_heads,
         "llama.attention.head_count_kv": config.num_key_value_heads,
-        "llama.attention.key_length": config.head_dim,
+        "llama.attention.key_length": getattr(config, "head_dim", config.hidden_size // config.num_attention_heads),
         "llama.attention.layer_norm_rms_epsilon": config.rms_norm_eps,
         "llama.rope.freq_base": 10000.0,
         "llama.vocab_size": config.vocab_size,
     }
-    kind = config.model_type
+    kind = architecture_of(model)
     return {key.replace("llama", kind): value for key, value in keys.items()} | {"tokenizer.ggml.eos_token_id": 2}
 
 
@@ -62,20 +70,24 @@ def write_metadata(
 
 def write_gguf(path: Path, model: PreTrainedModel, **changes: Any) -> None:
     """A GGUF of a tied model, Llama's with q and k in llama.cpp's order of rows. `changes` of the metadata."""
-    write_metadata(path, metadata_of(model) | changes, tensors_of(model), model.config.model_type)
+    write_metadata(path, metadata_of(model) | changes, tensors_of(model), architecture_of(model))
 
 
 def tensors_of(model: PreTrainedModel) -> dict[str, np.ndarray]:
     tensors = {}
+    is_gemma3 = model.config.model_type == "gemma3_text"
+    names = NAMES | (GEMMA3_NAMES if is_gemma3 else {})
     for name, parameter in model.named_parameters():
         values = parameter.detach().numpy()
         if model.config.model_type == "llama" and name.endswith(("q_proj.weight", "k_proj.weight")):
             rows = values.reshape(-1, 2, model.config.head_dim // 2, values.shape[1])
             values = np.ascontiguousarray(rows.swapaxes(1, 2).reshape(values.shape))
+        if is_gemma3 and name.endswith("norm.weight"):
+            values = values + 1
         if name in TOP:
             tensors[TOP[name]] = values
         else:
             _, _, layer, rest = name.split(".", 3)
             module, _, part = rest.rpartition(".")
-            tensors[f"blk.{layer}.{NAMES[module]}.{part}"] = values
+            tensors[f"blk.{layer}.{names[module]}.{part}"] = values
     return tensors

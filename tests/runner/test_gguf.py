@@ -8,7 +8,16 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType, GGUFWriter
-from transformers import LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from tests.runner.conftest import TINY, make_driver, random_prompt, save_llama
 from tests.runner.gguf_files import metadata_of, tensors_of, write_gguf, write_metadata
@@ -148,12 +157,39 @@ def test_gguf_gives_the_logits_of_the_model_it_was_made_from(
 def test_qwen3_in_a_gguf_file(tmp_path: Path) -> None:
     """Norms of heads; rows of queries and keys are as Hugging Face has them."""
     torch.manual_seed(0)
-    model = Qwen3ForCausalLM(Qwen3Config(**(TINY | {"head_dim": 16}))).float().eval()
+    assert_same_logits(tmp_path, Qwen3ForCausalLM(Qwen3Config(**(TINY | {"head_dim": 16}))))
+
+
+def test_qwen2_in_a_gguf_file(tmp_path: Path) -> None:
+    """Biases of queries, keys and values."""
+    torch.manual_seed(0)
+    assert_same_logits(tmp_path, Qwen2ForCausalLM(Qwen2Config(**TINY)))
+
+
+def test_gemma3_in_a_gguf_file(tmp_path: Path) -> None:
+    """Norms are stored plus 1; every sixth layer sees beyond the window, with scaled angles."""
+    ropes = {
+        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    }
+    torch.manual_seed(0)
+    config = Gemma3TextConfig(
+        **TINY | {"num_hidden_layers": 7, "head_dim": 16}, query_pre_attn_scalar=16, sliding_window=12,
+        rope_parameters=ropes,
+    )  # fmt: skip
+    keys = {"rope.freq_base": 1e6, "rope.scaling.type": "linear", "rope.scaling.factor": 8.0,
+            "attention.sliding_window": 12}  # fmt: skip
+    assert_same_logits(tmp_path, Gemma3ForCausalLM(config), **{f"gemma3.{key}": value for key, value in keys.items()})
+
+
+def assert_same_logits(tmp_path: Path, model: PreTrainedModel, **changes: Any) -> None:
+    """With norms and biases that are not what they begin as."""
+    model = model.float().eval()
     with torch.no_grad():
         for name, weight in model.named_parameters():
-            if "norm" in name:
+            if "norm" in name or name.endswith("bias"):
                 weight.add_(torch.randn_like(weight) * 0.2)
-    write_gguf(tmp_path / "a.gguf", model)
+    write_gguf(tmp_path / "a.gguf", model, **changes)
     driver = make_driver(tmp_path / "a.gguf")
     seen = capture_logits(driver)
     seq = driver.add(random_prompt(30, 1))

@@ -31,21 +31,23 @@ class GGUFCheckpoint:
         return self._tensors
 
     def tensor(self, name: str, packed: bool = False) -> "GGUFLazyTensor":
-        return GGUFLazyTensor(self._tensors[name], self._head_dim if self._family.pairs_neighbours(name) else None)
+        head_dim = self._head_dim if self._family.pairs_neighbours(name) else None
+        return GGUFLazyTensor(self._tensors[name], head_dim, self._family.offset(name))
 
 
 class GGUFLazyTensor:
     """Implements `LazyTensor`. Slices of the first dimension dequantise only their rows. `paired_head_dim`: of heads
-    whose rotary pairs are neighbours."""
+    whose rotary pairs are neighbours. `offset`: what the file adds to a vector."""
 
-    def __init__(self, tensor: GGUFTensor, paired_head_dim: int | None) -> None:
+    def __init__(self, tensor: GGUFTensor, paired_head_dim: int | None, offset: float = 0.0) -> None:
         self._tensor = tensor
         self._head_dim = paired_head_dim
+        self._offset = offset
         self.shape = tensor.shape
 
     def read(self, dim: int = 0, start: int = 0, length: int | None = None) -> Tensor:
         if len(self.shape) == 1:
-            values = torch.from_numpy(self._tensor.rows(0, 1).copy())[0]
+            values = torch.from_numpy(self._tensor.rows(0, 1).copy())[0] - self._offset
             values = self._to_neox(values[:, None], self._head_dim)[:, 0] if self._head_dim else values
             return values if length is None else values[start : start + length]
         if len(self.shape) != 2:

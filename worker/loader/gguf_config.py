@@ -9,6 +9,7 @@ from worker.loader.families.dense import head_dim, num_kv_heads
 from worker.loader.fields import Fields
 from worker.loader.gguf_families import ARCHITECTURE, FAMILIES
 from worker.loader.gguf_file import GGUFFile, read_gguf
+from worker.loader.gguf_gemma3 import gemma3_from_gguf
 from worker.loader.rope import YARN_BETA_FAST, YARN_BETA_SLOW, RopeConfig, YarnScaling, yarn_attention_factor
 
 TOKENIZER = "tokenizer.ggml."
@@ -39,7 +40,10 @@ def config_from_gguf(file: GGUFFile, name: str) -> ModelConfig:
     fields.expect("general.type", "model")
     fields.expect("split.count", 0, 1)
     fields.expect(f"{kind}.attention.causal", True)
-    for key in ("attention.sliding_window", "expert_count", "attention.clamp_kqv", "attention.max_alibi_bias"):
+    is_gemma3 = FAMILIES[kind].architecture == "Gemma3ForCausalLM"
+    if not is_gemma3:
+        fields.expect(f"{kind}.attention.sliding_window", 0)
+    for key in ("expert_count", "attention.clamp_kqv", "attention.max_alibi_bias"):
         fields.expect(f"{kind}.{key}", 0)
     hidden_size = fields.integer(f"{kind}.embedding_length", most=MAX_SIZE)
     num_heads = fields.integer(f"{kind}.attention.head_count", most=MAX_SIZE)
@@ -59,10 +63,13 @@ def config_from_gguf(file: GGUFFile, name: str) -> ModelConfig:
         max_model_len=fields.integer(f"{kind}.context_length", most=MAX_CONTEXT),
         rms_norm_eps=fields.number(f"{kind}.attention.layer_norm_rms_epsilon"),
         rope=_rope(fields, f"{kind}.rope.", dim, _divisors(file, dim)),
+        qkv_bias=FAMILIES[kind].has_qkv_bias,
         tie_word_embeddings=HEAD not in file.tensors,
         eos_token_ids=eos_token_ids,
         remarks=remarks,
     )
+    if is_gemma3:
+        config = gemma3_from_gguf(fields, config)
     fields.refuse_unread({f"{kind}.{key}" for key in HARMLESS}, f"{kind}.")
     return config
 

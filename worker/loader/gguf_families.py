@@ -22,6 +22,11 @@ _DENSE = {
     "ffn_down": "mlp.down_proj",
 }
 _HEAD_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
+_SANDWICH_NORMS = {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
 _BLOCK_NAME = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 _ROTATED = re.compile(r"\.self_attn\.[qk]_proj\.")
 
@@ -36,6 +41,10 @@ class GGUFFamily:
     others: Mapping[str, str] = field(default_factory=dict)
     """Tensors of a layer beyond those that all have, or under another name."""
 
+    has_qkv_bias: bool = False
+    has_offset_norms: bool = False
+    """Weights of norms are stored plus 1, those of the Hugging Face twin are not."""
+
     def hf_name(self, name: str) -> str:
         """A name without a counterpart is kept, and then reported as unexpected."""
         match = _BLOCK_NAME.fullmatch(name)
@@ -47,9 +56,15 @@ class GGUFFamily:
     def pairs_neighbours(self, hf_name: str) -> bool:
         return self.has_neighbouring_pairs and _ROTATED.search(hf_name) is not None
 
+    def offset(self, hf_name: str) -> float:
+        """What the file adds to this tensor."""
+        return 1.0 if self.has_offset_norms and hf_name.endswith("norm.weight") else 0.0
+
 
 FAMILIES = {
+    "gemma3": GGUFFamily("Gemma3ForCausalLM", others=_HEAD_NORMS | _SANDWICH_NORMS, has_offset_norms=True),
     "llama": GGUFFamily("LlamaForCausalLM", has_neighbouring_pairs=True),
+    "qwen2": GGUFFamily("Qwen2ForCausalLM", has_qkv_bias=True),
     "qwen3": GGUFFamily("Qwen3ForCausalLM", others=_HEAD_NORMS),
 }
 """By what `general.architecture` says. Mistral's files say llama."""
