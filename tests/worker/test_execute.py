@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import pytest
 
+from common.field_count import MAX_FIELDS
 from fissile.v1 import (
     ExecuteCommand,
     ExecuteRequest,
@@ -260,12 +261,13 @@ TOO_MANY = "sequences in a group; at most 1024 is needed"
         (ExecuteCommand(), NEITHER),
         (ExecuteCommand(group=SequenceGroup(prompt_token_ids=[5])), NEITHER),
         (ExecuteCommand(group=group(1025)), f"is 1025 {TOO_MANY}"),
+        (ExecuteCommand(group=group([Sequence(id=1)] * 60_000)), f"is 60000 {TOO_MANY}"),
         (
             ExecuteCommand(group=group([Sequence(id=1)] * 300_000)),
-            f"is 300000 {TOO_MANY}",
+            f"with it the request has more than {MAX_FIELDS} fields and entries",
         ),
     ],
-    ids=["nothing", "no sequence", "more than a message has endings", "many more"],
+    ids=["nothing", "no sequence", "more than a message has endings", "many more", "more than are counted"],
 )
 def test_a_command_that_has_no_ending_ends_the_stream(command, said):
     async def scenario(system):
