@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from worker.loader.config import MAX_CONTEXT, MAX_LAYERS, MAX_SIZE, MAX_VOCABULARY, ModelConfig
 from worker.loader.experts import ExpertsConfig
 from worker.loader.families.dense import DTYPES
+from worker.loader.families.mtp import mtp_weights
 from worker.loader.fields import Fields
 from worker.loader.hf_rope import hf_rope
 from worker.loader.rope import RopeConfig, yarn_attention_factor
@@ -85,7 +86,6 @@ def _config(fields: Fields, architecture: str, index: IndexConfig | None = None)
         fields.expect("attention_bias", False)
     rope = hf_rope(fields, max_model_len)
     num_dense = num_dense_layers(fields, num_layers)
-    mtp = fields.integer("num_nextn_predict_layers", 0, least=0, most=MAX_LAYERS)
     return DeepseekConfig(
         architecture=architecture,
         hidden_size=fields.integer("hidden_size", most=MAX_SIZE),
@@ -110,7 +110,7 @@ def _config(fields: Fields, architecture: str, index: IndexConfig | None = None)
         index=index,
         num_dense_layers=num_dense,
         experts=deepseek_experts(fields) if num_dense < num_layers or "n_routed_experts" in fields else None,
-        skipped_weights=tuple(f"model.layers.{num_layers + i}." for i in range(mtp)),
+        skipped_weights=mtp_weights(fields, num_layers),
     )
 
 

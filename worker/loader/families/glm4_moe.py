@@ -2,10 +2,11 @@
 
 from dataclasses import replace
 
-from worker.loader.config import MAX_CONTEXT, MAX_LAYERS
+from worker.loader.config import MAX_CONTEXT
 from worker.loader.families.deepseek import deepseek_experts, num_dense_layers
 from worker.loader.families.dense import dense_config, extended
 from worker.loader.families.moe import MoeConfig
+from worker.loader.families.mtp import mtp_weights
 from worker.loader.fields import Fields
 from worker.loader.hf_rope import hf_rope
 from worker.loader.rope import RopeConfig
@@ -19,7 +20,6 @@ def glm4_moe_config(fields: Fields) -> MoeConfig:
     fields.expect("output_router_logits", False)
     rope = _rope(fields, fields.integer("max_position_embeddings", most=MAX_CONTEXT))
     base = dense_config(fields, "Glm4MoeForCausalLM", "glm4_moe", rope=rope)
-    mtp = fields.integer("num_nextn_predict_layers", 0, least=0, most=MAX_LAYERS)
     return extended(
         base,
         MoeConfig,
@@ -27,7 +27,7 @@ def glm4_moe_config(fields: Fields) -> MoeConfig:
         dense_layers=frozenset(range(num_dense_layers(fields, base.num_layers))),
         has_qk_norm=fields.flag("use_qk_norm", False),
         qkv_bias=fields.flag("attention_bias", False),
-        skipped_weights=tuple(f"model.layers.{base.num_layers + i}." for i in range(mtp)),
+        skipped_weights=mtp_weights(fields, base.num_layers),
     )
 
 
