@@ -1,4 +1,4 @@
-"""Checkpoints hold more than a model uses: what is known to be no part of it is skipped by name, all else is refused."""
+"""Checkpoints hold more than a model uses: what is known to be no part of it is skipped by name, all else refused."""
 
 import json
 import logging
@@ -47,3 +47,21 @@ def test_layers_beyond_those_that_are_counted_are_refused(with_mtp: Saved, tmp_p
     (tmp_path / "config.json").write_text(json.dumps(config | {"num_nextn_predict_layers": 0}))
     with pytest.raises(WeightsError, match=rf"unexpected: model\.layers\.{config['num_hidden_layers']}\."):
         make_driver(tmp_path)
+
+
+def test_a_vision_tower_is_skipped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    saved = save(all_cases()["kimi-k2.5"], tmp_path)
+    with caplog.at_level(logging.INFO, "worker.loader.model_part"):
+        make_driver(saved.path)
+    assert "tensors of the checkpoint are not used: mm_projector." in caplog.text and "vision_tower." in caplog.text
+
+
+def test_two_tensors_for_one_of_the_models_are_refused(tmp_path: Path) -> None:
+    """`transformers` calls Kimi's layers blocks where it saves them, publishers do not; nobody does both."""
+    saved = save(all_cases()["kimi-k2.5"], tmp_path)
+    tensors = load_file(saved.path / "model.safetensors")
+    name = "language_model.model.blocks.1.input_layernorm.weight"
+    tensors[name.replace("blocks", "layers")] = tensors[name] + 1
+    save_file(tensors, saved.path / "model.safetensors")
+    with pytest.raises(WeightsError, match=r"are both model\.layers\.1\.input_layernorm\.weight of the model"):
+        make_driver(saved.path)

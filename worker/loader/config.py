@@ -37,10 +37,10 @@ class ModelConfig:
     """What the checkpoint is stored in, as far as it says; quantised ones count as float32."""
     quantized: QuantizedWeights | None = None
     """How weights are stored that are not numbers of a type of their own; None: none are, or the file is a GGUF one."""
-    weight_prefix: str = ""
-    """Stands before the names of the checkpoint's tensors."""
+    weight_prefixes: tuple[tuple[str, str], ...] = ()
+    """Beginnings of names in the checkpoint, and what stands in the model for each; the first that fits counts."""
     skipped_weights: tuple[str, ...] = ()
-    """Beginnings of names of tensors that the checkpoint may have and the model does not use."""
+    """Beginnings of names, as in the model, of tensors that the checkpoint may have and the model does not use."""
     eos_token_ids: tuple[int, ...] = ()
     """Every id that ends a sequence. All are in the vocabulary."""
     remarks: tuple[str, ...] = ()

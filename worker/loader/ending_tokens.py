@@ -19,5 +19,5 @@ def ending_tokens(fields: Iterable[tuple[Fields, str]], vocab_size: int) -> tupl
         ids += [i for i in found if i < vocab_size]
         if beyond:
             listed = ", ".join(map(str, beyond))
-            remarks.append(f"{source.file}: {key} names {listed}, beyond the vocabulary of {vocab_size}: left out")
+            remarks.append(f"{source.place(key)} names {listed}, beyond the vocabulary of {vocab_size}: left out")
     return tuple(dict.fromkeys(ids)), tuple(remarks)

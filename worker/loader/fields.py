@@ -53,6 +53,10 @@ class Fields:
     def names(self) -> list[str]:
         return list(self._values)
 
+    def place(self, key: str) -> str:
+        """Where the field is, for messages."""
+        return f"{self.file}: {self._path}{key}"
+
     def integer(self, key: str, default: int | None = None, *, least: int = 1, most: int = MAX_INTEGER) -> int:
         value = self._get(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
@@ -118,9 +122,7 @@ class Fields:
         self._read.add(key)
         if key in self and self._values[key] not in wanted:
             named = " or ".join(map(repr, wanted)) or "null"
-            raise ModelConfigError(
-                f"{self.file}: {self._path}{key} is {self._shown(key)}; nothing but {named} is supported"
-            )
+            raise ModelConfigError(f"{self.place(key)} is {self._shown(key)}; nothing but {named} is supported")
 
     def ignore(self, *keys: str) -> None:
         """Another field says that these do not count."""
@@ -138,7 +140,7 @@ class Fields:
             )
 
     def error(self, key: str, wanted: str) -> ModelConfigError:
-        return ModelConfigError(f"{self.file}: {self._path}{key} is {self._shown(key)}; {wanted} is needed")
+        return ModelConfigError(f"{self.place(key)} is {self._shown(key)}; {wanted} is needed")
 
     def _get(self, key: str, default: Any) -> Any:
         self._read.add(key)

@@ -1,10 +1,11 @@
-"""What of a checkpoint a model uses: other tensors may stand beside it, and names may begin with that of a whole."""
+"""What of a checkpoint a model uses: other tensors may stand beside it, and its names may begin in another way."""
 
 import logging
 from collections.abc import Iterable
 
 from worker.loader.checkpoint import Checkpoint, LazyTensor
 from worker.loader.config import ModelConfig
+from worker.loader.errors import WeightsError
 
 logger = logging.getLogger(__name__)
 
@@ -13,10 +14,17 @@ class ModelPart:
     """Implements `Checkpoint`."""
 
     def __init__(self, stored: Checkpoint, config: ModelConfig) -> None:
+        """Raises WeightsError."""
         self._stored = stored
-        kept = [name for name in stored.names() if not name.startswith(config.skipped_weights)]
-        self._names = {name.removeprefix(config.weight_prefix): name for name in kept}
+        self._names: dict[str, str] = {}
         """Name in the model → name in the checkpoint."""
+        for name in stored.names():
+            ours = _renamed(name, config.weight_prefixes)
+            if ours.startswith(config.skipped_weights):
+                continue
+            if ours in self._names:
+                raise WeightsError(f"tensors {self._names[ours]} and {name} are both {ours} of the model")
+            self._names[ours] = name
 
     def names(self) -> Iterable[str]:
         return self._names
@@ -28,3 +36,10 @@ class ModelPart:
         unused = sorted(set(self._stored.names()) - set(self._names.values()))
         if unused:
             logger.info("%d tensors of the checkpoint are not used: %s ... %s", len(unused), unused[0], unused[-1])
+
+
+def _renamed(name: str, prefixes: tuple[tuple[str, str], ...]) -> str:
+    for stored, ours in prefixes:
+        if name.startswith(stored):
+            return ours + name.removeprefix(stored)
+    return name

@@ -22,6 +22,8 @@ MODELS: dict[str, Callable[[Any, LayerSetup], CausalLM]] = {
     "Gemma3ForCausalLM": Gemma3ForCausalLM,
     "Glm4MoeForCausalLM": MoeForCausalLM,
     "GptOssForCausalLM": GptOssForCausalLM,
+    "KimiK25ForConditionalGeneration": DeepseekForCausalLM,
+    "Kimi_K25ForConditionalGeneration": DeepseekForCausalLM,
     "LlamaForCausalLM": LlamaForCausalLM,
     "MistralForCausalLM": MistralForCausalLM,
     "MixtralForCausalLM": MixtralForCausalLM,

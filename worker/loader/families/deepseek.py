@@ -75,6 +75,7 @@ def _config(fields: Fields, architecture: str, index: IndexConfig | None = None)
     # How matrix products and experts are cut up elsewhere; the result is the same.
     fields.integer("pretraining_tp", 1)
     fields.integer("ep_size", 1)
+    fields.ignore("aux_loss_alpha", "seq_aux")  # of training
     num_layers = fields.integer("num_hidden_layers", most=MAX_LAYERS)
     rope_dim, nope_dim = (fields.integer(f"qk_{part}_head_dim", most=MAX_SIZE) for part in ("rope", "nope"))
     if rope_dim % 2:

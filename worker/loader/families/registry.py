@@ -7,6 +7,7 @@ from worker.loader.families.deepseek import deepseek_v3_config, deepseek_v32_con
 from worker.loader.families.gemma3 import gemma3_config
 from worker.loader.families.glm4_moe import glm4_moe_config
 from worker.loader.families.gpt_oss import gpt_oss_config
+from worker.loader.families.kimi_k25 import kimi_k25_config
 from worker.loader.families.llama import llama_config
 from worker.loader.families.mistral import mistral_config
 from worker.loader.families.mixtral import mixtral_config
@@ -21,6 +22,8 @@ FAMILIES: dict[str, Callable[[Fields], ModelConfig]] = {
     "Gemma3ForCausalLM": gemma3_config,
     "Glm4MoeForCausalLM": glm4_moe_config,
     "GptOssForCausalLM": gpt_oss_config,
+    "KimiK25ForConditionalGeneration": kimi_k25_config,
+    "Kimi_K25ForConditionalGeneration": kimi_k25_config,  # as `transformers` calls it
     "LlamaForCausalLM": llama_config,
     "MistralForCausalLM": mistral_config,
     "MixtralForCausalLM": mixtral_config,
