@@ -22,6 +22,9 @@ from fissile.tls import ClientTls
 ROUTER = "router"
 EXIT_SECONDS = 15.0
 """For a service to end once nothing is open there."""
+MESSAGES_PER_CORE = 100
+"""A second, from the router to all clients: some hundredths of each core, which the workers use as well."""
+MOST_MESSAGES = 3000
 _POLL_SECONDS = 0.1
 
 
@@ -102,7 +105,7 @@ def _start(config: ClusterConfig, children: Children, folder: Path) -> Cluster:
     }
     port_file, http_port_file = folder / "router", folder / "http"
     arguments = ["--port", str(config.port), "--port-file", str(port_file), "--workers", ",".join(workers.values())]
-    arguments += ["--drain-timeout", str(config.drain_timeout)]
+    arguments += ["--drain-timeout", str(config.drain_timeout), *_message_rate()]
     if config.http_port is not None:
         arguments += ["--http-port", str(config.http_port), "--http-port-file", str(http_port_file)]
     # Not as a flag, which others can see.
@@ -151,6 +154,14 @@ def _worker_command(config: ClusterConfig, port_file: Path) -> list[str]:
         # Workers that each take all cores slow each other down.
         arguments += ["--num-threads", str(max(1, len(os.sched_getaffinity(0)) // config.num_workers))]
     return service_command("worker", [*arguments, *config.worker_arguments])
+
+
+def _message_rate() -> list[str]:
+    """Of a router that shares this machine's cores with its workers."""
+    if "FISSILE_ROUTER_MAX_MESSAGE_RATE" in os.environ:
+        return []
+    rate = min(MESSAGES_PER_CORE * len(os.sched_getaffinity(0)), MOST_MESSAGES)
+    return ["--max-message-rate", str(rate)]
 
 
 def _bound_port(child: Child, port_file: Path, children: Children, deadline: float) -> int:

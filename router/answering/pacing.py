@@ -5,6 +5,9 @@ All streams together may send `rate` messages a second, and `BURST_SECONDS` wort
 Below that rate nothing waits. Above it clients take turns, and the streams of each: 64 streams at 3,000 messages a
 second send every 21 ms, however fast the worker is, and their tokens merge meanwhile. What a client waits for most, the
 first message and the last one, goes out of turn. A message with many log probabilities counts as several.
+
+Who waits is served when tokens come, for whatever stream: messages leave together, since each wakes threads here and at
+the client, and with the newest tokens in them.
 """
 
 import asyncio
@@ -13,7 +16,8 @@ import time
 from router.admission.fair_queue import FairQueue, Ticket
 
 BURST_SECONDS = 0.1
-_TICK_SECONDS = 0.002
+_TICK_SECONDS = 0.02
+"""After which who waits is served where no tokens come."""
 
 
 class News(asyncio.Event):
@@ -42,16 +46,19 @@ class Pacer:
 
     def wake_in_turn(self, news: News) -> None:
         """Set `news`: now if the rate allows it, else in turn. Does nothing for one that is set or waits already."""
-        if news in self._waiting or news.is_set():
+        if news.is_set():
             return
-        if self._timer is None:  # nobody waits
-            self._refill()
-            if self._allowance >= 1.0:
-                self._queue.serve(news.client, 1.0)
-                self._send(news)
-                return
-            self._come_back()
+        self._refill()
+        self._serve()
+        if news.is_set() or news in self._waiting:
+            return
+        if not self._waiting and self._allowance >= 1.0:
+            self._queue.serve(news.client, 1.0)
+            self._send(news)
+            return
         self._waiting[news] = self._queue.push(news.client, news)
+        if self._timer is None:
+            self._come_back()
 
     def wake_now(self, news: News) -> None:
         """Set `news` out of turn; it counts all the same."""
@@ -73,15 +80,18 @@ class Pacer:
             self._queue.remove(ticket)
 
     def _advance(self) -> None:
-        """Wake as many as may send by now; come back for the others."""
         self._timer = None
         self._refill()
-        while self._queue and self._allowance >= 1.0:
+        self._serve()
+        if self._waiting:
+            self._come_back()
+
+    def _serve(self) -> None:
+        """Wake as many as may send by now."""
+        while self._waiting and self._allowance >= 1.0:
             news = self._queue.pop().item
             del self._waiting[news]
             self._send(news)
-        if self._waiting:
-            self._come_back()
 
     def _refill(self) -> None:
         now = time.monotonic()

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from fissile.cli.cluster import ClusterConfig, _worker_command, local_address, router_tls, worker_tls
+from fissile.cli.cluster import ClusterConfig, _message_rate, _worker_command, local_address, router_tls, worker_tls
 from fissile.tls import ClientTls
 
 
@@ -36,6 +36,14 @@ def test_threads_in_the_environment_are_obeyed(monkeypatch):
 def test_threads_in_the_arguments_are_obeyed():
     assert flags("--num-threads", "2")[-2:] == ["--num-threads", "2"]
     assert flags().count("--num-threads") == flags("--num-threads=2").count("--num-threads") + 1
+
+
+def test_the_router_sends_as_often_as_cores_that_it_shares_allow_unless_the_environment_says(monkeypatch):
+    assert _message_rate() == ["--max-message-rate", "800"]
+    monkeypatch.setattr("os.sched_getaffinity", lambda _pid: set(range(96)))
+    assert _message_rate() == ["--max-message-rate", "3000"]
+    monkeypatch.setenv("FISSILE_ROUTER_MAX_MESSAGE_RATE", "50")
+    assert _message_rate() == []
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,19 @@ def test_a_stream_waits_once_however_many_tokens_come():
     assert run(scenario, pacer_with_burst(1)) == (True, False, 1)
 
 
+def test_who_waits_goes_when_tokens_come_for_whatever_stream():
+    async def scenario(pacer):
+        first, second, third = News("a"), News("a"), News("a")
+        for news in (first, second):
+            pacer.wake_in_turn(news)
+        waited = second.is_set()
+        pacer._allowance = 1
+        pacer.wake_in_turn(third)
+        return waited, second.is_set(), third.is_set(), list(pacer._waiting) == [third]
+
+    assert run(scenario, pacer_with_burst(1)) == (False, True, False, True)
+
+
 def test_an_urgent_message_goes_out_of_turn_and_is_counted():
     async def scenario(pacer):
         urgent, late = News("a"), News("a")
