@@ -256,11 +256,15 @@ class WorkerSettings(Settings):
             num_blocks=num_blocks,
             block_size=self.block_size,
             num_host_blocks=num_host_blocks,
-            enable_prefix_caching=self.enable_prefix_caching,
+            enable_prefix_caching=self.reuses_prefixes(num_groups),
             prefix_index=self.prefix_index,
             secure=self.secure_kv,
             num_groups=num_groups,
         )
+
+    def reuses_prefixes(self, num_groups: int) -> bool:
+        """Not where a model has state groups: what is cached of a prefix does not hold the state after it."""
+        return self.enable_prefix_caching and num_groups == 0
 
     def runner_config(self) -> RunnerConfig:
         return RunnerConfig(

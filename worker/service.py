@@ -130,7 +130,7 @@ class WorkerService(v1.WorkerServiceServicer):
             dp_size=settings.dp_size,
             tp_size=settings.tensor_parallel_size,
             epoch=self._epoch,
-            capabilities=_capabilities(settings),
+            capabilities=_capabilities(settings, model),
             dtype=model.dtype,
             device=model.device,
             kernel_backend=", ".join(sorted(set(model.kernels.values()))),
@@ -190,10 +190,10 @@ class WorkerService(v1.WorkerServiceServicer):
     async def WatchKvEvents(
         self, request: v1.WatchKvEventsRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[v1.WatchKvEventsResponse]:
-        if not self._settings.enable_prefix_caching:
+        worker = self._loaded()
+        if not self._settings.reuses_prefixes(worker.model.num_groups):
             raise UnimplementedError("prefix caching is off")
         await context.send_initial_metadata(())
-        worker = self._loaded()
         async for response in watch_kv_events(
             worker.engine, worker.broker.progress, worker.model.block_size, request.from_sequence_number
         ):
@@ -234,9 +234,9 @@ async def _receive(requests: AsyncIterator[v1.ExecuteRequest], stream: ExecuteSt
         stream.cut_with(error)
 
 
-def _capabilities(settings: WorkerSettings) -> list[str]:
-    capabilities = ["beam_search"]
-    if settings.enable_prefix_caching:
+def _capabilities(settings: WorkerSettings, model: ModelInfo) -> list[str]:
+    capabilities = [] if model.num_groups else ["beam_search"]
+    if settings.reuses_prefixes(model.num_groups):
         capabilities += ["prefix_caching", "kv_events"]
     if settings.swap_space_gib:
         capabilities.append("swap")

@@ -150,6 +150,15 @@ def test_equal_keys_do_not_blow_up(rig: Rig) -> None:
     check(rows)
 
 
+def test_fast_decays_keep_their_precision(rig: Rig) -> None:
+    """Their logarithms add up to thousands within a chunk; two of these sums differ by little."""
+    rows = DeltaRows(rig, spec_of(rig, SPECS[1]), 0, [64])
+    rows.parameters.log_decay.copy_(torch.tensor([16.0, 4.0, 1.0, 0.01]).log())
+    rows.parameters.bias[0] = 8.0
+    rows.x[60:, -8:-4] = -20.0  # of the last tokens, so slow that what they bring stays
+    check(rows)
+
+
 def test_gated_norm(rig: Rig) -> None:
     x, wide, weight = rig.noise(5, 3, 24, seed=1), rig.noise(5, 100, seed=2), 1 + 0.2 * rig.noise(24, seed=3)
     gate = wide[:, 7 : 7 + 72].unflatten(-1, (3, 24))

@@ -43,7 +43,7 @@ def _generate(path: str, group: Group) -> tuple[list[list[int]], list[Tensor]]:
         return found
 
     runner._model.logits = logits  # type: ignore[method-assign]
-    driver = Driver(runner, info.num_blocks, info.block_size)
+    driver = Driver(runner, info.num_blocks, info.block_size, info.num_groups)
     generator = torch.Generator().manual_seed(1)
     seqs = [driver.add(torch.randint(SMALLEST_VOCABULARY, (n,), generator=generator).tolist()) for n in LENGTHS]
     driver.prefill(*seqs)

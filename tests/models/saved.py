@@ -1,27 +1,44 @@
 """A case's checkpoint, and what `transformers` computes of a text."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
 TOLERANCE = 1e-4
+
+
+class AllFloat64(TorchDispatchMode):
+    """What asks for float32 gets float64."""
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        def widened(value: Any) -> Any:
+            return torch.float64 if value is torch.float32 else value
+
+        return function(*map(widened, args), **{key: widened(value) for key, value in (kwargs or {}).items()})
 
 
 @dataclass
 class Saved:
     path: Path
     model: PreTrainedModel
+    """In float32; in float64, where a case's model is: then nothing of it is computed in less."""
     _known: dict[tuple[int, ...], Tensor] = field(default_factory=dict)
 
     def logits(self, tokens: list[int]) -> Tensor:
         """After each of `tokens`, [tokens, vocabulary]. Worked out once for equal texts."""
         key = tuple(tokens)
         if key not in self._known:
-            with torch.inference_mode():
+            mode = AllFloat64() if self.model.dtype is torch.float64 else nullcontext()
+            with torch.inference_mode(), mode:
                 self._known[key] = self.model(torch.tensor([tokens]), use_cache=False).logits[0]
         return self._known[key]
 
@@ -36,12 +53,14 @@ class Saved:
 
 
 def save(make: Callable[[], PreTrainedModel], path: Path) -> Saved:
-    """Nothing is left at zero or one where a mistake would not show: norms, biases, sinks."""
+    """In float32. Nothing is left at zero or one where a mistake would not show: norms, biases, sinks."""
     torch.manual_seed(0)
-    model = make().float().eval()
+    model = make().eval()
+    dtype = model.dtype
+    model.float()
     with torch.no_grad():
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
             if tensor.is_floating_point() and any(part in name for part in ("norm", "bias", "sinks", "scalar")):
                 tensor.add_(torch.randn_like(tensor) * 0.2)
     model.save_pretrained(path)
-    return Saved(path, model)
+    return Saved(path, model.to(dtype))

@@ -38,15 +38,16 @@ def test_mixed_batches_and_chunks(saved: Saved) -> None:
     driver.run([(seqs[0], 1), (seqs[2], 33)])
     driver.run([(seqs[1], 1), (seqs[2], 8)])
     again = driver.add(seqs[2].tokens, prefix=seqs[2])
+    assert again.num_computed == (0 if driver.num_groups else 48)
     driver.run([(seqs[0], 1), (again, len(again.tokens) - again.num_computed)])
-    assert again.num_computed > 48
     for rows, of_rows in ((seen[-1], (seqs[0], again)), (seen[-2], (seqs[1], seqs[2]))):
         for row, seq in zip(rows, of_rows, strict=True):
             saved.assert_logits(row[None], seq.tokens, len(seq.tokens) - 2)
 
 
 def test_prefix_reuse_and_preemption_through_the_scheduler(saved: Saved) -> None:
-    """The cache holds less than all sequences need; prompts share beginnings of whole blocks."""
+    """The cache holds less than all sequences need; prompts share beginnings of whole blocks, which are not reused
+    where there is state."""
     driver = make_driver(saved.path, num_blocks=8, max_num_seqs=4)
     scheduler = SchedulerConfig(
         max_model_len=256, max_num_seqs=4, max_num_batched_tokens=64, max_prefill_chunk=16, watermark=0.0
@@ -54,10 +55,13 @@ def test_prefix_reuse_and_preemption_through_the_scheduler(saved: Saved) -> None
     loop = Loop(
         driver.runner,
         scheduler,
-        CacheConfig(block_size=16, num_blocks=8, enable_prefix_caching=True, prefix_index="hash"),
+        CacheConfig(
+            block_size=16, num_blocks=8, enable_prefix_caching=not driver.num_groups, num_groups=driver.num_groups
+        ),
     )
     prompts = [prompt(40), prompt(40)[:33] + prompt(7), prompt(9)]
     tokens = loop.run(*(make_sequence(i, p, 32) for i, p in enumerate(prompts)), each_step=1)
-    assert loop.scheduler.load().num_preemptions > 0 and loop.scheduler.load().num_prefix_hits > 0
+    assert loop.scheduler.load().num_preemptions > 0
+    assert (loop.scheduler.load().num_prefix_hits > 0) == (not driver.num_groups)
     for number, text in enumerate(prompts):
         saved.assert_greedy(text, tokens[number])

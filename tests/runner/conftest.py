@@ -54,7 +54,7 @@ def make_driver(model: Path | str, **options: object) -> Driver:
     }  # fmt: skip
     config = RunnerConfig(**(defaults | options))  # type: ignore[arg-type]
     runner, info = build_runner(config, Group())
-    return Driver(runner, info.num_blocks, info.block_size)
+    return Driver(runner, info.num_blocks, info.block_size, info.num_groups)
 
 
 @pytest.fixture

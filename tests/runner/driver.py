@@ -43,9 +43,13 @@ def cache_of(runner: ModelRunner) -> list[Tensor]:
 class Driver:
     """Runs sequences through a runner or an executor-like object with `execute`."""
 
-    def __init__(self, runner: ModelRunner, num_blocks: int, block_size: int, *, scatter: bool = True) -> None:
+    def __init__(
+        self, runner: ModelRunner, num_blocks: int, block_size: int, num_groups: int = 0, *, scatter: bool = True
+    ) -> None:
+        """`num_groups`: of per-request state; a sequence has that of its slot's number from behind."""
         self.runner = runner
         self.block_size = block_size
+        self.num_groups = num_groups
         # Blocks far apart and out of order, so that a wrong table cannot pass by luck.
         order = [*range(1, num_blocks, 2), *range(0, num_blocks, 2)]
         self.free = order[::-1] if scatter else list(range(num_blocks))[::-1]
@@ -53,10 +57,10 @@ class Driver:
         self.num_slots = 0
 
     def add(self, prompt: list[int], sampling: SamplingParams = GREEDY, prefix: Seq | None = None) -> Seq:
-        """With `prefix`, reuse its full computed blocks, as a prefix hit would."""
+        """With `prefix`, reuse its full computed blocks, as a prefix hit would; not where there is state."""
         seq = Seq(self.num_slots, list(prompt), len(prompt), sampling)
         self.num_slots += 1
-        if prefix is not None:
+        if prefix is not None and not self.num_groups:
             same = 0
             while same < len(prompt) - 1 and same < prefix.num_computed and prompt[same] == prefix.tokens[same]:
                 same += 1
@@ -72,9 +76,8 @@ class Driver:
             grown = [self.free.pop() for _ in range(-(-end // self.block_size) - len(seq.blocks))]
             seq.blocks += grown
             if not seq.bound:
-                new.append(
-                    NewSequence(seq.slot, token_array(seq.tokens), seq.num_prompt, seq.sampling, tuple(seq.blocks))
-                )
+                tokens, group = token_array(seq.tokens), self.num_groups - 1 - seq.slot if self.num_groups else -1
+                new.append(NewSequence(seq.slot, tokens, seq.num_prompt, seq.sampling, tuple(seq.blocks), group))
                 seq.bound = True
             elif grown:
                 deltas.append((seq.slot, grown))

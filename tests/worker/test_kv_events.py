@@ -146,12 +146,20 @@ def test_a_watcher_too_far_behind_gets_a_snapshot(monkeypatch):
     assert run_worker(scenario) == [(6, 7), (6, 7)]
 
 
-def test_without_prefix_caching_there_is_nothing_to_watch():
-    async def scenario(system):
-        call = system.stub.WatchKvEvents(WatchKvEventsRequest())
-        with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await call.read()
-        worker = await system.stub.GetWorker(GetWorkerRequest())
-        return refused.value.code().name, "kv_events" in worker.capabilities
+async def ask_in_vain(system):
+    """How a watcher is refused, and what the worker says that it can do."""
+    call = system.stub.WatchKvEvents(WatchKvEventsRequest())
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await call.read()
+    worker = await system.stub.GetWorker(GetWorkerRequest())
+    return refused.value.code().name, list(worker.capabilities)
 
-    assert run_worker(scenario, enable_prefix_caching=False) == ("UNIMPLEMENTED", False)
+
+def test_without_prefix_caching_there_is_nothing_to_watch():
+    assert run_worker(ask_in_vain, enable_prefix_caching=False) == ("UNIMPLEMENTED", ["beam_search"])
+
+
+def test_a_model_with_state_is_served_without_prefix_caching(caplog):
+    caplog.set_level("INFO")
+    assert run_worker(ask_in_vain, num_groups=4, max_num_seqs=4) == ("UNIMPLEMENTED", [])
+    assert "prefix caching is off: the state of this model's requests is not checkpointed" in caplog.messages

@@ -126,11 +126,20 @@ class DecoderLayer(nn.Module):
     """Attention and MLP, each with a norm before it, which it may take into its first product, and a residual around
     it."""
 
-    def __init__(self, setup: LayerSetup, attention: nn.Module, mlp: nn.Module, hidden_size: int, eps: float) -> None:
+    def __init__(
+        self,
+        setup: LayerSetup,
+        attention: nn.Module,
+        mlp: nn.Module,
+        hidden_size: int,
+        eps: float,
+        *,
+        has_offset_norms: bool = False,
+    ) -> None:
         super().__init__()
-        self.input_layernorm = RMSNorm(setup, hidden_size, eps)
+        self.input_layernorm = RMSNorm(setup, hidden_size, eps, is_offset=has_offset_norms)
         self.self_attn = attention
-        self.post_attention_layernorm = RMSNorm(setup, hidden_size, eps)
+        self.post_attention_layernorm = RMSNorm(setup, hidden_size, eps, is_offset=has_offset_norms)
         self.mlp = mlp
 
     def forward(self, x: Tensor, residual: Tensor, wanted: Tensor | None = None) -> tuple[Tensor, Tensor]:

@@ -88,12 +88,19 @@ class Decoder(nn.Module):
     """Embedding, layers, norm."""
 
     def __init__(
-        self, setup: LayerSetup, vocab_size: int, hidden_size: int, layers: Sequence[nn.Module], eps: float
+        self,
+        setup: LayerSetup,
+        vocab_size: int,
+        hidden_size: int,
+        layers: Sequence[nn.Module],
+        eps: float,
+        *,
+        has_offset_norm: bool = False,
     ) -> None:
         super().__init__()
         self.embed_tokens = TokenEmbedding(setup, vocab_size, hidden_size)
         self.layers = nn.ModuleList(layers)
-        self.norm = RMSNorm(setup, hidden_size, eps)
+        self.norm = RMSNorm(setup, hidden_size, eps, is_offset=has_offset_norm)
         self._whole = WholeDecoder.find(setup, layers, self.norm)
 
     def embed(self, input_ids: Tensor) -> Tensor:

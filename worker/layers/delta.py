@@ -19,6 +19,10 @@ from worker.layers.setup import LayerSetup
 from worker.layers.weighted import WeightedLayer, expect_shape, sibling
 from worker.loader.checkpoint import LazyTensor, WeightTarget
 
+StoredAs = Literal["by kind", "by key head"]
+"""How checkpoints have the projections: one tensor for queries, keys and values, one after another, and others for
+gates, b and a; or, one key head after another, a tensor with all of its q, k, v and gate, and one with b and a."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaShape:
@@ -33,9 +37,7 @@ class DeltaShape:
     width: int
     """Tokens under the convolution."""
     norm_eps: float
-    stored_as: Literal["by kind", "by key head"]
-    """How checkpoints have the projections: one tensor for queries, keys and values, one after another, and others for
-    gates, b and a; or, one key head after another, a tensor with all of its q, k, v and gate, and one with b and a."""
+    stored_as: StoredAs
 
     @property
     def num_channels(self) -> int:

@@ -33,6 +33,14 @@ def hf_rope(
     return replace(result, rotary_factor=factor)
 
 
+def hf_partial_rope(fields: Fields, max_model_len: int, rotary_factor: float) -> RopeConfig:
+    """As `hf_rope`, of families that rotate a part of each head; `rotary_factor`: where the files do not say."""
+    rope = hf_rope(fields, max_model_len, is_partial=True)
+    places = (fields, fields.section("rope_scaling"), fields.section("rope_parameters"))
+    is_said = any("partial_rotary_factor" in place for place in places)
+    return rope if is_said else replace(rope, rotary_factor=rotary_factor)
+
+
 def hf_rope_of_type(fields: Fields, layer_type: str, theta: float | None, *, is_partial: bool = False) -> RopeConfig:
     """Of the layers of one type, where `rope_parameters` has an object for each. Raises ModelConfigError."""
     rope = fields.section("rope_parameters").section(layer_type)
@@ -47,9 +55,11 @@ def _rotary_factor(fields: Fields, rope: Fields, is_partial: bool) -> float:
         fields.expect("partial_rotary_factor", 1)
         rope.expect("partial_rotary_factor", 1)
         return 1.0
-    factor = rope.number("partial_rotary_factor", fields.number("partial_rotary_factor", 1.0))
+    place = rope if "partial_rotary_factor" in rope else fields
+    factor = place.number("partial_rotary_factor", 1.0)
+    fields.ignore("partial_rotary_factor")
     if factor > 1:
-        raise rope.error("partial_rotary_factor", "a number of at most 1")
+        raise place.error("partial_rotary_factor", "a number of at most 1")
     return factor
 
 

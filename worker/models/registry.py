@@ -15,6 +15,7 @@ from worker.models.mixtral import MixtralForCausalLM
 from worker.models.moe import MoeForCausalLM
 from worker.models.qwen2 import Qwen2ForCausalLM
 from worker.models.qwen3 import Qwen3ForCausalLM
+from worker.models.qwen3_next import Qwen3NextForCausalLM
 
 MODELS: dict[str, Callable[[Any, LayerSetup], CausalLM]] = {
     "DeepseekV3ForCausalLM": DeepseekForCausalLM,
@@ -30,6 +31,7 @@ MODELS: dict[str, Callable[[Any, LayerSetup], CausalLM]] = {
     "Qwen2ForCausalLM": Qwen2ForCausalLM,
     "Qwen3ForCausalLM": Qwen3ForCausalLM,
     "Qwen3MoeForCausalLM": MoeForCausalLM,
+    "Qwen3NextForCausalLM": Qwen3NextForCausalLM,
 }
 """One for each architecture that the loader reads configurations of; it takes what the family's parser there makes."""
 

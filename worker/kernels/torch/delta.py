@@ -115,15 +115,16 @@ def step_chunk(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, sta
     """L tokens of one row: q and k [L, H, N], v [L, H, V], log decay and beta [L, H], state [H, N, V] → the outputs
     [L, H, V] and the state after the last."""
     q, k, v, beta = q.transpose(0, 1), k.transpose(0, 1), v.transpose(0, 1), beta.T[..., None]
-    total = decay.cumsum(0).T
+    # Float64: sums of decays are large, and what two of them differ by is small.
+    total = decay.double().cumsum(0).T
     # Between two tokens of the chunk, the later one first; exp of a positive number could overflow.
-    between = (total[:, :, None] - total[:, None, :]).tril().exp().tril()
-    since_start = total.exp()[..., None]
+    between = (total[:, :, None] - total[:, None, :]).tril().float().exp().tril()
+    since_start = total.float().exp()[..., None]
     system = (k * beta) @ k.mT * between
     wanted = (v - (k * since_start) @ state) * beta
     corrections = torch.linalg.solve_triangular(system, wanted, upper=False, unitriangular=True)
     out = (q * since_start) @ state + (q @ k.mT * between) @ corrections
-    until_end = (total[:, -1:] - total).exp()[..., None]
+    until_end = (total[:, -1:] - total).float().exp()[..., None]
     return out.transpose(0, 1), state * since_start[:, -1:] + (k * until_end).mT @ corrections
 
 

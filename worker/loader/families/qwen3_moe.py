@@ -4,7 +4,7 @@ from worker.loader.config import MAX_SIZE
 from worker.loader.experts import ExpertsConfig
 from worker.loader.families.dense import dense_config, extended, same_windows
 from worker.loader.families.mistral import mistral_window
-from worker.loader.families.moe import MoeConfig
+from worker.loader.families.moe import MoeConfig, qwen_dense_layers
 from worker.loader.fields import Fields
 
 
@@ -21,12 +21,11 @@ def qwen3_moe_config(fields: Fields) -> MoeConfig:
         intermediate_size=fields.integer("moe_intermediate_size", most=MAX_SIZE),
         is_normalised=fields.flag("norm_topk_prob", False),
     )
-    step, named = fields.integer("decoder_sparse_step", 1), fields.integers("mlp_only_layers", [])
     return extended(
         base,
         MoeConfig,
         experts=experts,
-        dense_layers=frozenset(i for i in range(base.num_layers) if i in named or (i + 1) % step),
+        dense_layers=qwen_dense_layers(fields, base.num_layers),
         has_qk_norm=True,
         attention_bias=fields.flag("attention_bias", False),
         windows=_windows(fields, base.num_layers, base.max_model_len),

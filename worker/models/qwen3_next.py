@@ -1,0 +1,76 @@
+"""Qwen3NextForCausalLM: gated DeltaNet in most layers, gated attention in the others, experts beside a shared one."""
+
+from dataclasses import replace
+
+from torch import nn
+
+from worker.layers.blocks import DecoderLayer, GatedMLP, SelfAttention
+from worker.layers.decoder import Decoder
+from worker.layers.delta import DeltaShape, GatedDeltaNet, StoredAs
+from worker.layers.experts import ExpertsLayout, apart
+from worker.layers.moe import MoeBlock
+from worker.layers.rope import rope_table
+from worker.layers.setup import LayerSetup
+from worker.loader.checkpoint import WeightTarget
+from worker.loader.families.qwen3_next import HybridConfig
+from worker.models.dense import DecoderForCausalLM, attention_shape
+
+
+class HybridForCausalLM(DecoderForCausalLM):
+    """`CausalLM` has the contract."""
+
+    def __init__(
+        self, config: HybridConfig, setup: LayerSetup, stored_as: StoredAs, layout: ExpertsLayout = apart
+    ) -> None:
+        rope = rope_table(setup, config.rope, config.head_dim, config.max_model_len)
+        delta = _delta_shape(config, stored_as)
+        layers = []
+        for layer in range(config.num_layers):
+            mixer: nn.Module
+            if layer in config.linear_layers:
+                mixer = GatedDeltaNet(setup, delta)
+            else:
+                shape = attention_shape(config, layer, has_qk_norm=True)
+                mixer = SelfAttention(setup, replace(shape, has_offset_norms=True, is_gated=True), rope)
+            mlp = _mlp(config, setup, layer, layout)
+            layers.append(
+                DecoderLayer(setup, mixer, mlp, config.hidden_size, config.rms_norm_eps, has_offset_norms=True)
+            )
+        decoder = Decoder(
+            setup, config.vocab_size, config.hidden_size, layers, config.rms_norm_eps, has_offset_norm=True
+        )
+        super().__init__(config, setup, decoder)
+        self._linear = tuple(f"model.layers.{layer}.self_attn." for layer in config.linear_layers)
+
+    def weight_targets(self) -> dict[str, WeightTarget]:
+        return {self._stored_name(name): target for name, target in super().weight_targets().items()}
+
+    def _stored_name(self, name: str) -> str:
+        if name.startswith(self._linear):
+            return name.replace(".self_attn.", ".linear_attn.")
+        return name.replace(".shared_experts.", ".shared_expert.")
+
+
+class Qwen3NextForCausalLM(HybridForCausalLM):
+    def __init__(self, config: HybridConfig, setup: LayerSetup) -> None:
+        super().__init__(config, setup, "by key head")
+
+
+def _delta_shape(config: HybridConfig, stored_as: StoredAs) -> DeltaShape:
+    delta = config.delta
+    return DeltaShape(
+        hidden_size=config.hidden_size,
+        num_key_heads=delta.num_key_heads,
+        num_value_heads=delta.num_value_heads,
+        key_dim=delta.key_dim,
+        value_dim=delta.value_dim,
+        width=delta.width,
+        norm_eps=config.rms_norm_eps,
+        stored_as=stored_as,
+    )
+
+
+def _mlp(config: HybridConfig, setup: LayerSetup, layer: int, layout: ExpertsLayout) -> nn.Module:
+    if config.experts is None or layer in config.dense_layers:
+        return GatedMLP(setup, config.hidden_size, config.intermediate_size)
+    return MoeBlock(setup, config.hidden_size, config.experts, layout)
