@@ -20,14 +20,14 @@ INT4 = {
     },
 }  # fmt: skip
 KIMI_TEXT: Mapping[str, Any] = {
-    "_name_or_path": "", "architectures": ["DeepseekV3ForCausalLM"], "model_type": "kimi_k2",
-    "add_cross_attention": False, "attention_bias": False, "aux_loss_alpha": 0.001, "bos_token_id": 163584,
-    "eos_token_id": 163585, "ep_size": 1, "first_k_dense_replace": 1, "hidden_act": "silu", "hidden_size": 7168, "intermediate_size": 18432,
+    "_name_or_path": "", "architectures": ["DeepseekV3ForCausalLM"], "model_type": "kimi_k2", "add_cross_attention":
+    False, "attention_bias": False, "aux_loss_alpha": 0.001, "bos_token_id": 163584, "eos_token_id": 163585, "ep_size":
+    1, "first_k_dense_replace": 1, "hidden_act": "silu", "hidden_size": 7168, "intermediate_size": 18432,
     "kv_lora_rank": 512, "max_position_embeddings": 262144, "moe_intermediate_size": 2048, "moe_layer_freq": 1,
     "n_group": 1, "n_routed_experts": 384, "n_shared_experts": 1, "norm_topk_prob": True, "num_attention_heads": 64,
     "num_experts_per_tok": 8, "num_hidden_layers": 61, "num_key_value_heads": 64, "num_nextn_predict_layers": 0,
-    "pretraining_tp": 1, "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
-    "quantization_config": INT4, "rms_norm_eps": 1e-05, "rope_theta": 50000.0, "routed_scaling_factor": 2.827,
+    "pretraining_tp": 1, "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "quantization_config":
+    INT4, "rms_norm_eps": 1e-05, "rope_theta": 50000.0, "routed_scaling_factor": 2.827,
     "rope_scaling": {
         "beta_fast": 32.0, "beta_slow": 1.0, "factor": 64.0, "mscale": 1.0, "mscale_all_dim": 1.0,
         "original_max_position_embeddings": 4096, "type": "yarn",

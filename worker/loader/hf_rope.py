@@ -25,7 +25,7 @@ def hf_rope(
         raise fields.error("rope_scaling", "only one of rope_scaling and rope_parameters")
     rope = fields.section("rope_scaling" if "rope_scaling" in fields else "rope_parameters")
     base = rope.number("rope_theta", fields.number("rope_theta", theta, above=1), above=1)
-    factor = _rotary_factor(fields, rope, is_partial)
+    factor = _rotary_factor(fields, rope, 1.0 if is_partial else None)
     fields.expect("rope_interleaved", False)
     original = fields.integer("original_max_position_embeddings", max_model_len)
     result = _scaled(rope, base, original)
@@ -33,30 +33,36 @@ def hf_rope(
     return replace(result, rotary_factor=factor)
 
 
-def hf_partial_rope(fields: Fields, max_model_len: int, rotary_factor: float) -> RopeConfig:
+def hf_partial_rope(
+    fields: Fields, max_model_len: int, rotary_factor: float, *, theta: float = DEFAULT_THETA
+) -> RopeConfig:
     """As `hf_rope`, of families that rotate a part of each head; `rotary_factor`: where the files do not say."""
-    rope = hf_rope(fields, max_model_len, is_partial=True)
+    rope = hf_rope(fields, max_model_len, theta=theta, is_partial=True)
     places = (fields, fields.section("rope_scaling"), fields.section("rope_parameters"))
     is_said = any("partial_rotary_factor" in place for place in places)
     return rope if is_said else replace(rope, rotary_factor=rotary_factor)
 
 
-def hf_rope_of_type(fields: Fields, layer_type: str, theta: float | None, *, is_partial: bool = False) -> RopeConfig:
-    """Of the layers of one type, where `rope_parameters` has an object for each. Raises ModelConfigError."""
+def hf_rope_of_type(
+    fields: Fields, layer_type: str, theta: float | None, *, rotary_factor: float | None = None
+) -> RopeConfig:
+    """Of the layers of one type, where `rope_parameters` has an object for each. `rotary_factor`: where the object does
+    not say, of families that rotate a part of each head. Raises ModelConfigError."""
     rope = fields.section("rope_parameters").section(layer_type)
-    factor = _rotary_factor(Fields({}, fields.file), rope, is_partial)
+    factor = _rotary_factor(Fields({}, fields.file), rope, rotary_factor)
     result = _scaled(rope, rope.number("rope_theta", theta, above=1), fields.integer("max_position_embeddings"))
     rope.refuse_unread({"finetuned"})
     return replace(result, rotary_factor=factor)
 
 
-def _rotary_factor(fields: Fields, rope: Fields, is_partial: bool) -> float:
-    if not is_partial:
+def _rotary_factor(fields: Fields, rope: Fields, default: float | None) -> float:
+    """None: the family rotates whole heads."""
+    if default is None:
         fields.expect("partial_rotary_factor", 1)
         rope.expect("partial_rotary_factor", 1)
         return 1.0
     place = rope if "partial_rotary_factor" in rope else fields
-    factor = place.number("partial_rotary_factor", 1.0)
+    factor = place.number("partial_rotary_factor", default)
     fields.ignore("partial_rotary_factor")
     if factor > 1:
         raise place.error("partial_rotary_factor", "a number of at most 1")

@@ -21,7 +21,7 @@ class MoeForCausalLM(DecoderForCausalLM):
             DecoderLayer(
                 setup,
                 SelfAttention(setup, attention_shape(config, layer, has_qk_norm=config.has_qk_norm), rope),
-                _mlp(config, setup, layer, layout),
+                moe_or_mlp(config, setup, layer, layout),
                 config.hidden_size,
                 config.rms_norm_eps,
             )
@@ -31,7 +31,8 @@ class MoeForCausalLM(DecoderForCausalLM):
         super().__init__(config, setup, decoder)
 
 
-def _mlp(config: MoeConfig, setup: LayerSetup, layer: int, layout: ExpertsLayout) -> nn.Module:
+def moe_or_mlp(config: MoeConfig, setup: LayerSetup, layer: int, layout: ExpertsLayout = apart) -> nn.Module:
+    """What stands behind that layer's attention."""
     if layer in config.dense_layers:
         return GatedMLP(setup, config.hidden_size, config.intermediate_size)
     return MoeBlock(setup, config.hidden_size, config.experts, layout)

@@ -10,6 +10,7 @@ from worker.models.deepseek import DeepseekForCausalLM
 from worker.models.gemma3 import Gemma3ForCausalLM
 from worker.models.gpt_oss import GptOssForCausalLM
 from worker.models.llama import LlamaForCausalLM
+from worker.models.mimo_v2 import MimoV2FlashForCausalLM
 from worker.models.mistral import MistralForCausalLM
 from worker.models.mixtral import MixtralForCausalLM
 from worker.models.moe import MoeForCausalLM
@@ -26,6 +27,7 @@ MODELS: dict[str, Callable[[Any, LayerSetup], CausalLM]] = {
     "KimiK25ForConditionalGeneration": DeepseekForCausalLM,
     "Kimi_K25ForConditionalGeneration": DeepseekForCausalLM,
     "LlamaForCausalLM": LlamaForCausalLM,
+    "MiMoV2FlashForCausalLM": MimoV2FlashForCausalLM,
     "MistralForCausalLM": MistralForCausalLM,
     "MixtralForCausalLM": MixtralForCausalLM,
     "Qwen2ForCausalLM": Qwen2ForCausalLM,

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from worker.loader.config import MAX_CONTEXT, MAX_LAYERS, MAX_SIZE, MAX_VOCABULARY, ModelConfig
 from worker.loader.experts import ExpertsConfig
 from worker.loader.families.dense import DTYPES
+from worker.loader.families.moe import deepseek_experts, num_dense_layers
 from worker.loader.families.mtp import mtp_weights
 from worker.loader.fields import Fields
 from worker.loader.hf_rope import hf_rope
@@ -120,38 +121,3 @@ def _mscale(fields: Fields, rope: RopeConfig) -> float:
     section = fields.section("rope_scaling" if "rope_scaling" in fields else "rope_parameters")
     all_dims = section.number("mscale_all_dim", 0.0, or_zero=True)
     return yarn_attention_factor(rope.yarn.factor, all_dims) if rope.yarn is not None and all_dims else 1.0
-
-
-def num_dense_layers(fields: Fields, num_layers: int) -> int:
-    """At the beginning, before those with experts. Raises ModelConfigError."""
-    fields.expect("moe_layer_freq", 1)
-    num_dense = min(fields.integer("first_k_dense_replace", least=0), num_layers)
-    kinds = ["dense"] * num_dense + ["sparse"] * (num_layers - num_dense)
-    if fields.texts("mlp_layer_types", kinds) != kinds:
-        raise fields.error("mlp_layer_types", f"dense in the first {num_dense} layers and sparse in the others")
-    return num_dense
-
-
-def deepseek_experts(fields: Fields) -> ExpertsConfig:
-    """Sigmoid scores, corrected for the choice, and shared experts. Raises ModelConfigError."""
-    fields.expect("scoring_func", "sigmoid")
-    fields.expect("topk_method", "noaux_tc")
-    num_experts = fields.integer("n_routed_experts", most=MAX_SIZE)
-    num_groups = fields.integer("n_group", most=num_experts)
-    if num_experts % num_groups:
-        raise fields.error("n_group", f"a divisor of the {num_experts} experts")
-    num_top_groups = fields.integer("topk_group", most=num_groups)
-    size = fields.integer("moe_intermediate_size", most=MAX_SIZE)
-    return ExpertsConfig(
-        num_experts=num_experts,
-        is_sigmoid=True,
-        has_correction=True,
-        has_float32_router=True,
-        shared_size=fields.integer("n_shared_experts", 0, least=0, most=MAX_SIZE) * size,
-        top_k=fields.integer("num_experts_per_tok", most=num_experts // num_groups * num_top_groups),
-        intermediate_size=size,
-        num_groups=num_groups,
-        num_top_groups=num_top_groups,
-        is_normalised=fields.flag("norm_topk_prob"),
-        scale=fields.number("routed_scaling_factor"),
-    )

@@ -16,10 +16,16 @@ DEFAULT_WINDOW, DEFAULT_MAX_WINDOW_LAYERS = 4096, 28
 
 
 def dense_config(
-    fields: Fields, architecture: str, model_type: str, *, rope: RopeConfig | None = None, has_silu: bool = True
+    fields: Fields,
+    architecture: str,
+    model_type: str,
+    *,
+    rope: RopeConfig | None = None,
+    has_silu: bool = True,
+    eps: float | None = None,
 ) -> ModelConfig:
     """What all these families share; biases, windows and other activations than SiLU are each family's own affair, and
-    `rope` is where it is not one for all layers. Raises ModelConfigError."""
+    `rope` is where it is not one for all layers, `eps` where the file need not say. Raises ModelConfigError."""
     fields.expect("model_type", model_type)
     if has_silu:
         fields.expect("hidden_act", "silu", "swish")
@@ -37,16 +43,16 @@ def dense_config(
         intermediate_size=fields.integer("intermediate_size", most=MAX_SIZE),
         vocab_size=fields.integer("vocab_size", most=MAX_VOCABULARY),
         max_model_len=max_model_len,
-        rms_norm_eps=fields.number("rms_norm_eps"),
+        rms_norm_eps=fields.number("rms_norm_eps", eps),
         rope=hf_rope(fields, max_model_len) if rope is None else rope,
         tie_word_embeddings=fields.flag("tie_word_embeddings", False),
         dtype=fields.text("dtype", fields.text("torch_dtype", "float32", one_of=DTYPES), one_of=DTYPES),
     )
 
 
-def num_kv_heads(fields: Fields, key: str, num_heads: int) -> int:
-    """As many as heads where the field is absent. Raises ModelConfigError."""
-    number = fields.integer(key, num_heads, most=MAX_SIZE)
+def num_kv_heads(fields: Fields, key: str, num_heads: int, default: int | None = None) -> int:
+    """As many as heads where the field is absent and there is no `default`. Raises ModelConfigError."""
+    number = fields.integer(key, default or num_heads, most=MAX_SIZE)
     if num_heads % number:
         raise fields.error(key, f"a divisor of the {num_heads} attention heads")
     return number

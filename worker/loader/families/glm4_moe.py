@@ -1,9 +1,8 @@
 """What the config.json of a GLM-4.5 or GLM-4.6 says."""
 
 from worker.loader.config import MAX_CONTEXT
-from worker.loader.families.deepseek import deepseek_experts, num_dense_layers
 from worker.loader.families.dense import dense_config, extended
-from worker.loader.families.moe import MoeConfig
+from worker.loader.families.moe import MoeConfig, deepseek_experts, num_dense_layers
 from worker.loader.families.mtp import mtp_weights
 from worker.loader.fields import Fields
 from worker.loader.hf_rope import hf_partial_rope

@@ -9,6 +9,7 @@ from worker.loader.families.glm4_moe import glm4_moe_config
 from worker.loader.families.gpt_oss import gpt_oss_config
 from worker.loader.families.kimi_k25 import kimi_k25_config
 from worker.loader.families.llama import llama_config
+from worker.loader.families.mimo_v2 import mimo_v2_flash_config
 from worker.loader.families.mistral import mistral_config
 from worker.loader.families.mixtral import mixtral_config
 from worker.loader.families.qwen2 import qwen2_config
@@ -26,6 +27,7 @@ FAMILIES: dict[str, Callable[[Fields], ModelConfig]] = {
     "KimiK25ForConditionalGeneration": kimi_k25_config,
     "Kimi_K25ForConditionalGeneration": kimi_k25_config,  # as `transformers` calls it
     "LlamaForCausalLM": llama_config,
+    "MiMoV2FlashForCausalLM": mimo_v2_flash_config,
     "MistralForCausalLM": mistral_config,
     "MixtralForCausalLM": mixtral_config,
     "Qwen2ForCausalLM": qwen2_config,

@@ -29,8 +29,8 @@ _OF_THE_QUANTISER = {
     "damp_percent", "dataset", "exllama_config", "global_compression_ratio", "iters", "low_gpu_mem_usage", "lr",
     "max_input_length", "meta", "model_file_base_name", "model_name_or_path", "model_seqlen",
     "module_name_preceding_first_block", "nsamples", "observer", "observer_kwargs", "offload_to_disk",
-    "pad_token_id", "quantization_status", "scale_dtype", "seqlen", "static_groups", "tokenizer", "true_sequential",
-    "use_cuda_fp16", "use_exllama", "version", "zp_dtype",
+    "packed_modules_mapping", "pad_token_id", "quantization_status", "scale_dtype", "seqlen", "static_groups",
+    "tokenizer", "true_sequential", "use_cuda_fp16", "use_exllama", "version", "zp_dtype",
 }  # fmt: skip
 """How the weights came to be what they are, or how somebody may multiply with them."""
 
