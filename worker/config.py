@@ -54,6 +54,10 @@ class WorkerSettings(Settings):
         description="What this version of the model is called, such as canary; a router's --version-shares goes by it.",
     )
     chat_template: Path | None = Field(None, description="Jinja file in place of the model's own chat template.")
+    model_impl: Literal["fissile", "transformers"] = Field(
+        "fissile",
+        description="Who computes the model: 'transformers' runs any decoder that it knows, on one device, slower.",
+    )
     load_format: Literal["auto", "safetensors", "gguf", "dummy"] = Field(
         "auto", description="How weights are stored; 'dummy' makes random ones, for performance work."
     )
@@ -269,6 +273,7 @@ class WorkerSettings(Settings):
     def runner_config(self) -> RunnerConfig:
         return RunnerConfig(
             model=self.model,
+            model_impl=self.model_impl,
             load_format=self.load_format,
             dtype=self.dtype,
             quantization=self.quantization,

@@ -31,6 +31,8 @@ class Saved:
     path: Path
     model: PreTrainedModel
     """In float32; in float64, where a case's model is: then nothing of it is computed in less."""
+    options: dict[str, object] = field(default_factory=dict)
+    """What a runner of it is built with."""
     _known: dict[tuple[int, ...], Tensor] = field(default_factory=dict)
 
     def logits(self, tokens: list[int]) -> Tensor:
@@ -52,7 +54,7 @@ class Saved:
         assert (seen - self.logits(text)[first : first + len(seen)]).abs().max() <= TOLERANCE
 
 
-def save(make: Callable[[], PreTrainedModel], path: Path) -> Saved:
+def save(make: Callable[[], PreTrainedModel], path: Path, options: dict[str, object] | None = None) -> Saved:
     """In float32. Nothing is left at zero or one where a mistake would not show: norms, biases, sinks."""
     torch.manual_seed(0)
     model = make().eval()
@@ -63,4 +65,4 @@ def save(make: Callable[[], PreTrainedModel], path: Path) -> Saved:
             if tensor.is_floating_point() and any(part in name for part in ("norm", "bias", "sinks", "scalar")):
                 tensor.add_(torch.randn_like(tensor) * 0.2)
     model.save_pretrained(path)
-    return Saved(path, model.to(dtype))
+    return Saved(path, model.to(dtype), options or {})

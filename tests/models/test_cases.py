@@ -19,7 +19,7 @@ def prompt(length: int) -> list[int]:
 
 def test_logits_at_every_position_and_greedy_tokens(saved: Saved) -> None:
     """A text token by token from its first, beside another; both are what `transformers` goes on with."""
-    driver = make_driver(saved.path)
+    driver = make_driver(saved.path, **saved.options)
     seen = capture_logits(driver)
     seqs = [driver.add(prompt(n)) for n in (1, 16)]
     driver.prefill(*seqs)
@@ -30,7 +30,7 @@ def test_logits_at_every_position_and_greedy_tokens(saved: Saved) -> None:
 
 
 def test_mixed_batches_and_chunks(saved: Saved) -> None:
-    driver = make_driver(saved.path)
+    driver = make_driver(saved.path, **saved.options)
     seen = capture_logits(driver)
     seqs = [driver.add(prompt(n)) for n in (5, 30, 61)]
     driver.prefill(*seqs[:2])
@@ -48,7 +48,7 @@ def test_mixed_batches_and_chunks(saved: Saved) -> None:
 def test_prefix_reuse_and_preemption_through_the_scheduler(saved: Saved) -> None:
     """The cache holds less than all sequences need; prompts share beginnings of whole blocks, which are not reused
     where there is state."""
-    driver = make_driver(saved.path, num_blocks=8, max_num_seqs=4)
+    driver = make_driver(saved.path, num_blocks=8, max_num_seqs=4, **saved.options)
     scheduler = SchedulerConfig(
         max_model_len=256, max_num_seqs=4, max_num_batched_tokens=64, max_prefill_chunk=16, watermark=0.0
     )

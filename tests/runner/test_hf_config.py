@@ -207,6 +207,14 @@ def test_the_architecture_is_told_before_a_field_that_belongs_to_it() -> None:
         read(architectures=["GemmaForCausalLM"], hidden_activation="gelu_pytorch_tanh")
 
 
+def test_an_unknown_architecture_is_told_what_is_known_and_what_else_might_run_it() -> None:
+    with pytest.raises(UnknownArchitectureError) as raised:
+        read(architectures=["NobodyForCausalLM"])
+    said = str(raised.value)
+    assert "architecture 'NobodyForCausalLM' is not supported" in said and "--model-impl transformers" in said
+    assert all(name in said for name in FAMILIES)
+
+
 # --- quantised checkpoints
 
 

@@ -24,6 +24,9 @@ class ForwardContext:
     num_exchanged: int | None = None
     """Tokens that each data-parallel rank passes to its experts, the same on all of them and no fewer than a layer
     has; None: those that the layer has, which are as many on the others."""
+    positions: Tensor | None = None
+    """int64 [T]: where the tokens stand in their sequences, for models that do not leave that to their cache layers;
+    None while a graph is captured."""
 
 
 _current: ForwardContext | None = None

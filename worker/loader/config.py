@@ -1,6 +1,7 @@
-"""`ModelConfig`: what a model is, whatever its files look like. No torch."""
+"""What a model is, whatever its files look like. No torch."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from worker.loader.quantized.schemes import QuantizedWeights
 from worker.loader.rope import RopeConfig
@@ -13,16 +14,41 @@ MAX_CONTEXT = 2**24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelConfig:
+class CommonConfig:
+    """What everyone reads of a model, whoever computes it."""
+
     architecture: str
+    vocab_size: int
+    max_model_len: int
+    dtype: str = "float32"
+    """What the checkpoint is stored in, as far as it says; quantised ones count as float32."""
+    quantized: QuantizedWeights | None = None
+    """How weights are stored that are not numbers of a type of their own; None: none are, or the file is a GGUF one."""
+    eos_token_ids: tuple[int, ...] = ()
+    """Every id that ends a sequence. All are in the vocabulary."""
+    remarks: tuple[str, ...] = ()
+    """What the files say and this engine does not follow, each with file, field and value; for the log."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenericConfig(CommonConfig):
+    """Of a model that `transformers` computes, from its own reading of the same files."""
+
+    path: Path
+    """The directory."""
+    num_layers: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig(CommonConfig):
+    """Of a model that is made of layers of ours."""
+
     hidden_size: int
     num_layers: int
     num_heads: int
     num_kv_heads: int
     head_dim: int
     intermediate_size: int
-    vocab_size: int
-    max_model_len: int
     rms_norm_eps: float
     rope: RopeConfig
     tie_word_embeddings: bool
@@ -33,18 +59,10 @@ class ModelConfig:
     mlp_bias: bool = False
     windows: tuple[int | None, ...] = ()
     """Of each layer: a token sees the last so many, itself included; None: all. Empty: no layer has one."""
-    dtype: str = "float32"
-    """What the checkpoint is stored in, as far as it says; quantised ones count as float32."""
-    quantized: QuantizedWeights | None = None
-    """How weights are stored that are not numbers of a type of their own; None: none are, or the file is a GGUF one."""
     weight_prefixes: tuple[tuple[str, str], ...] = ()
     """Beginnings of names in the checkpoint, and what stands in the model for each; the first that fits counts."""
     skipped_weights: tuple[str, ...] = ()
     """Beginnings of names, as in the model, of tensors that the checkpoint may have and the model does not use."""
-    eos_token_ids: tuple[int, ...] = ()
-    """Every id that ends a sequence. All are in the vocabulary."""
-    remarks: tuple[str, ...] = ()
-    """What the files say and this engine does not follow, each with file, field and value; for the log."""
 
     def window(self, layer: int) -> int | None:
         return self.windows[layer] if self.windows else None

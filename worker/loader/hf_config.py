@@ -7,9 +7,9 @@ and is not implemented is an error, never ignored.
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from worker.loader.config import ModelConfig
+from worker.loader.config import CommonConfig, ModelConfig
 from worker.loader.decoder_fields import read_decoder
 from worker.loader.ending_tokens import ending_tokens
 from worker.loader.errors import ModelConfigError, UnknownArchitectureError
@@ -17,10 +17,12 @@ from worker.loader.families.registry import FAMILIES
 from worker.loader.fields import Fields, read_json
 from worker.loader.quantized.config import SECTIONS
 
+ConfigT = TypeVar("ConfigT", bound=CommonConfig)
 CONFIG, GENERATION = "config.json", "generation_config.json"
 QUANTIZATION_FILES = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")
 """Where quantisers put what config.json should say."""
 
+FALLBACK = "Most other decoders of `transformers` run with --model-impl transformers, slower"
 _NOT_FOLLOWED = ("suppress_tokens", "begin_suppress_tokens", "forced_bos_token_id", "forced_eos_token_id",
                  "bad_words_ids", "sequence_bias")  # fmt: skip
 """Of generation_config.json: recommendations that `transformers` would follow."""
@@ -37,8 +39,12 @@ def load_hf_config(directory: Path) -> ModelConfig:
 
 def config_from_hf(config: dict[str, Any], generation: dict[str, Any]) -> ModelConfig:
     """From the contents of both files; `generation` is {} when there is none. Raises ModelConfigError."""
-    fields, advice = Fields(config, CONFIG), Fields(generation, GENERATION)
-    model = read_decoder(fields, _family(fields))
+    fields = Fields(config, CONFIG)
+    return with_advice(read_decoder(fields, _family(fields)), Fields(generation, GENERATION))
+
+
+def with_advice(model: ConfigT, advice: Fields) -> ConfigT:
+    """With what the fields of generation_config.json add. Raises ModelConfigError."""
     eos_token_ids, remarks = ending_tokens([(advice, "eos_token_id")], model.vocab_size)
     remarks += tuple(f"{GENERATION}: {key} is not followed" for key in _NOT_FOLLOWED if key in advice)
     return replace(
@@ -54,5 +60,5 @@ def _family(fields: Fields) -> Callable[[Fields], ModelConfig]:
         raise UnknownArchitectureError(f"{CONFIG} names no architecture (`architectures`)")
     if names[0] not in FAMILIES:
         known = ", ".join(sorted(FAMILIES))
-        raise UnknownArchitectureError(f"architecture {names[0]!r} is not supported; known: {known}")
+        raise UnknownArchitectureError(f"architecture {names[0]!r} is not supported; known: {known}. {FALLBACK}")
     return FAMILIES[names[0]]

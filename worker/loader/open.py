@@ -3,16 +3,16 @@
 from dataclasses import replace
 
 from worker.loader.checkpoint import EMBEDDING, HEAD, Checkpoint, is_stored_apart
-from worker.loader.config import ModelConfig
+from worker.loader.config import CommonConfig, ModelConfig
 from worker.loader.model_part import ModelPart
 from worker.loader.quantized.checkpoint import QuantizedCheckpoint
 from worker.loader.safetensors_file import SafetensorsCheckpoint
 from worker.loader.source import ModelSource, SourceFormat
 
 
-def open_checkpoint(source: ModelSource, config: ModelConfig) -> Checkpoint:
+def open_checkpoint(source: ModelSource, config: CommonConfig) -> Checkpoint:
     """Reads no tensor yet. Raises WeightsError or ModelConfigError."""
-    if source.format is SourceFormat.GGUF:
+    if isinstance(config, ModelConfig) and source.format is SourceFormat.GGUF:
         from worker.loader.gguf_checkpoint import GGUFCheckpoint  # its library takes a tenth of a second to import
 
         return GGUFCheckpoint(source.path, config)

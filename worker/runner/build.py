@@ -16,9 +16,9 @@ from worker.kernels.select import Kernels
 from worker.kernels.weights import Blocks, Quantization
 from worker.layers.setup import LayerSetup
 from worker.loader.checkpoint import Checkpoint
-from worker.loader.config import ModelConfig
+from worker.loader.config import CommonConfig, GenericConfig, ModelConfig
 from worker.loader.errors import ModelConfigError, WeightsError
-from worker.loader.load_config import load_model_config
+from worker.loader.load_config import load_common_config
 from worker.loader.open import as_stored, open_checkpoint
 from worker.loader.source import ModelSource, SourceFormat, resolve_model
 from worker.loader.tokenizer import load_tokenizer_files
@@ -109,9 +109,7 @@ def build_runner(
         cache_dtype=torch.float8_e4m3fn if config.kv_cache_dtype == "fp8" else None,
         has_cache_scales=quantized is not None and quantized.has_cache_scales,
     )  # fmt: skip
-    model = _create(replace(model_config, max_model_len=max_model_len), setup)
-    watch.lap("model")
-    weights = _load(model, checkpoint, model_config, config, device, watch)
+    model, weights = _load(checkpoint, replace(model_config, max_model_len=max_model_len), config, setup, watch)
 
     assembly = Assembly(
         config=config,
@@ -137,7 +135,7 @@ def build_runner(
     return runner, info
 
 
-def _report(assembly: Assembly, cache: SizedCache, model_config: ModelConfig, dtype: str, weights: int) -> ModelInfo:
+def _report(assembly: Assembly, cache: SizedCache, model_config: CommonConfig, dtype: str, weights: int) -> ModelInfo:
     config, plan, device = assembly.config, cache.plan, assembly.kernels.device
     memory = MemoryReport(
         weights=weights,
@@ -170,8 +168,8 @@ def _report(assembly: Assembly, cache: SizedCache, model_config: ModelConfig, dt
 
 
 def _graph_sizes(config: RunnerConfig, device: torch.device) -> GraphSizes | None:
-    if device.type != "cuda" or config.enforce_eager:
-        return None
+    if device.type != "cuda" or config.enforce_eager or config.model_impl != "fissile":
+        return None  # what `transformers` launches may wait for the device, which cannot be captured
     sizes = GraphSizes.up_to(config.max_num_seqs, config.max_num_batched_tokens)
     if config.dp_size == 1:
         return sizes
@@ -179,7 +177,7 @@ def _graph_sizes(config: RunnerConfig, device: torch.device) -> GraphSizes | Non
     return GraphSizes(sizes.rows, tuple(size for size in sizes.tokens if size <= MANY_TOKENS))
 
 
-def _max_model_len(config: RunnerConfig, model: ModelConfig) -> int:
+def _max_model_len(config: RunnerConfig, model: CommonConfig) -> int:
     if config.max_model_len is None:
         return model.max_model_len
     if config.max_model_len > model.max_model_len:
@@ -189,9 +187,9 @@ def _max_model_len(config: RunnerConfig, model: ModelConfig) -> int:
     return config.max_model_len
 
 
-def _read(source: ModelSource, config: RunnerConfig) -> tuple[Checkpoint | None, ModelConfig]:
+def _read(source: ModelSource, config: RunnerConfig) -> tuple[Checkpoint | None, CommonConfig]:
     """Configuration and opened checkpoint; none for dummy weights."""
-    model_config = load_model_config(source)
+    model_config = load_common_config(source, config.model_impl)
     if model_config.quantized is not None and (config.kv_cache_dtype == "auto" or config.load_format == "dummy"):
         # Nobody reads the scales.
         model_config = replace(model_config, quantized=replace(model_config.quantized, has_cache_scales=False))
@@ -200,7 +198,30 @@ def _read(source: ModelSource, config: RunnerConfig) -> tuple[Checkpoint | None,
     if config.load_format not in ("auto", source.format.value):
         raise ModelConfigError(f"{source.path} is no {config.load_format} model but a {source.format.value} one")
     checkpoint = open_checkpoint(source, model_config)
-    return checkpoint, as_stored(model_config, checkpoint)
+    return checkpoint, as_stored(model_config, checkpoint) if isinstance(model_config, ModelConfig) else model_config
+
+
+def _load(
+    checkpoint: Checkpoint | None, model_config: CommonConfig, config: RunnerConfig, setup: LayerSetup, watch: Stopwatch
+) -> tuple[CausalLM, int]:
+    """The model, its weights filled and packed, and their bytes as loaded."""
+    if isinstance(model_config, GenericConfig):
+        from worker.models.generic import load_generic  # takes seconds to import
+
+        generic = load_generic(model_config, setup, checkpoint, config.seed)
+        watch.lap("model and weights")
+        return generic, sum(weight.nbytes for weight in generic.parameters())
+    assert isinstance(model_config, ModelConfig)
+    model = _create(model_config, setup)
+    watch.lap("model")
+    if checkpoint is None:
+        fill_with_noise(model, config.seed)
+    else:
+        load_weights(model, checkpoint, model_config, setup.device)
+    watch.lap("weights")
+    num_bytes = pack_weights(model)
+    watch.lap("packing")
+    return model, num_bytes
 
 
 def _create(config: ModelConfig, setup: LayerSetup) -> CausalLM:
@@ -212,22 +233,7 @@ def _create(config: ModelConfig, setup: LayerSetup) -> CausalLM:
         raise WeightsError(f"the model's weights do not fit into the memory of {setup.device}: {reason}") from error
 
 
-def _load(
-    model: CausalLM, checkpoint: Checkpoint | None, model_config: ModelConfig, config: RunnerConfig,
-    device: torch.device, watch: Stopwatch,
-) -> int:  # fmt: skip
-    """Fill and pack the weights; their bytes as loaded."""
-    if checkpoint is None:
-        fill_with_noise(model, config.seed)
-    else:
-        load_weights(model, checkpoint, model_config, device)
-    watch.lap("weights")
-    num_bytes = pack_weights(model)
-    watch.lap("packing")
-    return num_bytes
-
-
-def _grammars(source: ModelSource, model: ModelConfig, device: torch.device) -> SlotGrammars:
+def _grammars(source: ModelSource, model: CommonConfig, device: torch.device) -> SlotGrammars:
     compiler = GrammarCompiler(
         lambda: load_tokenizer_files(source).files["tokenizer.json"], model.vocab_size, model.eos_token_ids
     )

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from worker.loader.config import ModelConfig
+from worker.loader.config import CommonConfig
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
@@ -12,6 +12,8 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 class RunnerConfig:
     model: str = "smollm2"
     """As `worker.loader.source.resolve_model` reads it."""
+    model_impl: Literal["fissile", "transformers"] = "fissile"
+    """Who computes it: layers of ours, or `transformers` around our attention."""
     load_format: Literal["auto", "safetensors", "gguf", "dummy"] = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Of weights, activations and cache. auto: float32 on a CPU, the checkpoint's own on a GPU."""
@@ -70,7 +72,7 @@ class MemoryReport:
 class ModelInfo:
     """What rank 0 reports once it can run steps. Pickles."""
 
-    config: ModelConfig
+    config: CommonConfig
     dtype: str
     device: str
     kernels: dict[str, str]

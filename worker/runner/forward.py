@@ -69,7 +69,8 @@ class ForwardPass:
             with forward_context(ForwardContext(metadata)):
                 return piecewise.replay(step.num_tokens, wanted)
         logger.debug("eager: no graph for %d tokens in %d rows", step.num_tokens, step.num_rows)
-        with forward_context(ForwardContext(metadata, wanted=wanted, num_exchanged=step.num_exchanged)):
+        positions = self._buffers.positions[: step.num_tokens]
+        with forward_context(ForwardContext(metadata, None, wanted, step.num_exchanged, positions)):
             hidden = self._model(self._buffers.input_ids[: step.num_tokens])
         return Outputs(hidden, is_wanted_only=wanted is not None)
 

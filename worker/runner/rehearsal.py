@@ -48,7 +48,7 @@ def rehearse(parts: RunnerParts, max_context_len: int) -> None:
     max_rows, max_tokens = len(buffers.context_lens), len(buffers.input_ids)
     logits = None
     for num_tokens in _sizes(min(max_tokens, MOST_TOKENS)):
-        with forward_context(ForwardContext((), cut)):
+        with forward_context(ForwardContext((), cut, positions=buffers.positions[:num_tokens])):
             hidden = parts.model(buffers.input_ids[:num_tokens])
         logits = parts.model.logits(hidden[:max_rows])
     if logits is not None:
