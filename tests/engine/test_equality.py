@@ -1,4 +1,4 @@
-"""Greedy tokens equal transformers', whatever the scheduler does: the whole matrix on a tiny model."""
+"""Greedy tokens equal transformers', whatever the scheduler does: the matrix of its settings on a tiny model."""
 
 import itertools
 
@@ -7,16 +7,20 @@ import pytest
 from tests.engine.conftest import NUM_TOKENS, PROMPTS
 from tests.engine.loop import make_sequence
 
-MATRIX = list(
-    itertools.product(
-        ("prefill_first", "chunked"),
-        (0, 1),  # asynchronous depth
-        ("off", "hash", "radix"),
-        ("recompute", "swap"),
-        (0, 5, 16),  # prefill chunk
-        (1, 16, 32),  # block size
-    )
+SETTINGS = (
+    ("prefill_first", "chunked"),
+    (0, 1),  # asynchronous depth
+    ("off", "hash", "radix"),
+    ("recompute", "swap"),
+    (0, 5, 16),  # prefill chunk
+    (1, 16, 32),  # block size
 )
+# Half of all: where the places of the settings sum to an even number. Any five are still seen in all their ways.
+MATRIX = [
+    tuple(levels[i] for levels, i in zip(SETTINGS, places, strict=True))
+    for places in itertools.product(*(range(len(levels)) for levels in SETTINGS))
+    if sum(places) % 2 == 0
+]
 
 
 def sequences():

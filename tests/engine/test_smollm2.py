@@ -18,12 +18,10 @@ CASES = [json.loads(FILE.read_text())["cases"][i] for i in (0, 1, 7, 9, 13, 17)]
 @pytest.mark.parametrize(
     ("block_size", "policy", "depth", "prefix", "mode", "chunk"),
     [
-        (1, "prefill_first", 1, "off", "recompute", 0),
         (1, "chunked", 0, "radix", "swap", 16),
-        (16, "prefill_first", 1, "hash", "swap", 0),
+        (16, "prefill_first", 1, "off", "recompute", 0),
         (16, "chunked", 1, "hash", "recompute", 16),
-        (32, "chunked", 1, "radix", "recompute", 0),
-        (32, "prefill_first", 0, "hash", "swap", 32),
+        (32, "prefill_first", 1, "hash", "swap", 32),
     ],
 )
 def test_greedy_tokens(block_size, policy, depth, prefix, mode, chunk):
