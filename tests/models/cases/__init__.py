@@ -1,5 +1,5 @@
-"""Tiny random models of each family, a file a family. A file has `ATTENTION`, a column of its row in the README, and
-`CASES`: name → what makes a model of `transformers`; the first is the one that is served in the end-to-end test."""
+"""Tiny random models of each family, a file a family. Its docstring, which names the models, and `ATTENTION` are columns
+of its row in the README; `CASES`: name → what makes a model of `transformers`."""
 
 import importlib
 import pkgutil
@@ -19,6 +19,7 @@ SMALL = {
 
 @dataclass(frozen=True)
 class Family:
+    models: str
     attention: str
     cases: dict[str, Callable[[], PreTrainedModel]]
 
@@ -28,7 +29,7 @@ def all_families() -> dict[str, Family]:
     found = {}
     for module in pkgutil.iter_modules(__path__):
         family = importlib.import_module(f"{__name__}.{module.name}")
-        found[module.name] = Family(family.ATTENTION, family.CASES)
+        found[module.name] = Family((family.__doc__ or module.name).rstrip("."), family.ATTENTION, family.CASES)
     return found
 
 

@@ -1,3 +1,5 @@
+"""DeepSeek-V3, V3.2, Kimi-K2."""
+
 from transformers import DeepseekV3Config, DeepseekV3ForCausalLM, DeepseekV32Config, DeepseekV32ForCausalLM
 
 from tests.models.cases import SMALL

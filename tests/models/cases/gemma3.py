@@ -1,3 +1,5 @@
+"""Gemma 3 (text)."""
+
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
 from tests.models.cases import SMALL

@@ -1,3 +1,5 @@
+"""GLM-4.5."""
+
 from transformers import Glm4MoeConfig, Glm4MoeForCausalLM
 
 from tests.models.cases import SMALL

@@ -1,3 +1,5 @@
+"""GPT-OSS."""
+
 from transformers import GptOssConfig, GptOssForCausalLM
 
 from tests.models.cases import SMALL

@@ -1,3 +1,5 @@
+"""Kimi-K2.5 (text)."""
+
 from transformers import Kimi_K25Config, Kimi_K25ForConditionalGeneration
 
 from tests.models.cases.deepseek import EXPERTS, LATENT, YARN

@@ -1,3 +1,5 @@
+"""Llama 2, 3, SmolLM2, TinyLlama."""
+
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests.models.cases import SMALL

@@ -1,3 +1,5 @@
+"""MiMo-V2-Flash."""
+
 from typing import Any
 
 import torch

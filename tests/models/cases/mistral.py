@@ -1,3 +1,5 @@
+"""Mistral."""
+
 from transformers import MistralConfig, MistralForCausalLM
 
 from tests.models.cases import SMALL

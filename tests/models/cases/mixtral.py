@@ -1,3 +1,5 @@
+"""Mixtral."""
+
 from transformers import MixtralConfig, MixtralForCausalLM
 
 from tests.models.cases import SMALL

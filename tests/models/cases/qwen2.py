@@ -1,3 +1,5 @@
+"""Qwen2."""
+
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from tests.models.cases import SMALL

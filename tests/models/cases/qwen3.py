@@ -1,3 +1,5 @@
+"""Qwen3."""
+
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from tests.models.cases import SMALL

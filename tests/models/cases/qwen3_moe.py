@@ -1,3 +1,5 @@
+"""Qwen3-MoE."""
+
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from tests.models.cases import SMALL

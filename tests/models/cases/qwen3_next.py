@@ -1,3 +1,5 @@
+"""Qwen3-Next."""
+
 from transformers import PreTrainedModel, Qwen3NextConfig, Qwen3NextForCausalLM
 
 from tests.models.cases import SMALL
