@@ -65,17 +65,28 @@ class Services:
 
     def start(self, name: str, kind: str, *arguments: str, port: int = 0) -> tuple[Child, str]:
         """Start a router or worker, wait until it is healthy, and return it with its address."""
-        port_file = self._folder / f"{name}.port"
+        child = self.launch(name, kind, *arguments, port=port)
+        return child, self.address_of(name, child)
+
+    def launch(self, name: str, kind: str, *arguments: str, port: int = 0) -> Child:
+        """Start one that does not become healthy before others are there, too."""
+        port_file = self._port_file(name)
         port_file.unlink(missing_ok=True)
         command = service_command(kind, ["--port", str(port), "--port-file", str(port_file), *arguments])
-        child = self.children.start(name, command)
-        deadline = time.monotonic() + 60
+        return self.children.start(name, command)
+
+    def address_of(self, name: str, child: Child) -> str:
+        """Once it is healthy."""
+        port_file, deadline = self._port_file(name), time.monotonic() + 60
         while not port_file.exists():
             assert child.exit_code is None and time.monotonic() < deadline, list(child.last_lines)
             time.sleep(0.05)
         address = f"127.0.0.1:{port_file.read_text().strip()}"
         assert wait_until_serving(address, 60) == "SERVING", list(child.last_lines)
-        return child, address
+        return address
+
+    def _port_file(self, name: str) -> Path:
+        return self._folder / f"{name}.port"
 
 
 @pytest.fixture

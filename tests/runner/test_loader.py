@@ -85,6 +85,11 @@ def test_context_longer_than_the_models_is_refused(tiny: tuple[Path, LlamaForCau
         build(tiny[0], max_model_len=257)
 
 
+def test_a_model_without_experts_has_none_to_spread(tiny: tuple[Path, LlamaForCausalLM]) -> None:
+    with pytest.raises(ModelConfigError, match=r"^expert_parallel: LlamaForCausalLM has no experts to spread"):
+        build(tiny[0], expert_parallel=True)
+
+
 # --- weights
 
 

@@ -158,7 +158,8 @@ def test_those_who_do_not_come_are_named(config: RunnerConfig) -> None:
 def test_rank_0_that_does_not_come_is_named(config: RunnerConfig) -> None:
     _, worker, _ = workers_of(config)
     worker.meet(0.1)
-    assert str(worker.outcome) == f"data-parallel rank 0 was not there in time, at {HOST}:{worker.settings.port}"
+    where = f"{HOST}:{worker.settings.port}"
+    assert str(worker.outcome) == f"data-parallel rank 0 did not wait for others in time, at {where}"
 
 
 def test_a_model_that_is_not_there_is_named(config: RunnerConfig) -> None:

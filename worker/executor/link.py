@@ -70,7 +70,7 @@ class RankLink:
         """Wait for the rank until `deadline`, then kill it."""
         self._thread.join(max(0.0, deadline - time.monotonic()))
         if self._thread.is_alive():
-            logger.warning("rank %d does not stop; killing it", self._setup.rank)
+            logger.warning("rank %d has not ended; killing it", self._setup.rank)
             self._transport.kill()
         self._thread.join()
 

@@ -177,16 +177,22 @@ class Peers:
     def _connect(self, deadline: float) -> TcpConnection:
         """Tries again while nobody listens."""
         settings = self.settings
-        logger.info("joining data-parallel rank 0 at %s:%d", settings.host, settings.port)
+        where = f"{settings.host}:{settings.port}"
+        has_said = False
+        logger.info("joining data-parallel rank 0 at %s", where)
         while True:
             try:
                 return connect(settings.host, settings.port, settings.secret)
             except HandshakeError as error:
                 raise ExecutorStartError(str(error)) from error
             except (EOFError, OSError):
-                if time.monotonic() + PAUSE_SECONDS > deadline:
-                    where = f"{settings.host}:{settings.port}"
-                    raise ExecutorTimeoutError(f"data-parallel rank 0 was not there in time, at {where}") from None
+                left = deadline - time.monotonic()
+                if left < PAUSE_SECONDS:
+                    reason = f"data-parallel rank 0 did not wait for others in time, at {where}"
+                    raise ExecutorTimeoutError(reason) from None
+                if not has_said:
+                    has_said = True
+                    logger.info("data-parallel rank 0 does not wait for others at %s; trying for %.0f s", where, left)
                 time.sleep(PAUSE_SECONDS)
 
     def _listen(self, rank: int, connection: TcpConnection) -> None:

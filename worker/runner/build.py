@@ -14,6 +14,7 @@ from worker.grammars.masks import SlotGrammars
 from worker.kernels.interface import LINEAR, LinearSpec
 from worker.kernels.select import Kernels
 from worker.kernels.weights import Blocks, Quantization
+from worker.layers.experts import RoutedExperts
 from worker.layers.setup import LayerSetup
 from worker.loader.checkpoint import Checkpoint
 from worker.loader.config import CommonConfig, GenericConfig, ModelConfig
@@ -213,6 +214,8 @@ def _load(
         return generic, sum(weight.nbytes for weight in generic.parameters())
     assert isinstance(model_config, ModelConfig)
     model = _create(model_config, setup)
+    if config.expert_parallel and not any(isinstance(module, RoutedExperts) for module in model.modules()):
+        raise ModelConfigError(f"expert_parallel: {model_config.architecture} has no experts to spread over ranks")
     watch.lap("model")
     if checkpoint is None:
         fill_with_noise(model, config.seed)
