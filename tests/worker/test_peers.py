@@ -113,7 +113,20 @@ def test_a_worker_that_is_gone_is_noticed(met: list[Worker]) -> None:
 def test_all_hear_that_one_is_to_stop(met: list[Worker]) -> None:
     met[1].peers.tell_stopping()
     assert met[0].stops.get(timeout=WAIT) and met[2].stops.get(timeout=WAIT)
-    assert met[1].stops.empty()
+    for other in (met[0], met[2]):
+        other.peers.tell_stopping()
+    time.sleep(0.05)
+    assert met[1].stops.empty(), "it knows"
+
+
+def test_of_those_who_are_lost_nobody_hears_that_they_stop(met: list[Worker]) -> None:
+    met[1].peers.tell_lost("its rank is gone")
+    met[1].peers.tell_stopping()
+    for other in (met[0], met[2]):
+        other.lost.get(timeout=WAIT)
+        other.peers.tell_stopping()
+    time.sleep(0.05)
+    assert all(worker.stops.empty() for worker in met)
 
 
 def test_the_ends_of_others_are_expected_while_one_ends_itself(met: list[Worker]) -> None:

@@ -109,6 +109,7 @@ class Peers:
         self._connections: dict[int, TcpConnection] = {}
         """By data-parallel rank: on rank 0 those of all others, on these the one to rank 0."""
         self._lock = threading.Lock()
+        self._is_stopping = False
         self._is_over = False
 
     def meet(self, store_port: int, deadline: float) -> int:
@@ -132,8 +133,9 @@ class Peers:
         self._tell(Lost(self._config.dp_rank, reason))
 
     def tell_stopping(self) -> None:
-        """This worker was told to stop."""
-        self._tell(Stopping(self._config.dp_rank))
+        """This worker was told to stop. No news where all stop, or end, anyway."""
+        if self._begin_to_stop():
+            self._tell(Stopping(self._config.dp_rank))
 
     def expect_end(self) -> None:
         """From now on the end of another is none of ours."""
@@ -200,13 +202,20 @@ class Peers:
             while True:
                 message: Lost | Stopping = receive(connection)
                 self._tell(message, but=rank)
-                if isinstance(message, Stopping):
+                if isinstance(message, Lost):
+                    self._lose(f"data-parallel rank {message.rank} is lost: {message.reason}")
+                elif self._begin_to_stop():
                     logger.info("data-parallel rank %d stops, so this worker stops, too", message.rank)
                     self._on_stop()
-                else:
-                    self._lose(f"data-parallel rank {message.rank} is lost: {message.reason}")
         except (EOFError, OSError):
             self._lose(f"data-parallel rank {rank} is gone")
+
+    def _begin_to_stop(self) -> bool:
+        """Whether nobody has said yet that this is the end."""
+        with self._lock:
+            was_ending = self._is_stopping or self._is_over
+            self._is_stopping = True
+        return not was_ending
 
     def _lose(self, reason: str) -> None:
         with self._lock:
