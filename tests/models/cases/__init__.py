@@ -1,5 +1,5 @@
-"""Tiny random models of each family, a file a family. Its docstring, which names the models, and `ATTENTION` are columns
-of its row in the README; `CASES`: name → what makes a model of `transformers`."""
+"""Tiny random models of each family, a file a family. Its docstring, which names the models, and `ATTENTION` are
+columns of its row in the README; `CASES`: name → what makes a model of `transformers`."""
 
 import importlib
 import pkgutil
