@@ -97,7 +97,7 @@ def sizes(system):
 @pytest.mark.timeout(1800)
 def test_nothing_is_left_of_many_requests(is_soak):
     """production-stack#707."""
-    num_requests = 100_000 if is_soak else 3_000
+    num_requests = 100_000 if is_soak else 2_000
     workers = [FakeWorker(says("hello world"), step_seconds=0.0005), FakeWorker(counts(60), step_seconds=0.0005)]
 
     async def scenario(system):
