@@ -49,11 +49,12 @@ def test_layers_beyond_those_that_are_counted_are_refused(with_mtp: Saved, tmp_p
         make_driver(tmp_path)
 
 
-def test_a_vision_tower_is_skipped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    saved = save(all_cases()["kimi-k2.5"], tmp_path)
+@pytest.mark.parametrize(("case", "first"), [("kimi-k2.5", "mm_projector."), ("gemma4-vision", "model.embed_vision.")])
+def test_a_vision_tower_is_skipped(tmp_path: Path, caplog: pytest.LogCaptureFixture, case: str, first: str) -> None:
+    saved = save(all_cases()[case], tmp_path)
     with caplog.at_level(logging.INFO, "worker.loader.model_part"):
         make_driver(saved.path)
-    assert "tensors of the checkpoint are not used: mm_projector." in caplog.text and "vision_tower." in caplog.text
+    assert f"tensors of the checkpoint are not used: {first}" in caplog.text and "vision_tower." in caplog.text
 
 
 def test_two_tensors_for_one_of_the_models_are_refused(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ of attention is one file: a spec, a layer and a builder.
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from torch import Tensor, nn
 
@@ -58,6 +58,9 @@ class CacheSpec(Hashable, Protocol):
 
 class CacheLayer(nn.Module, ABC):
     """A layer that keeps something of each token or sequence in a cache."""
+
+    owns_cache: ClassVar[bool] = True
+    """Else it is another layer's, of the same spec, that a builder gives it to."""
 
     def __init__(self, spec: CacheSpec, output_size: int) -> None:
         super().__init__()

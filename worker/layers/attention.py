@@ -73,9 +73,31 @@ class GqaAttention(CacheLayer):
 
     def attend(self, qkv: Tensor) -> Tensor:
         """[T, (H + K) × D + K × value_dim] → [T, H × value_dim]."""
+        return self.attend_with(qkv, self.norm)
+
+    def attend_with(self, qkv: Tensor, norm: QkNorm | None) -> Tensor:
+        """For a layer that shares this one's cache and norms its queries in its own way."""
         metadata = current_context().metadata[self.number]
-        q, k, v = self._kernel.write_qkv(qkv, self.norm, self.rope, self.cache, metadata)
+        q, k, v = self._kernel.write_qkv(qkv, norm, self.rope, self.cache, metadata)
         return self._kernel.attend(q, k, v, self.cache, metadata, self._sinks)
+
+
+class SharedAttention(CacheLayer):
+    """Attention of a layer with queries of its own over another's keys and values."""
+
+    owns_cache = False
+
+    def __init__(self, source: GqaAttention, norm: QkNorm | None) -> None:
+        """`norm`: its own of queries, and that of the other's keys."""
+        super().__init__(source.spec, source.output_size)
+        self._source = (source,)  # in a tuple, as it is no part of this layer in the module tree
+        self.norm = norm
+
+    def attend(self, qkv: Tensor) -> Tensor:
+        """As `GqaAttention.attend`, where keys and values are the other layer's, as they were given to it. They are
+        written once more, over themselves: kernels norm and rotate all three in one operation."""
+        (source,) = self._source
+        return source.attend_with(qkv, self.norm)
 
 
 class Sinks(WeightedLayer):

@@ -81,10 +81,14 @@ class SelfAttention(nn.Module):
         """(of norm(residual + x), residual + x), of all tokens or of those `wanted`, int64 [W]; keys and values are
         kept of all."""
         qkv, residual = self.qkv_proj.of_norm(norm, x, residual)
+        return self.mix(qkv, residual, wanted)
+
+    def mix(self, qkv: Tensor, residual: Tensor, wanted: Tensor | None) -> tuple[Tensor, Tensor]:
+        """What `forward` does with the projections, [T, width of all three]."""
         mixed = self._gated(qkv) if self.shape.is_gated else self.attention(qkv)
         if self.shape.value_scale != 1:
             mixed = mixed * self.shape.value_scale
-        return self.o_proj(_rows(mixed, wanted)), _rows(residual, wanted)
+        return self.o_proj(rows_of(mixed, wanted)), rows_of(residual, wanted)
 
     def _gated(self, qkv: Tensor) -> Tensor:
         heads, dim = self.spec.num_heads, self.spec.head_dim
@@ -173,5 +177,5 @@ class SandwichLayer(nn.Module):
         return self.post_feedforward_layernorm(self._tp.all_reduce(x)), residual
 
 
-def _rows(x: Tensor, rows: Tensor | None) -> Tensor:
+def rows_of(x: Tensor, rows: Tensor | None) -> Tensor:
     return x if rows is None else x.index_select(0, rows)

@@ -15,7 +15,7 @@ from worker.kernels.interface import (
     DecoderSpec,
     GqaCache,
 )
-from worker.layers.blocks import DecoderLayer, GatedMLP, SandwichLayer, SelfAttention
+from worker.layers.blocks import DecoderLayer, GatedMLP, SelfAttention
 from worker.layers.embedding import TokenEmbedding
 from worker.layers.norm import RMSNorm
 from worker.layers.setup import LayerSetup
@@ -126,16 +126,24 @@ class Decoder(nn.Module):
 
 
 class SandwichDecoder(Decoder):
-    """Of `SandwichLayer`s, which take what is complete; embeddings are scaled by the root of the hidden size."""
+    """Of layers that take what is complete, as `SandwichLayer`s do; embeddings are scaled by the root of the hidden
+    size."""
 
     def __init__(
-        self, setup: LayerSetup, vocab_size: int, hidden_size: int, layers: Sequence[SandwichLayer], eps: float
+        self,
+        setup: LayerSetup,
+        vocab_size: int,
+        hidden_size: int,
+        layers: Sequence[nn.Module],
+        eps: float,
+        *,
+        has_offset_norm: bool = True,
     ) -> None:
         super().__init__(setup, vocab_size, hidden_size, layers, eps)
         self._tp = setup.tp
         # Rounded as the activations are, as `transformers` does.
         self._scale = torch.tensor(hidden_size**0.5, dtype=setup.dtype).item()
-        self.norm = RMSNorm(setup, hidden_size, eps, is_offset=True, takes_parts=False)
+        self.norm = RMSNorm(setup, hidden_size, eps, is_offset=has_offset_norm, takes_parts=False)
 
     def embed(self, input_ids: Tensor) -> Tensor:
         return self._tp.all_reduce(super().embed(input_ids)) * self._scale

@@ -35,6 +35,16 @@ WeightTarget = Callable[[LazyTensor], None]
 """Puts one tensor of a checkpoint (this rank's part of it) where a layer keeps it."""
 
 
+def both(first: WeightTarget, second: WeightTarget) -> WeightTarget:
+    """Of a tensor that is kept in two places."""
+
+    def load(tensor: LazyTensor) -> None:
+        first(tensor)
+        second(tensor)
+
+    return load
+
+
 class Checkpoint(Protocol):
     """A set of tensors under Hugging Face's names."""
 

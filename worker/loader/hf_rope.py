@@ -13,6 +13,8 @@ from worker.loader.rope import (
 )
 
 TYPES = ("default", "linear", "llama3", "yarn")
+PROPORTIONAL = "proportional"
+"""Of all angles `partial_rotary_factor` turn, the others stand still."""
 DEFAULT_THETA = 10000.0
 
 
@@ -44,15 +46,32 @@ def hf_partial_rope(
 
 
 def hf_rope_of_type(
-    fields: Fields, layer_type: str, theta: float | None, *, rotary_factor: float | None = None
+    fields: Fields,
+    layer_type: str,
+    theta: float | None,
+    *,
+    rotary_factor: float | None = None,
+    is_proportional: bool = False,
 ) -> RopeConfig:
     """Of the layers of one type, where `rope_parameters` has an object for each. `rotary_factor`: where the object does
-    not say, of families that rotate a part of each head. Raises ModelConfigError."""
+    not say, of families that rotate a part of each head. `is_proportional`: the family knows `PROPORTIONAL`. Raises
+    ModelConfigError."""
     rope = fields.section("rope_parameters").section(layer_type)
+    if is_proportional and rope.text("rope_type", "default", one_of=(*TYPES, PROPORTIONAL)) == PROPORTIONAL:
+        return _proportional(rope, theta)
     factor = _rotary_factor(Fields({}, fields.file), rope, rotary_factor)
     result = _scaled(rope, rope.number("rope_theta", theta, above=1), fields.integer("max_position_embeddings"))
     rope.refuse_unread({"finetuned"})
     return replace(result, rotary_factor=factor)
+
+
+def _proportional(rope: Fields, theta: float | None) -> RopeConfig:
+    share = _share(rope, 1.0)
+    result = RopeConfig(
+        rope.number("rope_theta", theta, above=1), linear_factor=rope.number("factor", 1.0), turning_share=share
+    )
+    rope.refuse_unread({"finetuned"})
+    return result
 
 
 def _rotary_factor(fields: Fields, rope: Fields, default: float | None) -> float:
@@ -62,11 +81,15 @@ def _rotary_factor(fields: Fields, rope: Fields, default: float | None) -> float
         rope.expect("partial_rotary_factor", 1)
         return 1.0
     place = rope if "partial_rotary_factor" in rope else fields
-    factor = place.number("partial_rotary_factor", default)
     fields.ignore("partial_rotary_factor")
-    if factor > 1:
-        raise place.error("partial_rotary_factor", "a number of at most 1")
-    return factor
+    return _share(place, default)
+
+
+def _share(fields: Fields, default: float) -> float:
+    share = fields.number("partial_rotary_factor", default)
+    if share > 1:
+        raise fields.error("partial_rotary_factor", "a number of at most 1")
+    return share
 
 
 def _scaled(rope: Fields, theta: float, max_position: int) -> RopeConfig:

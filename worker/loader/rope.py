@@ -33,7 +33,7 @@ class YarnScaling:
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
-    """At most one of `linear_factor`, `llama3` and `yarn` scales."""
+    """At most one of `linear_factor`, `llama3` and `yarn` scales, and `turning_share` goes with the first alone."""
 
     theta: float
     linear_factor: float = 1.0
@@ -46,6 +46,8 @@ class RopeConfig:
     """Cosine and sine are multiplied by this."""
     rotary_factor: float = 1.0
     """The share of a head, its first dimensions, that is rotated."""
+    turning_share: float = 1.0
+    """The share of the frequencies, the highest, that are not 0."""
 
     def rotary_dim(self, head_dim: int) -> int:
         """Dimensions of a head that are rotated, as `transformers` rounds them."""
@@ -58,7 +60,8 @@ def yarn_attention_factor(factor: float, mscale: float = 1.0) -> float:
 
 def rope_frequencies(rope: RopeConfig, head_dim: int) -> list[float]:
     """The head_dim / 2 angular frequencies, in radians a position, after scaling."""
-    plain = [rope.theta ** (-2 * i / head_dim) for i in range(head_dim // 2)]
+    num_turning = int(rope.turning_share * head_dim // 2)
+    plain = [rope.theta ** (-2 * i / head_dim) if i < num_turning else 0.0 for i in range(head_dim // 2)]
     if rope.frequency_divisors:
         plain = [frequency / divisor for frequency, divisor in zip(plain, rope.frequency_divisors, strict=True)]
     if rope.llama3 is not None:

@@ -21,8 +21,8 @@ class CausalLM(nn.Module, ABC):
         return weight_targets(self)
 
     def cache_layers(self) -> list[CacheLayer]:
-        """In the order of the layers."""
-        return [module for module in self.modules() if isinstance(module, CacheLayer)]
+        """Those with a cache of their own, in the order of the layers."""
+        return [module for module in self.modules() if isinstance(module, CacheLayer) and module.owns_cache]
 
     @abstractmethod
     def forward(self, input_ids: Tensor) -> Tensor:

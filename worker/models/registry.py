@@ -8,6 +8,7 @@ from worker.loader.config import ModelConfig
 from worker.models.base import CausalLM
 from worker.models.deepseek import DeepseekForCausalLM
 from worker.models.gemma3 import Gemma3ForCausalLM
+from worker.models.gemma4 import Gemma4ForCausalLM
 from worker.models.gpt_oss import GptOssForCausalLM
 from worker.models.llama import LlamaForCausalLM
 from worker.models.mimo_v2 import MimoV2FlashForCausalLM
@@ -22,6 +23,8 @@ MODELS: dict[str, Callable[[Any, LayerSetup], CausalLM]] = {
     "DeepseekV3ForCausalLM": DeepseekForCausalLM,
     "DeepseekV32ForCausalLM": DeepseekForCausalLM,
     "Gemma3ForCausalLM": Gemma3ForCausalLM,
+    "Gemma4ForCausalLM": Gemma4ForCausalLM,
+    "Gemma4ForConditionalGeneration": Gemma4ForCausalLM,
     "Glm4MoeForCausalLM": MoeForCausalLM,
     "GptOssForCausalLM": GptOssForCausalLM,
     "KimiK25ForConditionalGeneration": DeepseekForCausalLM,

@@ -13,10 +13,11 @@ from worker.loader.quantized.config import SECTIONS
 
 ConfigT = TypeVar("ConfigT", bound=ModelConfig)
 _OF_OTHER_INPUTS = (
-    "audio_config", "audio_token_id", "boa_token_id", "boi_token_id", "eoa_token_id", "eoa_token_index", "eoi_token_id",
-    "ignore_index", "image_token_id", "media_placeholder_token_id", "projection_hidden_size",
-    "projection_layer_norm_eps", "use_unified_vision_chunk", "video_placeholder", "video_token_id", "vision_config",
-    "vision_end_token_id", "vision_start_token_id",
+    "audio_config", "audio_ms_per_token", "audio_soft_tokens_per_image", "audio_token_id", "boa_token_id",
+    "boi_token_id", "eoa_token_id", "eoa_token_index", "eoi_token_id", "ignore_index", "image_token_id",
+    "media_placeholder_token_id", "projection_hidden_size", "projection_layer_norm_eps", "use_unified_vision_chunk",
+    "video_placeholder", "video_token_id", "vision_config", "vision_end_token_id", "vision_soft_tokens_per_image",
+    "vision_soft_tokens_per_video_frame", "vision_start_token_id",
 )  # fmt: skip
 
 
