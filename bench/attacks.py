@@ -11,11 +11,12 @@ import contextlib
 import itertools
 import json
 from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 import grpc
 
-from fissile.channel import aio_channel, call_metadata
+from fissile.channel import CLIENT_OPTIONS, aio_channel, call_metadata
 from fissile.v1 import GenerateRequest, GenerationOptions, GenerationServiceStub
 
 MIB = 1024 * 1024
@@ -53,6 +54,11 @@ class Target:
             await reader.read()
         finally:
             writer.close()
+
+
+def own_connection(address: str) -> grpc.aio.Channel:
+    """gRPC lets channels to one address share a connection: not this one."""
+    return grpc.aio.insecure_channel(address, [*CLIENT_OPTIONS, ("grpc.use_local_subchannel_pool", 1)])
 
 
 async def drain(call: grpc.aio.Call) -> None:
@@ -104,15 +110,32 @@ async def many_fields(target: Target) -> None:
     await asyncio.gather(forever(8, lambda: target.read(raw)), forever(8, lambda: target.post(http)))
 
 
-async def stalled_readers(target: Target) -> None:
-    """2,000 that read nothing of a long answer: longer than the benchmark lasts. (What it takes the synthetic worker to
-    invent an answer grows with its length.)"""
-    request = GenerateRequest(text="x", options=GenerationOptions(max_tokens=1000, ignore_eos=True))
+def long_answer() -> GenerateRequest:
+    """Longer than the benchmark lasts. (What it takes the synthetic worker to invent an answer grows with its
+    length.)"""
+    return GenerateRequest(text="x", options=GenerationOptions(max_tokens=1000, ignore_eos=True))
+
+
+async def stalled_readers(target: Target, num_connections: int = 1) -> None:
+    """2,000 at once that read nothing of a long answer."""
+    request = long_answer()
     request.options.sampling.num_logprobs = 64
-    async with aio_channel(target.router) as channel:
-        calls = [target.call(channel, request) for _ in range(2000)]
+    async with AsyncExitStack() as stack:
+        channels = [await stack.enter_async_context(own_connection(target.router)) for _ in range(num_connections)]
+        calls = [target.call(channels[number % num_connections], request) for number in range(2000)]
         await asyncio.Event().wait()
         del calls
+
+
+async def stalled_connections(target: Target) -> None:
+    """The same over 100 connections."""
+    await stalled_readers(target, 100)
+
+
+async def ordinary_streams(target: Target) -> None:
+    """No attack: as many at once of a client that reads them. What they cost others is load."""
+    async with aio_channel(target.router) as channel:
+        await asyncio.gather(*(drain(target.call(channel, long_answer())) for _ in range(2000)))
 
 
 async def slowloris(target: Target) -> None:
@@ -165,7 +188,9 @@ KINDS: dict[str, Callable[[Target], Awaitable[None]]] = {
         huge_bodies,
         deep_json,
         many_fields,
+        ordinary_streams,
         stalled_readers,
+        stalled_connections,
         slowloris,
         tiny_requests,
         many_logprobs,

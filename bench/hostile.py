@@ -18,21 +18,19 @@ from pathlib import Path
 import grpc
 import psutil
 
-from bench.attacks import KINDS
+from bench.attacks import KINDS, own_connection
 from bench.common import Figure, finish, parse_arguments
 from bench.router import PACKAGES, START_SECONDS, address_in
-from fissile.channel import aio_channel, call_metadata
+from fissile.channel import call_metadata
 from fissile.cli.processes import Child, Children
 from fissile.cli.report import quantile
 from fissile.healthcheck import wait_until_serving
 from fissile.v1 import GenerateRequest, GenerationOptions, GenerationServiceStub
 
 NUM_OTHERS = 20
-"""Clients, each with a key of its own and an equal part of the streams."""
+"""Clients, each with a key and a connection of its own and an equal part of the streams."""
 HOSTILE = "hostile"
 NAMES = (HOSTILE, *(f"client-{number}" for number in range(NUM_OTHERS)))
-NUM_CHANNELS = 8
-"""Connections of the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +103,7 @@ class Others:
 
     @asynccontextmanager
     async def running(self, address: str) -> AsyncIterator[None]:
-        channels = [aio_channel(address) for _ in range(NUM_CHANNELS)]
+        channels = [own_connection(address) for _ in range(NUM_OTHERS)]
         stubs = [GenerationServiceStub(channel) for channel in channels]
         tasks = [asyncio.create_task(self._repeat(stubs, number)) for number in range(self.sizes.num_streams)]
         try:
@@ -122,7 +120,7 @@ class Others:
         share = number / self.sizes.num_streams
         await asyncio.sleep(share * self.sizes.num_tokens * self.sizes.step_time)
         while True:
-            await self._one(stubs[number % NUM_CHANNELS], number)
+            await self._one(stubs[number % NUM_OTHERS], number)
 
     async def _one(self, stub: GenerationServiceStub, number: int) -> None:
         request = GenerateRequest(text="How long?", options=GenerationOptions(max_tokens=self.sizes.num_tokens))

@@ -77,7 +77,7 @@ class RouterSettings(Settings):
         3000.0,
         gt=0,
         description="Messages per second to all clients together. Above it, tokens of several steps share a message; "
-        "the first and the last message of a stream do not wait.",
+        "the first and the last message of a stream do not wait. A busy event loop sends as little as a quarter.",
     )
     max_prompt_bytes: int = Field(4 * 1024 * 1024, gt=0, description="Longest prompt text, in bytes.")
     max_open_requests: int = Field(
@@ -107,6 +107,12 @@ class RouterSettings(Settings):
     )
     max_connections: int = Field(
         4096, gt=0, description="Connections to the gRPC port, and to the HTTP front. One host gets four fifths there."
+    )
+    max_connection_calls: int = Field(
+        256,
+        gt=0,
+        description="Open calls of one gRPC connection. More wait in the client's own gRPC, where they are in nobody's "
+        "way, until others end; a client that wants more at a time opens more connections.",
     )
     max_connection_age: float = Field(
         3600.0,

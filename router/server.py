@@ -241,8 +241,11 @@ def connection_options(settings: RouterSettings) -> dict[str, int]:
     """Of gRPC."""
     return {
         "grpc.max_allowed_incoming_connections": settings.max_connections,
-        # Beyond it, a client's own gRPC lets calls wait without a word. What is too much should hear so.
-        "grpc.max_concurrent_streams": 2 * settings.max_open_requests + 128,
+        # gRPC takes up calls in the order in which they come, whoever sends them: what one connection may have open is
+        # what it can put in front of others at once.
+        "grpc.max_concurrent_streams": settings.max_connection_calls,
+        # Would refuse calls of a client that keeps to the bound, while gRPC still has to free those that ended before.
+        "grpc.http.overload_protection": 0,
         "grpc.max_connection_age_ms": round(settings.max_connection_age * 1000),
         "grpc.max_connection_age_grace_ms": round(settings.max_connection_age_grace * 1000),
     }

@@ -4,7 +4,8 @@ a worker share one.
 All streams together may send `rate` messages a second, and `BURST_SECONDS` worth of them at once after a quiet time.
 Below that rate nothing waits. Above it clients take turns, and the streams of each: 64 streams at 3,000 messages a
 second send every 21 ms, however fast the worker is, and their tokens merge meanwhile. What a client waits for most, the
-first message and the last one, goes out of turn. A message with many log probabilities counts as several.
+first message and the last one, goes out of turn. A message with many log probabilities counts as several. A busy event
+loop sends less (`headroom.py`).
 
 Who waits is served when tokens come, for whatever stream: messages leave together, since each wakes threads here and at
 the client, and with the newest tokens in them.
@@ -14,6 +15,7 @@ import asyncio
 import time
 
 from router.admission.fair_queue import FairQueue, Ticket
+from router.answering.headroom import Headroom
 
 BURST_SECONDS = 0.1
 _TICK_SECONDS = 0.02
@@ -33,6 +35,7 @@ class Pacer:
 
     def __init__(self, rate: float) -> None:
         self._rate = rate
+        self._headroom = Headroom()
         self._burst = max(1.0, rate * BURST_SECONDS)
         self._allowance = self._burst
         self._counted_at = time.monotonic()
@@ -95,7 +98,9 @@ class Pacer:
 
     def _refill(self) -> None:
         now = time.monotonic()
-        self._allowance = min(self._burst, self._allowance + (now - self._counted_at) * self._rate)
+        self._allowance = min(
+            self._burst, self._allowance + (now - self._counted_at) * self._rate * self._headroom.share()
+        )
         self._counted_at = now
 
     def _send(self, news: News) -> None:

@@ -27,6 +27,25 @@ def test_connections_beyond_the_bound_are_closed():
     assert run_system(scenario, FakeWorker(counts(2)), max_connections=2) == [grpc.StatusCode.UNAVAILABLE] * 2
 
 
+def test_calls_beyond_those_of_a_connection_wait_and_none_is_refused():
+    """gRPC's own protection would refuse some while calls that have ended are still to be freed."""
+    most = 0
+
+    async def scenario(system):
+        async def again_and_again():
+            nonlocal most
+            for _ in range(10):
+                answer = asyncio.create_task(system.ask(GenerateRequest(text="a")))
+                await asyncio.sleep(0)
+                most = max(most, len(system.router.open_requests))
+                assert (await answer).usage.num_completion_tokens == 2
+
+        await asyncio.gather(*(again_and_again() for _ in range(24)))
+
+    run_system(scenario, FakeWorker(counts(2), step_seconds=0.002), max_connection_calls=8)
+    assert 1 < most <= 8
+
+
 @pytest.mark.parametrize("grace", [0.2, 60.0])
 def test_an_old_connection_takes_nothing_new_and_its_requests_have_some_time(grace):
     worker = FakeWorker(counts(60), step_seconds=0.01)
