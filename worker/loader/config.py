@@ -63,6 +63,8 @@ class ModelConfig(CommonConfig):
     """Beginnings of names in the checkpoint, and what stands in the model for each; the first that fits counts."""
     skipped_weights: tuple[str, ...] = ()
     """Beginnings of names, as in the model, of tensors that the checkpoint may have and the model does not use."""
+    has_stacked_experts: bool = False
+    """The checkpoint has all experts' gates and ups in one tensor, in place of two for each of them."""
 
     def window(self, layer: int) -> int | None:
         return self.windows[layer] if self.windows else None

@@ -16,6 +16,8 @@ TYPES = ("default", "linear", "llama3", "yarn")
 PROPORTIONAL = "proportional"
 """Of all angles `partial_rotary_factor` turn, the others stand still."""
 DEFAULT_THETA = 10000.0
+HARMLESS = {"finetuned", "mrope_interleaved", "mrope_section"}
+"""The last two say which dimensions turn with which of an image's positions; those of text are all equal."""
 
 
 def hf_rope(
@@ -31,7 +33,7 @@ def hf_rope(
     fields.expect("rope_interleaved", False)
     original = fields.integer("original_max_position_embeddings", max_model_len)
     result = _scaled(rope, base, original)
-    rope.refuse_unread({"finetuned"})
+    rope.refuse_unread(HARMLESS)
     return replace(result, rotary_factor=factor)
 
 
@@ -61,7 +63,7 @@ def hf_rope_of_type(
         return _proportional(rope, theta)
     factor = _rotary_factor(Fields({}, fields.file), rope, rotary_factor)
     result = _scaled(rope, rope.number("rope_theta", theta, above=1), fields.integer("max_position_embeddings"))
-    rope.refuse_unread({"finetuned"})
+    rope.refuse_unread(HARMLESS)
     return replace(result, rotary_factor=factor)
 
 

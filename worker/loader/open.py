@@ -9,6 +9,8 @@ from worker.loader.quantized.checkpoint import QuantizedCheckpoint
 from worker.loader.safetensors_file import SafetensorsCheckpoint
 from worker.loader.source import ModelSource, SourceFormat
 
+STACKED_EXPERTS = ".experts.gate_up_proj"
+
 
 def open_checkpoint(source: ModelSource, config: CommonConfig) -> Checkpoint:
     """Reads no tensor yet. Raises WeightsError or ModelConfigError."""
@@ -21,7 +23,10 @@ def open_checkpoint(source: ModelSource, config: CommonConfig) -> Checkpoint:
 
 
 def as_stored(config: ModelConfig, checkpoint: Checkpoint) -> ModelConfig:
-    """Embedding and head that the checkpoint stores with different values are not tied, as in `transformers`."""
+    """With what the checkpoint tells and the configuration does not. Embedding and head that it stores with different
+    values are not tied, as in `transformers`."""
+    is_stacked = any(name.endswith(STACKED_EXPERTS) for name in checkpoint.names())
+    config = replace(config, has_stacked_experts=is_stacked)
     if not config.tie_word_embeddings or not is_stored_apart(ModelPart(checkpoint, config)):
         return config
     remark = f"tie_word_embeddings is true, but {HEAD} differs from {EMBEDDING}: both are used"

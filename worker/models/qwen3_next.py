@@ -7,7 +7,7 @@ from torch import nn
 from worker.layers.blocks import DecoderLayer, GatedMLP, SelfAttention
 from worker.layers.decoder import Decoder
 from worker.layers.delta import DeltaShape, GatedDeltaNet, StoredAs
-from worker.layers.experts import ExpertsLayout, apart
+from worker.layers.experts import apart, stacked
 from worker.layers.moe import MoeBlock
 from worker.layers.rope import rope_table
 from worker.layers.setup import LayerSetup
@@ -19,9 +19,7 @@ from worker.models.dense import DecoderForCausalLM, attention_shape
 class HybridForCausalLM(DecoderForCausalLM):
     """`CausalLM` has the contract."""
 
-    def __init__(
-        self, config: HybridConfig, setup: LayerSetup, stored_as: StoredAs, layout: ExpertsLayout = apart
-    ) -> None:
+    def __init__(self, config: HybridConfig, setup: LayerSetup, stored_as: StoredAs) -> None:
         rope = rope_table(setup, config.rope, config.head_dim, config.max_model_len)
         delta = _delta_shape(config, stored_as)
         layers = []
@@ -32,7 +30,7 @@ class HybridForCausalLM(DecoderForCausalLM):
             else:
                 shape = attention_shape(config, layer, has_qk_norm=True)
                 mixer = SelfAttention(setup, replace(shape, has_offset_norms=True, is_gated=True), rope)
-            mlp = _mlp(config, setup, layer, layout)
+            mlp = _mlp(config, setup, layer)
             layers.append(
                 DecoderLayer(setup, mixer, mlp, config.hidden_size, config.rms_norm_eps, has_offset_norms=True)
             )
@@ -70,7 +68,7 @@ def _delta_shape(config: HybridConfig, stored_as: StoredAs) -> DeltaShape:
     )
 
 
-def _mlp(config: HybridConfig, setup: LayerSetup, layer: int, layout: ExpertsLayout) -> nn.Module:
+def _mlp(config: HybridConfig, setup: LayerSetup, layer: int) -> nn.Module:
     if config.experts is None or layer in config.dense_layers:
         return GatedMLP(setup, config.hidden_size, config.intermediate_size)
-    return MoeBlock(setup, config.hidden_size, config.experts, layout)
+    return MoeBlock(setup, config.hidden_size, config.experts, stacked if config.has_stacked_experts else apart)

@@ -17,6 +17,7 @@ from worker.models.mixtral import MixtralForCausalLM
 from worker.models.moe import MoeForCausalLM
 from worker.models.qwen2 import Qwen2ForCausalLM
 from worker.models.qwen3 import Qwen3ForCausalLM
+from worker.models.qwen3_5 import Qwen35ForCausalLM
 from worker.models.qwen3_next import Qwen3NextForCausalLM
 
 MODELS: dict[str, Callable[[Any, LayerSetup], CausalLM]] = {
@@ -36,6 +37,10 @@ MODELS: dict[str, Callable[[Any, LayerSetup], CausalLM]] = {
     "Qwen2ForCausalLM": Qwen2ForCausalLM,
     "Qwen3ForCausalLM": Qwen3ForCausalLM,
     "Qwen3MoeForCausalLM": MoeForCausalLM,
+    "Qwen3_5ForCausalLM": Qwen35ForCausalLM,
+    "Qwen3_5ForConditionalGeneration": Qwen35ForCausalLM,
+    "Qwen3_5MoeForCausalLM": Qwen35ForCausalLM,
+    "Qwen3_5MoeForConditionalGeneration": Qwen35ForCausalLM,
     "Qwen3NextForCausalLM": Qwen3NextForCausalLM,
 }
 """One for each architecture that the loader reads configurations of; it takes what the family's parser there makes."""

@@ -23,9 +23,11 @@ def dense_config(
     rope: RopeConfig | None = None,
     has_silu: bool = True,
     eps: float | None = None,
+    has_mlp: bool = True,
 ) -> ModelConfig:
     """What all these families share; biases, windows and other activations than SiLU are each family's own affair, and
-    `rope` is where it is not one for all layers, `eps` where the file need not say. Raises ModelConfigError."""
+    `rope` is where it is not one for all layers, `eps` where the file need not say. Without `has_mlp` every layer has
+    experts, and `intermediate_size` is 0. Raises ModelConfigError."""
     fields.expect("model_type", model_type)
     if has_silu:
         fields.expect("hidden_act", "silu", "swish")
@@ -40,7 +42,7 @@ def dense_config(
         num_heads=num_heads,
         num_kv_heads=num_kv_heads(fields, "num_key_value_heads", num_heads),
         head_dim=head_dim(fields, "head_dim", hidden_size, num_heads),
-        intermediate_size=fields.integer("intermediate_size", most=MAX_SIZE),
+        intermediate_size=fields.integer("intermediate_size", most=MAX_SIZE) if has_mlp else 0,
         vocab_size=fields.integer("vocab_size", most=MAX_VOCABULARY),
         max_model_len=max_model_len,
         rms_norm_eps=fields.number("rms_norm_eps", eps),

@@ -48,13 +48,13 @@ def qwen3_next_config(fields: Fields) -> HybridConfig:
     )
 
 
-def hybrid_config(fields: Fields, architecture: str, model_type: str) -> HybridConfig:
-    """All but the experts. Raises ModelConfigError."""
+def hybrid_config(fields: Fields, architecture: str, model_type: str, *, has_mlp: bool = True) -> HybridConfig:
+    """All but the experts; `has_mlp`: see `dense_config`. Raises ModelConfigError."""
     fields.expect("use_sliding_window", False)
     fields.ignore("sliding_window", "max_window_layers")
     max_model_len = fields.integer("max_position_embeddings", most=MAX_CONTEXT)
     rope = hf_partial_rope(fields, max_model_len, DEFAULT_ROTARY_FACTOR)
-    base = dense_config(fields, architecture, model_type, rope=rope)
+    base = dense_config(fields, architecture, model_type, rope=rope, has_mlp=has_mlp)
     return extended(
         base,
         HybridConfig,

@@ -16,6 +16,7 @@ from worker.loader.families.mistral import mistral_config
 from worker.loader.families.mixtral import mixtral_config
 from worker.loader.families.qwen2 import qwen2_config
 from worker.loader.families.qwen3 import qwen3_config
+from worker.loader.families.qwen3_5 import qwen3_5_config, qwen3_5_moe_config
 from worker.loader.families.qwen3_moe import qwen3_moe_config
 from worker.loader.families.qwen3_next import qwen3_next_config
 from worker.loader.fields import Fields
@@ -37,6 +38,10 @@ FAMILIES: dict[str, Callable[[Fields], ModelConfig]] = {
     "Qwen2ForCausalLM": qwen2_config,
     "Qwen3ForCausalLM": qwen3_config,
     "Qwen3MoeForCausalLM": qwen3_moe_config,
+    "Qwen3_5ForCausalLM": qwen3_5_config,
+    "Qwen3_5ForConditionalGeneration": qwen3_5_config,
+    "Qwen3_5MoeForCausalLM": qwen3_5_moe_config,
+    "Qwen3_5MoeForConditionalGeneration": qwen3_5_moe_config,
     "Qwen3NextForCausalLM": qwen3_next_config,
 }
 """Each reads all fields that its models need, apart from `architectures` and ending tokens. `worker/models/registry.py`
