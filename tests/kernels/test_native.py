@@ -9,11 +9,14 @@ import pytest
 import torch
 
 from tests.kernels.rig import CPU, HAS_NATIVE, Rig, Rows
+from tests.kernels.test_sampling import MANY, Asks, draws_of
 from worker.kernels.interface import LINEAR, TABLE, LinearSpec
 from worker.kernels.native import build, library
 from worker.kernels.native.build import LEVELS, BuildError, best_level
 from worker.kernels.native.linear import NativeLinear
+from worker.kernels.sampling import CHOOSE
 from worker.kernels.select import Kernels
+from worker.kernels.torch import sample as torch_sample
 from worker.kernels.weights import Blocks, Dense
 
 pytestmark = pytest.mark.skipif(not HAS_NATIVE, reason="needs AVX2 and a C++ compiler")
@@ -52,6 +55,15 @@ def test_a_row_attends_the_same_alone_and_in_any_batch(rig: Rig) -> None:
     together = rows.kernel.attend(rows.q, rows.k, rows.v, rows.cache, rows.metadata)
     mine = rows.kernel.attend(rows.q[:1], rows.k[:1], rows.v[:1], alone.cache, alone.metadata)
     assert torch.equal(together[:1], mine)
+
+
+@pytest.mark.parametrize("scale", [0.3, 3.0])
+def test_tokens_of_a_whole_vocabulary_are_those_that_torch_chooses(rig: Rig, scale: float) -> None:
+    """Flat and peaked rows: a top-k above the number of chunks, a top-p that thousands of tokens hold."""
+    some = [*MANY, *(Asks(temperature=0.8, top_p=0.9, seed=i) for i in range(20))]
+    logits = rig.noise(len(some), 49_152) * scale
+    draws = draws_of(some, list(range(len(some))), logits.shape[1], CPU)
+    assert torch.equal(rig.choose(CHOOSE, None)(logits, None, draws), torch_sample.choose(logits, None, draws))
 
 
 def test_threads_that_have_to_share_a_core_do_not_wait_awake_for_each_other(rig: Rig) -> None:

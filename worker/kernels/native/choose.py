@@ -1,24 +1,31 @@
-"""Greedy tokens by the library's threads; whatever is drawn is torch's."""
+"""Choosing tokens by the library's threads."""
 
 import torch
 from torch import Tensor
 
-from worker.kernels.native.library import engine, obstacle
+from worker.kernels.native.library import Choose, engine, obstacle, pointer
 from worker.kernels.sampling import Draws
 from worker.kernels.torch.sample import choose
 
 
 class NativeChoose:
-    """See `ChooseKernel`."""
+    """See `ChooseKernel`. Of logits in float32; others are torch's."""
 
     def __init__(self) -> None:
         self._engine = engine()
 
     def __call__(self, logits: Tensor, rows: Tensor | None, draws: Draws) -> Tensor:
-        if draws.rules.num_drawn > 0 or logits.dtype != torch.float32:
+        if logits.dtype != torch.float32:
             return choose(logits, rows, draws)
         ids = torch.empty(len(draws.slots), dtype=torch.int64)
-        self._engine.best(logits, rows, ids)
+        parameters, slots, positions = draws.parameters, draws.slots.contiguous(), draws.positions.contiguous()
+        self._engine.choose(
+            Choose(
+                logits.data_ptr(), logits.stride(0), pointer(rows), len(ids), logits.shape[1],
+                pointer(parameters.integers), pointer(parameters.floats) if draws.rules.num_drawn else None,
+                pointer(slots), pointer(positions), None, ids.data_ptr(),
+            )
+        )  # fmt: skip
         return ids
 
 

@@ -2,6 +2,7 @@
 
 #include <mutex>
 
+#include "choose.h"
 #include "decoder.h"
 #include "slots.h"
 
@@ -69,48 +70,6 @@ void pack_blocks(const void *task, int panel, int) {
     const size_t size = panel_bytes(pack.matrix);
     for (int half = 0; half < 2; half++)
         pack_strip(pack, panel * PANEL + half * W, pack.to + panel * size + half * (size / 2));
-}
-
-// The first of the largest of a piece of a row, and whether there is a NaN in it.
-struct Best {
-    float value;
-    int32_t id;
-    bool is_broken;
-};
-
-struct FindBest {
-    static constexpr int PIECE = 8192;
-    const float *logits;
-    int64_t stride;
-    const int64_t *rows;  // null: the first ones
-    int num_rows, vocabulary;
-    Best *found;
-
-    int pieces() const { return (vocabulary + PIECE - 1) / PIECE; }
-};
-
-void find_best(const void *task, int chunk, int) {
-    const FindBest &find = *static_cast<const FindBest *>(task);
-    const int row = chunk / find.pieces(), first = chunk % find.pieces() * FindBest::PIECE;
-    const float *x = find.logits + (find.rows == nullptr ? row : find.rows[row]) * find.stride;
-    const int last = std::min(find.vocabulary, first + FindBest::PIECE);
-    Vec most = splat(-INFINITY);
-    IntVec broken = {};
-    int i = first;
-    for (; i + W <= last; i += W) {
-        const Vec value = load(x + i);
-        most = larger(value, most);
-        broken |= value != value;
-    }
-    float largest = largest_of(most);
-    bool is_broken = false;
-    for (int lane = 0; lane < W; lane++) is_broken |= broken[lane] != 0;
-    for (; i < last; i++) {
-        largest = std::max(largest, x[i]);
-        is_broken |= x[i] != x[i];
-    }
-    const float *place = std::find(x + first, x + last, largest);
-    find.found[chunk] = {largest, int32_t(place - x), is_broken};
 }
 
 }  // namespace
@@ -189,23 +148,12 @@ void fissile_attend(
     engine.pool.run(work.phases);
 }
 
-// The first of the largest logits of each row, -1 where one is NaN or infinite, or none is above -inf: ids [rows].
-void fissile_best(
-    void *handle, const float *logits, int64_t stride, const int64_t *rows, int num_rows, int vocabulary, int64_t *ids) {
-    Engine &engine = *static_cast<Engine *>(handle);
-    FindBest find{logits, stride, rows, num_rows, vocabulary, nullptr};
-    std::vector<Best> found(size_t(num_rows) * find.pieces());
-    find.found = found.data();
-    engine.pool.run({{find_best, &find, int(found.size())}});
-    for (int row = 0; row < num_rows; row++) {
-        const Best *pieces = find.found + row * find.pieces();
-        Best best = pieces[0];
-        for (int i = 1; i < find.pieces(); i++) {
-            best.is_broken |= pieces[i].is_broken;
-            if (pieces[i].value > best.value) best = {pieces[i].value, pieces[i].id, best.is_broken};
-        }
-        ids[row] = best.is_broken || !std::isfinite(best.value) ? -1 : best.id;
-    }
+// See ChooseKernel (sampling.py).
+void fissile_choose(void *handle, Choose *choose) {
+    std::vector<float> bests(size_t(choose->num_rows) * choose->chunks());
+    choose->bests = bests.data();
+    static_cast<Engine *>(handle)->pool.run(
+        {{find_bests, choose, choose->num_rows * choose->pieces()}, {pick, choose, choose->num_rows}});
 }
 
 // See PrepareKernel and RememberKernel (interface.py).

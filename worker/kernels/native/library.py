@@ -71,6 +71,16 @@ class Buffers(Structure):
     )  # fmt: skip
 
 
+class Choose(Structure):
+    """See choose.h."""
+
+    _fields_ = (
+        ("logits", c_void_p), ("stride", c_int64), ("rows", c_void_p), ("num_rows", c_int32), ("vocabulary", c_int32),
+        ("integers", c_void_p), ("floats", c_void_p), ("slots", c_void_p), ("positions", c_void_p),
+        ("bests", c_void_p), ("ids", c_void_p),
+    )  # fmt: skip
+
+
 _FUNCTIONS = {
     "fissile_vector_width": (ctypes.c_int, ()),
     "fissile_create": (c_void_p, (ctypes.c_int,)),
@@ -84,9 +94,7 @@ _FUNCTIONS = {
     "fissile_attend": (
         None, (c_void_p, POINTER(Model), POINTER(Layer), POINTER(StepView), c_void_p, c_int64, c_void_p),
     ),
-    "fissile_best": (
-        None, (c_void_p, c_void_p, c_int64, c_void_p, ctypes.c_int, ctypes.c_int, c_void_p),
-    ),
+    "fissile_choose": (None, (c_void_p, POINTER(Choose))),
     "fissile_prepare": (None, (POINTER(Staged), POINTER(Slots), POINTER(Buffers))),
     "fissile_remember": (None, (POINTER(Slots), c_void_p, c_void_p, c_void_p, ctypes.c_int)),
     "fissile_decode": (None, (c_void_p, POINTER(Model), POINTER(StepView), c_void_p, c_void_p)),
@@ -132,11 +140,8 @@ class Engine:
             self._handle, byref(model), byref(layer), byref(step), q.data_ptr(), q.stride(0), out.data_ptr()
         )
 
-    def best(self, logits: Tensor, rows: Tensor | None, ids: Tensor) -> None:
-        vocab_size = logits.shape[1]
-        self.functions.fissile_best(
-            self._handle, logits.data_ptr(), logits.stride(0), pointer(rows), len(ids), vocab_size, ids.data_ptr()
-        )
+    def choose(self, choose: Choose) -> None:
+        self.functions.fissile_choose(self._handle, byref(choose))
 
     def decode(self, model: Model, step: StepView, x: Tensor, out: Tensor) -> None:
         self.functions.fissile_decode(self._handle, byref(model), byref(step), x.data_ptr(), out.data_ptr())
