@@ -293,6 +293,11 @@ def test_gpu_without_room_names_the_least_utilization() -> None:
     assert plan_on_gpu(fits, [BLOCK], used=7_000_000, total=10_000_000).num_blocks == 10
 
 
+def test_more_blocks_than_memory_holds_are_refused(tiny: tuple[Path, LlamaForCausalLM]) -> None:
+    with pytest.raises(CacheMemoryError, match=r"^a cache of 10000000000 blocks \(\d+.*use a smaller --num-blocks or"):
+        build(tiny[0], num_blocks=10**10)
+
+
 def test_the_probe_fills_the_budget_on_the_spare_slot_alone() -> None:
     """So its cache is the spare block, whatever the context (A14)."""
     batch = dummy_batch(16_384, 512, max_model_len=40_960)

@@ -17,7 +17,7 @@ from worker.runner.config import RunnerConfig
 from worker.runner.entries import EntryMover
 from worker.runner.forward import ForwardPass
 from worker.runner.graphs import GraphSizes, graph_contexts
-from worker.runner.memory import GIB, plan_on_cpu, plan_on_gpu
+from worker.runner.memory import GIB, CacheMemoryError, plan_on_cpu, plan_on_gpu
 from worker.runner.model_runner import ModelRunner, RunnerParts
 from worker.runner.prepare import StepPreparer
 from worker.runner.probe import dummy_batch, largest_batch, measure_peak
@@ -56,10 +56,9 @@ class Assembly:
         return ModelRunner(self.parts(plan, num_host_blocks))
 
     def parts(self, plan: PoolPlan, num_host_blocks: int = 0) -> RunnerParts:
-        """See `runner`."""
+        """See `runner`. Raises CacheMemoryError."""
         config, kernels = self.config, self.kernels
-        for builder in self.builders:
-            builder.allocate(plan)
+        self._allocate(plan)
         slots = SlotState(
             config.max_num_seqs, self.blocks_per_seq, self.max_model_len, self.model.vocab_size, kernels.device,
             spare_block=plan.num_blocks, spare_group=plan.num_groups,
@@ -73,6 +72,17 @@ class Assembly:
         forward = ForwardPass(self.model, self.builders, preparer, self.max_model_len)
         mover = EntryMover(self.builders, kernels, num_host_blocks)
         return RunnerParts(kernels, self.tp, self.model, self.builders, mover, slots, preparer, forward, self.grammars)
+
+    def _allocate(self, plan: PoolPlan) -> None:
+        try:
+            for builder in self.builders:
+                builder.allocate(plan)
+        except (RuntimeError, OSError) as error:  # torch's, and the system's
+            size = f"{plan.num_blocks} blocks ({plan.num_page_bytes / GIB:.2f} GiB)"
+            raise CacheMemoryError(
+                f"a cache of {size} does not fit into the memory of {self.kernels.device}, use a smaller --num-blocks "
+                f"or --kv-cache-gib: {str(error).splitlines()[0]}"
+            ) from error
 
 
 @dataclass(frozen=True, slots=True)

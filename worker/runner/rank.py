@@ -99,8 +99,8 @@ def serve_rank(requests: Receiver, replies_to: Sender, setup: Setup, place: Plac
             logger.error("%s", error)  # the worker says so, too, but on another host
         replies.send(Failed(str(error), expected=True))
         sys.exit(EXIT_FAILED)
-    except Exception:
-        replies.send(Failed(traceback.format_exc(), expected=False))
+    except Exception as error:
+        replies.send(Failed(f"start-up failed: {error}\n{traceback.format_exc()}", expected=False))
         sys.exit(EXIT_FAILED)
     if runner.grammars is not None:
         arguments = (runner.grammars.compiler, grammars, replies)
