@@ -11,7 +11,8 @@ from worker.config import WorkerSettings
 from worker.core.errors import ConfigError
 from worker.executor.errors import ExecutorError
 from worker.loader.errors import ModelError
-from worker.server import WorkerFailedError, serve
+from worker.server import WorkerFailedError
+from worker.serving import serve
 
 EXIT_FAILURE = 1
 

@@ -31,6 +31,7 @@ from worker.convert_outputs import (
 from worker.core.outputs import SequenceOutput, SequenceTimings
 from worker.core.sequence import Sequence
 from worker.core.stopping import FinishReason
+from worker.door import Door
 from worker.engine import Engine, StepReport
 from worker.grammars.errors import GrammarError
 from worker.grammars.in_use import GrammarsInUse
@@ -78,10 +79,7 @@ class Broker:
         self._streams: set[ExecuteStream] = set()
         self._open = OpenSequences(grammars)
         self._next_engine_id = itertools.count(1)
-        self._refusal: FissileError | None = None
-        """Why nothing is accepted any more."""
-        self._undrained: asyncio.Event | None = None
-        """While it drains: set when that is taken back."""
+        self._door = Door()
         self.progress = Progress()
         """Of the engine: signalled at each report."""
 
@@ -91,8 +89,7 @@ class Broker:
 
     def open_stream(self) -> ExecuteStream:
         """Raises UnavailableError once nothing is accepted any more."""
-        if self._refusal is not None:
-            raise self._refusal
+        self._door.check()
         stream = ExecuteStream(self._max_queued)
         self._streams.add(stream)
         return stream
@@ -154,9 +151,10 @@ class Broker:
 
     def fail(self, detail: str) -> None:
         """The engine is lost: every open sequence ends with ERROR, then every stream."""
-        self._refusal, self._undrained = UnavailableError(f"the worker failed: {detail}"), None
-        self._end_all(EngineLostError(self._refusal.message))
-        self.end_streams(self._refusal)
+        error = UnavailableError(f"the worker failed: {detail}")
+        self._door.fail(error)
+        self._end_all(EngineLostError(error.message))
+        self.end_streams(error)
 
     def end_streams(self, error: FissileError) -> None:
         """End all streams with `error` once what is queued was sent."""
@@ -165,17 +163,12 @@ class Broker:
 
     def close(self) -> None:
         """Accept nothing any more, for good."""
-        if self._refusal is None or self._undrained is not None:
-            self._refusal = UnavailableError("the worker is shutting down")
-        self._undrained = None
+        self._door.close(UnavailableError("the worker is shutting down"))
 
     async def drain(self, timeout: float, take_health_down: Callable[[], Awaitable[None]]) -> DrainResult:
         """Accept nothing any more, say so, give what is open `timeout` seconds, then abort it. May be called again.
         Ends early and aborts nothing if it is taken back."""
-        if self._refusal is None:
-            self._refusal = UnavailableError("the worker is draining")
-            self._undrained = asyncio.Event()
-        undrained = self._undrained or asyncio.Event()
+        undrained = self._door.drain()
         open_before = self._open.ids()
         await take_health_down()
         await _first_of(self._open.wait_until_empty(timeout), undrained.wait())
@@ -188,11 +181,7 @@ class Broker:
 
     def undrain(self) -> None:
         """Accept again. Idempotent. Raises UnavailableError for a worker that has failed or shuts down."""
-        if self._undrained is not None:
-            self._undrained.set()
-            self._undrained = self._refusal = None
-        if self._refusal is not None:
-            raise self._refusal
+        self._door.undrain()
 
     async def _abort_all(self, detail: str) -> None:
         """Through the engine; if that does not answer (a step hangs), without it."""
@@ -213,8 +202,7 @@ class Broker:
             return
         engine_ids = [next(self._next_engine_id) for _ in group.sequences]
         try:
-            if self._refusal is not None:
-                raise self._refusal
+            self._door.check()
             sequences = group_from_pb(group, engine_ids, self._limits)
             self._grammars.acquire(seq.sampling.grammar for seq in sequences if seq.sampling.grammar is not None)
         except FissileError as error:

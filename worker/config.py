@@ -1,15 +1,15 @@
 """What a worker can be told, by flag or by environment (`FISSILE_WORKER_…`), and nothing else reads either."""
 
-import re
 from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import SettingsConfigDict
 
-from common.config import TRACES_ENDPOINT, CommaList, Settings, is_sendable
+from common.config import TRACES_ENDPOINT, CommaList, Settings
 from common.logging import LogFormat
 from fissile.tls import ServerTls
+from worker.config_rules import check_keys, check_names, check_ranks_secret, check_tls
 from worker.core.config import CacheConfig, SchedulerConfig
 from worker.core.errors import ConfigError
 from worker.executor.peers import PeerSettings
@@ -23,16 +23,6 @@ _SECRET_ADVICE = (
     f"Of several, separated by commas, all do. At least {MIN_SECRET_LENGTH} characters. Better in the environment: "
     "flags can be seen by others."
 )
-MAX_NAME_LENGTH = 256
-"""Of a served model: names are written in logs and metrics."""
-MAX_VERSION_LENGTH = 64
-_VERSION = re.compile(rf"[A-Za-z0-9._-]{{0,{MAX_VERSION_LENGTH}}}")
-
-
-def keys_of(secret: SecretStr) -> frozenset[str]:
-    """Several, so that a new one can be given out before the old one is taken away."""
-    keys = (key.strip() for key in secret.get_secret_value().split(","))
-    return frozenset(key for key in keys if key)
 
 
 class WorkerSettings(Settings):
@@ -198,30 +188,16 @@ class WorkerSettings(Settings):
                 f"--remote-ranks {self.remote_ranks} is not below --tensor-parallel-size {self.tensor_parallel_size}: "
                 "rank 0 is this worker's own"
             )
-        if self.remote_ranks and len(self.ranks_secret.get_secret_value()) < MIN_SECRET_LENGTH:
-            raise ValueError(f"--remote-ranks needs a --ranks-secret of at least {MIN_SECRET_LENGTH} characters")
-        if self._has_peers and len(self.ranks_secret.get_secret_value()) < MIN_SECRET_LENGTH:
-            raise ValueError(
-                "--expert-parallel with --dp-size above 1 needs a --ranks-secret of at least "
-                f"{MIN_SECRET_LENGTH} characters"
-            )
-        for name in self.served_model_name:
-            if not name.isprintable() or len(name) > MAX_NAME_LENGTH:
-                raise ValueError(f"--served-model-name: {name!r} is not printable or longer than {MAX_NAME_LENGTH}")
-        if not _VERSION.fullmatch(self.model_version):
-            raise ValueError(
-                f"--model-version: {self.model_version!r} has more than {MAX_VERSION_LENGTH} characters, or others "
-                "than letters, digits, and . _ -"
-            )
-        if (self.tls_certificate is None) != (self.tls_key is None):
-            raise ValueError("--tls-certificate and --tls-key go together")
-        if self.tls_client_ca and not self.tls_certificate:
-            raise ValueError("--tls-client-ca needs --tls-certificate and --tls-key")
+        if self.remote_ranks:
+            check_ranks_secret(self.ranks_secret, needed_by="--remote-ranks")
+        if self._has_peers:
+            check_ranks_secret(self.ranks_secret, needed_by="--expert-parallel with --dp-size above 1")
+        check_names(self.served_model_name, self.model_version)
+        check_tls(self.tls_certificate, self.tls_key, self.tls_client_ca)
         if (self.router_names or self.operator_names) and not self.tls_client_ca:
             raise ValueError("--router-names and --operator-names need --tls-client-ca")
-        for flag, secret in (("--router-key", self.router_key), ("--operator-key", self.operator_key)):
-            if any(len(key) < MIN_SECRET_LENGTH or not is_sendable(key) for key in keys_of(secret)):
-                raise ValueError(f"{flag}: must be at least {MIN_SECRET_LENGTH} printable ASCII characters, no blanks")
+        check_keys("--router-key", self.router_key)
+        check_keys("--operator-key", self.operator_key)
         if self.preemption_mode == "swap" and not self.swap_space_gib:
             raise ValueError("--preemption-mode swap needs --swap-space-gib above 0")
         # The core's own rules, before minutes are spent on loading a model. What only the model can tell is assumed.

@@ -15,25 +15,24 @@ from typing import Protocol
 from common.exposure import warn_if_exposed
 from common.loop_lag import LoopLag
 from common.metrics import new_registry, serve_metrics
-from common.server import ServiceServer, stop_event_on_signals, write_port_file
+from common.server import ServiceServer, write_port_file
 from common.stopwatch import Stopwatch
 from common.tracing import tracer_of
 from fissile import v1
 from fissile.errors import UnavailableError
 from worker.access import SERVICE_NAME, Access, Grant, Role
 from worker.broker import Broker
-from worker.config import WorkerSettings, keys_of
+from worker.config import WorkerSettings
+from worker.config_rules import keys_of
 from worker.convert import ModelLimits
 from worker.core.params import Grammar
 from worker.core.scheduler import Scheduler
 from worker.engine import Engine, EngineExecutor, StepReport
 from worker.engine_watch import until_stuck
-from worker.executor.executor import Executor
-from worker.garbage import leave_to_engine
 from worker.grammars.in_use import GrammarsInUse
 from worker.metrics import WorkerMetrics
 from worker.runner.config import ModelInfo
-from worker.served_files import ServedFiles, files_reader
+from worker.served_files import ServedFiles
 from worker.service import LoadedWorker, RankProfiles, WorkerService
 from worker.threads import in_thread
 from worker.traces import SequenceTraces
@@ -261,32 +260,6 @@ class WorkerServer:
             self._loop.call_soon_threadsafe(callback)
 
 
-async def run_until_stopped(server: WorkerServer, stop: asyncio.Event, on_ready: Callable[[], None]) -> None:
-    """Serve until `stop` is set. Raises what kept it from starting, or WorkerFailedError."""
-    try:
-        await server.listen()
-        await _load_and_wait(server, stop, on_ready)
-    finally:
-        await server.stop()
-    if server.failure is not None:
-        raise server.failure
-
-
-async def _load_and_wait(server: WorkerServer, stop: asyncio.Event, on_ready: Callable[[], None]) -> None:
-    """Until `stop` is set or the worker fails, while it loads or later."""
-    stopping, failing = asyncio.create_task(stop.wait()), asyncio.create_task(server.failed.wait())
-    loading = asyncio.create_task(server.load())
-    try:
-        await asyncio.wait({stopping, failing, loading}, return_when=asyncio.FIRST_COMPLETED)
-        if loading.done():
-            loading.result()
-            on_ready()
-            await asyncio.wait({stopping, failing}, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in (stopping, failing, loading):
-            task.cancel()
-
-
 def _access(settings: WorkerSettings) -> Access:
     return Access(
         [
@@ -294,29 +267,3 @@ def _access(settings: WorkerSettings) -> Access:
             Grant(Role.OPERATOR, keys_of(settings.operator_key), frozenset(settings.operator_names)),
         ]
     )
-
-
-def _set_soon(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
-    """From another thread."""
-    with suppress(RuntimeError):  # the loop has been closed
-        loop.call_soon_threadsafe(event.set)
-
-
-async def serve(settings: WorkerSettings) -> None:
-    """Until a signal comes."""
-    read_files = files_reader(settings)
-    stop, loop = stop_event_on_signals(), asyncio.get_running_loop()
-    server = WorkerServer(
-        settings,
-        lambda on_rank_end: Executor(
-            settings.runner_config(),
-            remote=settings.remote(),
-            peers=settings.peers(),
-            log_level=settings.log_level,
-            log_format=settings.log_format,
-            on_rank_end=on_rank_end,
-            on_peer_stop=lambda: _set_soon(loop, stop),
-        ),
-        read_files,
-    )
-    await run_until_stopped(server, stop, on_ready=leave_to_engine)

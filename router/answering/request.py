@@ -13,7 +13,7 @@ from fissile.errors import FissileError, InternalError, ResourceExhaustedError
 from fissile.v1 import FinishReason, RequestOutput, Usage
 from router.admission.unread import UnreadBytes
 from router.answering.completion import Completion, Delta, TokenGapError
-from router.answering.hop import Attempt, Hop, Loss, OnLoss
+from router.answering.hop import Hop, Loss, OnLoss, Stay
 from router.answering.pacing import News, Pacer
 from router.answering.prompt_logprobs import PromptLogprobs
 from router.answering.refusals import error_of
@@ -63,13 +63,9 @@ class OpenRequest:
         self._unread = unread
         self._has_sent = False
         self._next_completion = 0
-        self._hop: Hop | None = None
-        self._attempt: Attempt | None = None
-        self._on_loss: OnLoss | None = None
+        self._stay: Stay | None = None
         self.worker = ""
         """Address of the one it is on or was on last; empty: it came to none."""
-        self._on_worker: dict[int, Completion] = {}
-        self._hop_timer: asyncio.TimerHandle | None = None
         self.num_cached_tokens = 0
         self.num_expected_cached_tokens = 0
         """Of the prompt, when it went to its first worker."""
@@ -87,7 +83,7 @@ class OpenRequest:
     @property
     def awaits_first_output(self) -> bool:
         """It is on a worker that has said nothing of it yet."""
-        return self._hop_timer is not None
+        return self._stay is not None and self._stay.awaits_first_output
 
     def put_on(
         self,
@@ -113,12 +109,11 @@ class OpenRequest:
         ids = hop.start(group, self, num_cached_tokens)
         if not self.worker:
             self.num_expected_cached_tokens = num_cached_tokens
-        self._hop, self._on_loss, self.worker = hop, on_loss, hop.address
-        self._attempt = hop.attempt()
+        self.worker = hop.address
         self.timing.on_hop(self._metrics.hop(self.spec.model, hop.address, hop.latency))
-        self._on_worker = dict(zip(ids, unfinished, strict=True))
         timed_out = f"no token within {first_token_timeout:g} s"
-        self._hop_timer = asyncio.get_running_loop().call_later(first_token_timeout, self.on_stalled, timed_out)
+        timer = asyncio.get_running_loop().call_later(first_token_timeout, self.on_stalled, timed_out)
+        self._stay = Stay(hop, ids, unfinished, on_loss, timer)
 
     def on_output(self, output: RequestOutput, now: float) -> None:
         """From the link. `now`: when the message came. Raises nothing: a fault ends this request, not the link."""
@@ -132,19 +127,20 @@ class OpenRequest:
             self.crash(error)
 
     def _accept(self, output: RequestOutput, now: float) -> None:
-        completion = self._on_worker.get(output.sequence_id)
-        if completion is None or self.error:
+        stay = self._stay
+        completion = stay.completion(output.sequence_id) if stay else None
+        if stay is None or completion is None:
             return
-        is_first = self._stop_hop_timer()
+        is_first = stay.output_came()
         if output.finish_reason == _ERROR:
-            self._refused(output)
+            self._refused(stay, output)
             return
         if output.finish_reason == _ABORTED:
             self.on_lost(f"aborted by the worker: {output.detail}")
             return
         self.has_begun = True
-        if is_first and self._attempt:
-            self._attempt.succeeded()
+        if is_first:
+            stay.succeeded()
         if output.index == 0 and not self.num_cached_tokens:
             # Later completions share the first one's prompt, and a resumed one finds what it had computed itself.
             self.num_cached_tokens = output.num_cached_tokens
@@ -162,9 +158,7 @@ class OpenRequest:
         if output.HasField("timings"):
             self.timing.worker_queued(output.timings.queued)
         if completion.finish:
-            del self._on_worker[output.sequence_id]
-            if not output.finish_reason and self._hop:
-                self._hop.abort(output.sequence_id)  # a stop string, which the worker does not know
+            stay.ended(output.sequence_id, by_worker=bool(output.finish_reason))
             if self.is_finished:
                 self.trace.left()
                 self._pacer.wake_now(self.news)
@@ -186,11 +180,11 @@ class OpenRequest:
         for completion, hypothesis in zip(self.completions, output.hypotheses, strict=False):
             completion.accept_hypothesis(hypothesis)
 
-    def _refused(self, output: RequestOutput) -> None:
+    def _refused(self, stay: Stay, output: RequestOutput) -> None:
         error = error_of(output, self.spec.prompt)
         if error.retry_after is None:
-            if isinstance(error, InternalError) and self._attempt:
-                self._attempt.failed()
+            if isinstance(error, InternalError):
+                stay.failed()
             self.fail(error)
         elif output.worker_failed:
             self._lose(Loss(error.message, worker_died=True))
@@ -206,13 +200,13 @@ class OpenRequest:
         self._lose(Loss(detail, is_fault=True))
 
     def _lose(self, loss: Loss) -> None:
-        on_loss = self._on_loss
-        if self._hop and on_loss and not self.is_finished:
+        stay = self._stay
+        if stay and not self.is_finished:
             self.trace.lost(loss.detail)
-            if self._attempt and (loss.worker_died or loss.is_fault):
-                self._attempt.failed()
+            if loss.worker_died or loss.is_fault:
+                stay.failed()
             self._leave()
-            on_loss(loss)
+            stay.on_loss(loss)
 
     def fail(self, error: FissileError) -> None:
         """End with a status. The first one counts."""
@@ -233,25 +227,11 @@ class OpenRequest:
         self._unread.release()
 
     def _leave(self) -> None:
-        """Abort what is on a worker. Idempotent. Whoever hears of a loss has this request: it is let go, so that both
-        need no garbage collector."""
+        """Abort what is on a worker. Idempotent."""
         self.trace.left()
-        self._stop_hop_timer()
-        on_worker, self._on_worker = self._on_worker, {}
-        if self._hop:
-            for sequence_id in on_worker:
-                self._hop.abort(sequence_id)
-        if self._attempt:
-            self._attempt.end()
-        self._hop = self._attempt = self._on_loss = None
-
-    def _stop_hop_timer(self) -> bool:
-        """Whether it ran."""
-        if not self._hop_timer:
-            return False
-        self._hop_timer.cancel()
-        self._hop_timer = None
-        return True
+        stay, self._stay = self._stay, None
+        if stay:
+            stay.leave()
 
     def take(self, max_entries: int = MAX_ENTRIES) -> Update | None:
         """What is new for the client; None when nothing is. Has `usage` when it is the last. It has no more entries of

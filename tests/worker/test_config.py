@@ -8,7 +8,7 @@ from common.config import parse_settings
 from fissile.errors import InvalidArgumentError
 from tests.fakes import tokenizer as toys
 from worker.config import WorkerSettings
-from worker.server import files_reader
+from worker.served_files import files_reader
 
 
 def parse(*argv):

@@ -18,7 +18,8 @@ from tests.worker.fake_executor import FakeExecutor
 from tests.worker.harness import FILES, connect, quiet, run_all, run_worker, sequence, until
 from worker.config import WorkerSettings
 from worker.executor.errors import ExecutorStartError
-from worker.server import WorkerFailedError, WorkerServer, run_until_stopped
+from worker.server import WorkerFailedError, WorkerServer
+from worker.serving import run_until_stopped
 
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 ABORTED, ERROR, LENGTH = (
@@ -64,7 +65,7 @@ def test_drain_finishes_what_runs_and_refuses_what_comes():
         await router.send(sequence(1), sequence(2))
         await until(lambda: system.server._broker.num_open == 2)
         drain = asyncio.create_task(_drain(system))
-        await until(lambda: system.server._broker._refusal is not None)
+        await until(lambda: system.server._broker._door._refusal is not None)
         status = await health(system)
         await router.send(sequence(3))
         late = await connect(system).end()

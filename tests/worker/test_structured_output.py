@@ -287,7 +287,7 @@ def test_drain_waits_for_what_is_compiled_in_time():
         await router.send(constrained(1, max_tokens=1))
         await compiling(system)
         drain = asyncio.ensure_future(system.stub.Drain(DrainRequest()))
-        await until(lambda: system.server._broker._refusal is not None)
+        await until(lambda: system.server._broker._door._refusal is not None)
         system.executor.compiles[GRAMMAR].set_result(None)
         await router.finish(1)
         return await drain

@@ -1,0 +1,52 @@
+"""Rules for names, secrets and certificates among a worker's settings. All raise ValueError, which names the flag."""
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from pydantic import SecretStr
+
+from common.config import is_sendable
+from worker.processes.tcp import MIN_SECRET_LENGTH
+
+MAX_NAME_LENGTH = 256
+"""Of a served model: names are written in logs and metrics."""
+MAX_VERSION_LENGTH = 64
+_VERSION = re.compile(rf"[A-Za-z0-9._-]{{0,{MAX_VERSION_LENGTH}}}")
+
+
+def keys_of(secret: SecretStr) -> frozenset[str]:
+    """Several, so that a new one can be given out before the old one is taken away."""
+    keys = (key.strip() for key in secret.get_secret_value().split(","))
+    return frozenset(key for key in keys if key)
+
+
+def check_names(names: Iterable[str], version: str) -> None:
+    """Of the model, and of its version."""
+    for name in names:
+        if not name.isprintable() or len(name) > MAX_NAME_LENGTH:
+            raise ValueError(f"--served-model-name: {name!r} is not printable or longer than {MAX_NAME_LENGTH}")
+    if not _VERSION.fullmatch(version):
+        raise ValueError(
+            f"--model-version: {version!r} has more than {MAX_VERSION_LENGTH} characters, or others than letters, "
+            "digits, and . _ -"
+        )
+
+
+def check_keys(flag: str, secret: SecretStr) -> None:
+    """What callers show."""
+    if any(len(key) < MIN_SECRET_LENGTH or not is_sendable(key) for key in keys_of(secret)):
+        raise ValueError(f"{flag}: must be at least {MIN_SECRET_LENGTH} printable ASCII characters, no blanks")
+
+
+def check_ranks_secret(secret: SecretStr, *, needed_by: str) -> None:
+    """What ranks, and workers that step together, show each other."""
+    if len(secret.get_secret_value()) < MIN_SECRET_LENGTH:
+        raise ValueError(f"{needed_by} needs a --ranks-secret of at least {MIN_SECRET_LENGTH} characters")
+
+
+def check_tls(certificate: Path | None, key: Path | None, client_ca: Path | None) -> None:
+    if (certificate is None) != (key is None):
+        raise ValueError("--tls-certificate and --tls-key go together")
+    if client_ca and not certificate:
+        raise ValueError("--tls-client-ca needs --tls-certificate and --tls-key")
