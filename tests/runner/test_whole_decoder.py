@@ -1,12 +1,15 @@
 """All layers in one call of C++, against `transformers` and against itself: biases, long steps, blocks of any kind."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from transformers import LlamaForCausalLM
 
 from tests.runner.conftest import greedy_reference, make_driver, random_prompt, save_llama
+from worker.kernels.native.decoder import NativeDecoder
 from worker.kernels.native.library import obstacle
 from worker.parallel.group import Group
 from worker.runner.build import build_runner
@@ -57,6 +60,38 @@ def test_a_step_of_more_tokens_than_go_through_the_layers_together(wide: tuple[P
     driver.decode(*seqs, steps=3)
     for seq in seqs[9:]:
         assert seq.output == greedy_reference(model, seq.tokens[:100], 4)
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+@pytest.mark.parametrize("num_layers", [1, 3])
+def test_tokens_that_are_wanted_are_as_if_all_were(
+    quantization: str, num_layers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ends of long and short chunks, rows that decode, rows cut where a step is, and none of a step's first 1,024."""
+    save_llama(
+        tmp_path, hidden_size=64, intermediate_size=96, head_dim=16, num_attention_heads=4,
+        num_hidden_layers=num_layers, max_position_embeddings=2048,
+    )  # fmt: skip
+    num_wanted = []
+    compute = NativeDecoder.__call__
+
+    def compare(self: NativeDecoder, x: Tensor, bound: Any, metadata: Any, wanted: Tensor | None = None) -> Tensor:
+        if wanted is None:
+            return compute(self, x, bound, metadata)
+        expected = compute(self, x.clone(), bound, metadata)[wanted]
+        got = compute(self, x, bound, metadata, wanted)
+        num_wanted.append(len(wanted))
+        assert torch.equal(got, expected)
+        return got
+
+    monkeypatch.setattr(NativeDecoder, "__call__", compare)
+    driver = make_driver(tmp_path, num_blocks=128, quantization=quantization)
+    seqs = [driver.add(random_prompt(n, n)) for n in (1, 5, 33, 300, 70, 1100)]
+    driver.prefill(*seqs[:2])
+    driver.run([(seqs[0], 1), (seqs[3], 130), (seqs[2], 33), (seqs[1], 1), (seqs[4], 3)])
+    driver.run([(seqs[0], 1), (seqs[3], 170), (seqs[4], 67)])
+    driver.prefill(seqs[5])
+    assert num_wanted == [2, 5, 3, 1]
 
 
 @pytest.mark.parametrize("quantization", ["none", "int8", "int4"])

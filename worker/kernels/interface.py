@@ -258,8 +258,9 @@ class DecoderKernel(Protocol):
     ) -> BoundWeights:
         """Once for weights and caches that stay where they are. `norm` [hidden]: the last one; `eps` of all of them."""
 
-    def __call__(self, x: Tensor, bound: BoundWeights, metadata: GqaMetadata) -> Tensor:
-        """x [T, hidden], which may be overwritten → the last hidden states, normed, [T, hidden]."""
+    def __call__(self, x: Tensor, bound: BoundWeights, metadata: GqaMetadata, wanted: Tensor | None = None) -> Tensor:
+        """x [T, hidden], which may be overwritten → the last hidden states, normed, [T, hidden]; or [W, hidden] of the
+        tokens that `wanted`, int64 [W], names: the same numbers."""
 
 
 # --- the runner's own

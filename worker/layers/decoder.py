@@ -75,13 +75,13 @@ class WholeDecoder:
         kernel = setup.kernels.find(DECODER, specs.pop(), setup.dtype)
         return None if kernel is None else cls(kernel, plain, norm)
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """[T, hidden], which may be overwritten → the last hidden states, normed."""
+    def __call__(self, x: Tensor, wanted: Tensor | None) -> Tensor:
+        """[T, hidden], which may be overwritten → the last hidden states, normed: all, or [W, hidden] of `wanted`."""
         caches = [attention.cache for attention in self._attentions]
         if len(self._caches) != len(caches) or any(a is not b for a, b in zip(caches, self._caches, strict=True)):
             weights = [layer.weights() for layer in self._layers]
             self._caches, self._bound = caches, self._kernel.bind(weights, caches, self._norm.weight, self._norm.eps)
-        return self._kernel(x, self._bound, current_context().metadata[self._attentions[0].number])
+        return self._kernel(x, self._bound, current_context().metadata[self._attentions[0].number], wanted)
 
 
 class Decoder(nn.Module):
@@ -115,8 +115,7 @@ class Decoder(nn.Module):
         x = self.embed(input_ids)
         wanted = current_context().wanted
         if self._whole is not None and current_context().cut is None:
-            hidden = self._whole(x)
-            return hidden if wanted is None else hidden.index_select(0, wanted)
+            return self._whole(x, wanted)
         residual = torch.zeros_like(x)
         *first, last = self.layers
         for layer in first:

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <deque>
+#include <iterator>
 
 #include "phases.h"
 #include "pool.h"
@@ -44,10 +45,28 @@ class StepWork {
     // Tokens begin ... end of the step, whose activations are in `qkv`, to `out`.
     void add_attention(int begin, int end, const float *qkv, size_t stride, const float *k, const float *v, float *out) {
         if (items_.empty()) share_out(begin, end);
-        attentions_.push_back(Attention{
-            shape_, qkv, stride, k, v, out, &items_, &merges_, partials_, queries_per_partial_, scratch_.data()});
-        phases.push_back({attend_item, &attentions_.back(), int(items_.size())});
-        if (!merges_.empty()) phases.push_back({merge_partials, &attentions_.back(), int(merges_.size())});
+        add_attention(items_, merges_, qkv, stride, k, v, out);
+    }
+
+    // The same for these tokens alone, counted from `begin`, and for those that are computed with them: as if it were for all.
+    void add_attention_of(
+        const std::vector<int> &tokens, int begin, int end, const float *qkv, size_t stride, const float *k,
+        const float *v, float *out) {
+        if (items_.empty()) share_out(begin, end);
+        const auto has_any = [&](auto &part) {
+            const auto at = std::lower_bound(tokens.begin(), tokens.end(), part.first_token);
+            return at != tokens.end() && *at < part.first_token + part.num_tokens;
+        };
+        std::copy_if(items_.begin(), items_.end(), std::back_inserter(some_items_), has_any);
+        std::copy_if(merges_.begin(), merges_.end(), std::back_inserter(some_merges_), has_any);
+        add_attention(some_items_, some_merges_, qkv, stride, k, v, out);
+    }
+
+    // Rows of `from`, of `width` floats each, one after another.
+    float *add_gather(const float *from, size_t width, const std::vector<int> &rows) {
+        gathers_.push_back(Gather{from, width, rows.data(), workspace_.floats(rows.size() * width)});
+        phases.push_back({run_gather, &gathers_.back(), int(rows.size())});
+        return gathers_.back().to;
     }
 
     void add_write(const WriteQkv &write) {
@@ -75,8 +94,10 @@ class StepWork {
             {prepare.numbers, prepare.scales, prepare.sums, size, matrix.block}};
     }
 
-    void add_norm(const float *x, int num_rows, int size, const float *norm, float eps, float *out) {
-        prepares_.push_back(Prepare{x, size, num_rows, norm, eps, out, nullptr, nullptr, nullptr, 0});
+    // To rows of `out` in their order, or to `places` of it.
+    void add_norm(
+        const float *x, int num_rows, int size, const float *norm, float eps, float *out, const int *places) {
+        prepares_.push_back(Prepare{x, size, num_rows, norm, eps, out, nullptr, nullptr, nullptr, 0, places});
         phases.push_back({run_prepare, &prepares_.back(), row_chunks(num_rows)});
     }
 
@@ -89,6 +110,15 @@ class StepWork {
     std::vector<Phase> phases;
 
   private:
+    void add_attention(
+        const std::vector<AttentionItem> &items, const std::vector<Merge> &merges, const float *qkv, size_t stride,
+        const float *k, const float *v, float *out) {
+        attentions_.push_back(Attention{
+            shape_, qkv, stride, k, v, out, &items, &merges, partials_, queries_per_partial_, scratch_.data()});
+        phases.push_back({attend_item, &attentions_.back(), int(items.size())});
+        if (!merges.empty()) phases.push_back({merge_partials, &attentions_.back(), int(merges.size())});
+    }
+
     // Rows of few tokens are cut along their keys, as they alone may have to keep all threads busy; chunks of prompts
     // along their tokens, the last of which, with the most keys, come first.
     void share_out(int begin, int end) {
@@ -133,8 +163,8 @@ class StepWork {
     const Shape shape_;
     const Step &step_;
     Workspace &workspace_;
-    std::vector<AttentionItem> items_;
-    std::vector<Merge> merges_;
+    std::vector<AttentionItem> items_, some_items_;
+    std::vector<Merge> merges_, some_merges_;
     float *partials_ = nullptr;
     int queries_per_partial_ = 0;
     std::vector<float *> scratch_;
@@ -142,14 +172,24 @@ class StepWork {
     std::deque<WriteQkv> writes_;
     std::deque<Prepare> prepares_;
     std::deque<Product> products_;
+    std::deque<Gather> gathers_;
 };
 
-// x [tokens][hidden], the embeddings, becomes the residual stream; out gets the last hidden states, normed.
+// Tokens of a step, and the rows of the result that they are.
+struct Wanted {
+    const int64_t *tokens;  // null: all, in their order
+    int num;
+};
+
+// x [tokens][hidden], the embeddings, becomes the residual stream; out gets the last hidden states, normed, of the tokens
+// that are wanted. Of all others the last layer leaves keys and values alone.
 class Decoding {
   public:
-    Decoding(const Model &model, const Step &step, float *x, float *out, Workspace &workspace, int num_threads)
-        : model_(model), step_(step), workspace_(workspace), num_threads_(num_threads), x_(x), out_(out),
-          shape_(shape_of(model)) {}
+    Decoding(
+        const Model &model, const Step &step, const Wanted &wanted, float *x, float *out, Workspace &workspace,
+        int num_threads)
+        : model_(model), step_(step), wanted_(wanted), workspace_(workspace), num_threads_(num_threads), x_(x),
+          out_(out), shape_(shape_of(model)) {}
 
     void run(Pool &pool) {
         for (int begin = 0; begin < step_.num_tokens; begin += MAX_TOKENS) {
@@ -159,35 +199,87 @@ class Decoding {
     }
 
   private:
+    // What goes through the layers together, from one to the next.
+    struct Stream {
+        int begin, end;
+        float *x, *qkv, *mixed, *gated;
+
+        int num() const { return end - begin; }
+    };
+
     void run_tokens(int begin, int end, Pool &pool) {
-        const int num = end - begin, hidden = model_.hidden_size, inner = model_.intermediate_size;
-        const int width = (model_.heads + 2 * model_.kv_heads) * model_.head_dim, mixed_width = model_.heads * model_.head_dim;
-        float *qkv = workspace_.floats(size_t(num) * width);
-        float *mixed = workspace_.floats(size_t(num) * mixed_width);
-        float *gated = workspace_.floats(size_t(num) * inner);
-        float *x = x_ + size_t(begin) * hidden;
+        const int num = end - begin, hidden = model_.hidden_size;
+        const Stream stream{
+            begin, end, x_ + size_t(begin) * hidden, workspace_.floats(size_t(num) * width()),
+            workspace_.floats(size_t(num) * mixed_width()), workspace_.floats(size_t(num) * model_.intermediate_size)};
         StepWork work(shape_, step_, workspace_, num_threads_);
-        for (int i = 0; i < model_.num_layers; i++) {
+        const int num_whole = model_.num_layers - (wanted_.tokens != nullptr);
+        for (int i = 0; i < num_whole; i++) {
+            add_qkv(work, stream, model_.layers[i]);
             const Layer &layer = model_.layers[i];
-            Rows rows = work.add_prepare(x, num, layer.attention_norm, model_.eps, layer.qkv);
-            work.add_product(rows, num, layer.qkv, qkv, width, Into::store);
-            work.add_write(WriteQkv{
-                shape_, qkv, size_t(width), num, layer.q_norm, layer.k_norm, model_.head_eps, layer.cos, layer.sin,
-                step_.positions + begin, step_.slots + begin, layer.k, layer.v});
-            work.add_attention(begin, end, qkv, width, layer.k, layer.v, mixed);
-            rows = work.add_prepare(mixed, num, nullptr, 0, layer.output);
-            work.add_product(rows, num, layer.output, x, hidden, Into::add);
-            rows = work.add_prepare(x, num, layer.mlp_norm, model_.eps, layer.gate_up);
-            work.add_product(rows, num, layer.gate_up, gated, inner, Into::gate);
-            rows = work.add_prepare(gated, num, nullptr, 0, layer.down);
-            work.add_product(rows, num, layer.down, x, hidden, Into::add);
+            work.add_attention(begin, end, stream.qkv, width(), layer.k, layer.v, stream.mixed);
+            add_rest(work, layer, stream.mixed, stream.gated, stream.x, num);
         }
-        work.add_norm(x, num, hidden, model_.norm, model_.eps, out_ + size_t(begin) * hidden);
+        std::vector<int> tokens, places;
+        if (wanted_.tokens == nullptr) {
+            work.add_norm(stream.x, num, hidden, model_.norm, model_.eps, out_ + size_t(begin) * hidden, nullptr);
+        } else {
+            find_wanted(begin, end, tokens, places);
+            add_last(work, stream, model_.layers[num_whole], tokens, places);
+        }
         pool.run(work.phases);
     }
 
+    void add_last(
+        StepWork &work, const Stream &stream, const Layer &layer, const std::vector<int> &tokens,
+        const std::vector<int> &places) {
+        add_qkv(work, stream, layer);
+        if (tokens.empty()) return;
+        const int num = int(tokens.size());
+        work.add_attention_of(
+            tokens, stream.begin, stream.end, stream.qkv, width(), layer.k, layer.v, stream.mixed);
+        const float *mixed = work.add_gather(stream.mixed, mixed_width(), tokens);
+        float *x = work.add_gather(stream.x, model_.hidden_size, tokens);
+        add_rest(work, layer, mixed, stream.gated, x, num);
+        work.add_norm(x, num, model_.hidden_size, model_.norm, model_.eps, out_, places.data());
+    }
+
+    void add_qkv(StepWork &work, const Stream &stream, const Layer &layer) const {
+        const Rows rows = work.add_prepare(stream.x, stream.num(), layer.attention_norm, model_.eps, layer.qkv);
+        work.add_product(rows, stream.num(), layer.qkv, stream.qkv, width(), Into::store);
+        work.add_write(WriteQkv{
+            shape_, stream.qkv, width(), stream.num(), layer.q_norm, layer.k_norm, model_.head_eps, layer.cos,
+            layer.sin, step_.positions + stream.begin, step_.slots + stream.begin, layer.k, layer.v});
+    }
+
+    // What follows attention, added to x.
+    void add_rest(StepWork &work, const Layer &layer, const float *mixed, float *gated, float *x, int num) const {
+        const int hidden = model_.hidden_size, inner = model_.intermediate_size;
+        Rows rows = work.add_prepare(mixed, num, nullptr, 0, layer.output);
+        work.add_product(rows, num, layer.output, x, hidden, Into::add);
+        rows = work.add_prepare(x, num, layer.mlp_norm, model_.eps, layer.gate_up);
+        work.add_product(rows, num, layer.gate_up, gated, inner, Into::gate);
+        rows = work.add_prepare(gated, num, nullptr, 0, layer.down);
+        work.add_product(rows, num, layer.down, x, hidden, Into::add);
+    }
+
+    // Those between, counted from `begin`, in rising order, and where they go.
+    void find_wanted(int begin, int end, std::vector<int> &tokens, std::vector<int> &places) const {
+        std::vector<std::pair<int, int>> found;
+        for (int place = 0; place < wanted_.num; place++) {
+            const int64_t token = wanted_.tokens[place];
+            if (begin <= token && token < end) found.emplace_back(int(token) - begin, place);
+        }
+        std::sort(found.begin(), found.end());
+        for (auto [token, place] : found) tokens.push_back(token), places.push_back(place);
+    }
+
+    size_t width() const { return size_t(model_.heads + 2 * model_.kv_heads) * model_.head_dim; }
+    size_t mixed_width() const { return size_t(model_.heads) * model_.head_dim; }
+
     const Model &model_;
     const Step &step_;
+    const Wanted &wanted_;
     Workspace &workspace_;
     const int num_threads_;
     float *x_, *out_;

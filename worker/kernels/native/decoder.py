@@ -44,10 +44,10 @@ class NativeDecoder:
         model.norm, model.eps = pointer(norm), eps
         return BoundDecoder(model, (layers, caches, norm, views))
 
-    def __call__(self, x: Tensor, bound: BoundDecoder, metadata: StepMetadata) -> Tensor:
-        out = torch.empty_like(x)
+    def __call__(self, x: Tensor, bound: BoundDecoder, metadata: StepMetadata, wanted: Tensor | None = None) -> Tensor:
+        out = torch.empty_like(x) if wanted is None else x.new_empty(len(wanted), x.shape[1])
         bound.model.block_size = metadata.block_size
-        self._engine.decode(bound.model, metadata.view, x, out)
+        self._engine.decode(bound.model, metadata.view, wanted, x, out)
         return out
 
 

@@ -169,10 +169,12 @@ void fissile_remember(
     }
 }
 
-void fissile_decode(void *handle, const Model *model, const Step *step, float *x, float *out) {
+// `wanted`: tokens of the step, null for all of them; out [wanted][hidden].
+void fissile_decode(
+    void *handle, const Model *model, const Step *step, const int64_t *wanted, int num_wanted, float *x, float *out) {
     Engine &engine = *static_cast<Engine *>(handle);
     std::lock_guard lock(engine.mutex);
-    Decoding(*model, *step, x, out, engine.workspace, engine.pool.num_threads()).run(engine.pool);
+    Decoding(*model, *step, {wanted, num_wanted}, x, out, engine.workspace, engine.pool.num_threads()).run(engine.pool);
 }
 
 }

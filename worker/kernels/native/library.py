@@ -97,7 +97,9 @@ _FUNCTIONS = {
     "fissile_choose": (None, (c_void_p, POINTER(Choose))),
     "fissile_prepare": (None, (POINTER(Staged), POINTER(Slots), POINTER(Buffers))),
     "fissile_remember": (None, (POINTER(Slots), c_void_p, c_void_p, c_void_p, ctypes.c_int)),
-    "fissile_decode": (None, (c_void_p, POINTER(Model), POINTER(StepView), c_void_p, c_void_p)),
+    "fissile_decode": (
+        None, (c_void_p, POINTER(Model), POINTER(StepView), c_void_p, ctypes.c_int, c_void_p, c_void_p),
+    ),
 }  # fmt: skip
 
 
@@ -143,8 +145,10 @@ class Engine:
     def choose(self, choose: Choose) -> None:
         self.functions.fissile_choose(self._handle, byref(choose))
 
-    def decode(self, model: Model, step: StepView, x: Tensor, out: Tensor) -> None:
-        self.functions.fissile_decode(self._handle, byref(model), byref(step), x.data_ptr(), out.data_ptr())
+    def decode(self, model: Model, step: StepView, wanted: Tensor | None, x: Tensor, out: Tensor) -> None:
+        self.functions.fissile_decode(
+            self._handle, byref(model), byref(step), pointer(wanted), len(out), x.data_ptr(), out.data_ptr()
+        )
 
 
 @cache

@@ -93,6 +93,7 @@ struct Prepare {
     int8_t *numbers;  // null: no blocks
     float *scales, *sums;
     int block;
+    const int *places = nullptr;  // of rows in `out`; null: in their order
 };
 
 constexpr int ROWS_PER_CHUNK = 4;
@@ -115,7 +116,7 @@ static void run_prepare(const void *task, int chunk, int) {
         const float *x = prepare.x + size_t(row) * prepare.size;
         const int size = prepare.size;
         if (prepare.norm != nullptr) {
-            float *out = prepare.out + size_t(row) * size;
+            float *out = prepare.out + size_t(prepare.places == nullptr ? row : prepare.places[row]) * size;
             const float share = inverse_rms(x, size, prepare.eps);
             for (int i = 0; i < size; i++) out[i] = x[i] * share * prepare.norm[i];
             x = out;
@@ -125,6 +126,18 @@ static void run_prepare(const void *task, int chunk, int) {
                 x, size, prepare.block, prepare.numbers + size_t(row) * size,
                 prepare.scales + size_t(row) * (size / ROW_BLOCK), prepare.sums + size_t(row) * (size / prepare.block));
     }
+}
+
+struct Gather {
+    const float *from;
+    size_t width;
+    const int *rows;
+    float *to;
+};
+
+static void run_gather(const void *task, int row, int) {
+    const Gather &gather = *static_cast<const Gather *>(task);
+    memcpy(gather.to + row * gather.width, gather.from + gather.rows[row] * gather.width, gather.width * sizeof(float));
 }
 
 // Queries and keys normed and rotated where they stand; keys and values written to the cache.
