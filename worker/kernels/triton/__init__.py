@@ -26,7 +26,7 @@ from worker.kernels.triton.linear import TritonLinear, supports_linear
 from worker.kernels.triton.machine import machine_of
 from worker.kernels.triton.mla import TritonMla, supports_mla
 from worker.kernels.triton.prepare import prepare_step, remember
-from worker.kernels.triton.route import TritonRoute, supports_route
+from worker.kernels.triton.route import TritonRoute
 from worker.kernels.triton.sample import choose
 from worker.kernels.triton.sample_logprobs import masked_copy, token_logprobs
 
@@ -54,9 +54,7 @@ IMPLEMENTATIONS: list[Implementation[Any, Any]] = [
     Implementation(
         LINEAR, "triton", supports_linear, lambda spec, device, dtype: TritonLinear(spec, machine_of(device), dtype)
     ),
-    Implementation(
-        ROUTE_EXPERTS, "triton", supports_route, lambda spec, device, _: TritonRoute(spec, machine_of(device))
-    ),
+    Implementation(ROUTE_EXPERTS, "triton", _always, lambda spec, device, _: TritonRoute(spec, machine_of(device))),
     Implementation(
         EXPERTS, "triton", supports_experts, lambda spec, device, dtype: TritonExperts(spec, machine_of(device), dtype)
     ),

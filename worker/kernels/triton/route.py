@@ -16,6 +16,8 @@ WIDEST_NORM = 8192
 NORM_EXPERTS = 4
 """Of a program, with several rows."""
 LEAST = tl.constexpr(-(1 << 31))
+NOBODY = tl.constexpr(1 << 30)
+"""Behind every expert's number."""
 
 
 @triton.jit
@@ -32,7 +34,7 @@ def _places(keys, index, COUNT: tl.constexpr):
     places = tl.full(keys.shape, COUNT, tl.int32)
     for place in tl.static_range(COUNT):
         largest = tl.max(keys, 0)
-        first = tl.min(tl.where(keys == largest, index, 1 << 30), 0)
+        first = tl.min(tl.where(keys == largest, index, NOBODY), 0)
         places = tl.where(index == first, place, places)
         keys = tl.where(index == first, LEAST, keys)
     return places
@@ -59,8 +61,10 @@ def _route_kernel(
     row = tl.program_id(0).to(tl.int64)
     group = tl.arange(0, BLOCK_GROUPS)[:, None]
     member = tl.arange(0, BLOCK_SIZE)[None, :]
-    expert = group * SIZE + member
     is_expert = (group < GROUPS) & (member < SIZE)
+    # What fills a group up must not have a number of the next group's: it would be chosen with that expert, and which
+    # of the two is stored is nobody's choice.
+    expert = tl.where(is_expert, group * SIZE + member, NOBODY)
     let_next_begin(OVERLAPS)
     wait_for_kernel_before(OVERLAPS)
     logit = tl.load(logits + row * GROUPS * SIZE + expert, mask=is_expert, other=float("-inf"))
@@ -155,9 +159,3 @@ class TritonRoute:
             num_warps=8 if width > 2048 else 4, **launch_options(overlaps),
         )  # fmt: skip
         return logits, hidden, new_residual
-
-
-def supports_route(spec: RouteSpec, device: torch.device, dtype: torch.dtype) -> bool:
-    """Experts in groups: on an H100 the kernel chose others than the reference in one of its tests, while Triton's
-    interpreter agrees. Torch has them until that is understood."""
-    return device.type == "cpu" or spec.num_groups == 1
