@@ -18,7 +18,7 @@ import torch
 
 from bench.common import Figure, finish, median, parse_arguments
 from bench.cpu import run_service
-from bench.models import CONFIGS, write_model
+from bench.models import CONFIGS, num_bytes_read, write_model
 from bench.peers.protocol import Job
 from bench.sampling import FEATURES, stop_after
 from fissile.cli.cluster import ClusterConfig, running_cluster
@@ -27,6 +27,8 @@ from worker.runner.config import RunnerConfig
 
 PACKAGES = ("torch", "triton", "transformers", "grpcio", "protobuf", "fissile")
 GIB = 1 << 30
+PAUSE = 1.0
+"""Seconds before a request that comes alone."""
 
 
 @dataclass(frozen=True)
@@ -137,10 +139,18 @@ def engine_figures(plan: Plan, model: Path) -> dict[str, Figure]:
 
 
 def prefill_figures(plan: Plan, engine: LocalEngine, lengths: Sequence[int]) -> dict[str, Figure]:
+    """Lone requests: each after a pause, in which the card cools down, as it does between requests that are alone, and
+    in a row, which throttles it."""
     figures: dict[str, Figure] = {}
     for length in lengths:
-        seconds = [run_once(plan, engine, 1, length, 1, seed).seconds for seed in range(6)]
-        figures[f"ttft_{length}_ms"] = median([value * 1e3 for value in seconds[1:]])
+        run_once(plan, engine, 1, length, 1, 0)
+        for name, pause in (("", PAUSE), ("_in_a_row", 0.0)):
+            seconds = []
+            for seed in range(1, 6):
+                time.sleep(pause)
+                seconds.append(run_once(plan, engine, 1, length, 1, seed).seconds)
+            figures[f"ttft_{length}_ms{name}"] = median([value * 1e3 for value in seconds])
+    print(figures, flush=True)
     return figures
 
 
@@ -152,7 +162,6 @@ def moe_figures(plan: Plan, model: Path) -> dict[str, Figure]:
         figures["ready_dummy_s"] = round(time.perf_counter() - begin, 2)
         print(f"ready in {figures['ready_dummy_s']} s, kernels {engine.model.kernels}", flush=True)
         figures |= prefill_figures(plan, engine, plan.moe_prefills)
-        print(figures, flush=True)
         for load in plan.moe_loads:
             figures |= engine_load(plan, engine, load)
     return {f"moe_{name}": figure for name, figure in figures.items()}
@@ -250,15 +259,12 @@ def small_figures(plan: Plan, model: Path) -> dict[str, Figure]:
     with LocalEngine(runner_config(plan, model)) as engine:
         run_once(plan, engine, 1, 16, 8, 0)
         runs = [run_once(plan, engine, 1, 16, plan.loads[0].output_length, seed) for seed in range(3)]
-        weights = engine.model.memory.weights
-    if CONFIGS[plan.small]["tie_word_embeddings"] is False:
-        weights -= 2 * int(str(CONFIGS[plan.small]["vocab_size"])) * int(str(CONFIGS[plan.small]["hidden_size"]))
     step = median([seconds for run in runs for seconds in run.decode_step_seconds], 7)
     figures: dict[str, Figure] = {"small_tok_s_1": median([run.tokens_per_second for run in runs], 1)}
     if torch.cuda.is_available():
         bandwidth = copy_bandwidth()
         figures["copy_gb_s"] = round(bandwidth / 1e9)
-        figures["small_share_of_limit_1"] = round(weights / bandwidth / step, 3)
+        figures["small_share_of_limit_1"] = round(num_bytes_read(plan.small) / bandwidth / step, 3)
     return figures
 
 

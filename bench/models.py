@@ -6,6 +6,7 @@ experts, safetensors if asked for.
 
 import argparse
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -115,6 +116,16 @@ def shapes_of(config: dict[str, object], layers: range) -> Iterator[tuple[str, t
         yield f"{of}.mlp.down_proj.weight", (hidden, inner)
         yield f"{of}.input_layernorm.weight", (hidden,)
         yield f"{of}.post_attention_layernorm.weight", (hidden,)
+
+
+def num_bytes_read(name: str) -> int:
+    """Of weights in bfloat16, for each token: all but the table of embeddings, unless it is the head, too. Of a model
+    without experts."""
+    config = COMMON | CONFIGS[name]
+    shapes = dict(shapes_of(config, range(-1, int(str(config["num_hidden_layers"])))))
+    if not config["tie_word_embeddings"]:
+        del shapes["model.embed_tokens.weight"]
+    return 2 * sum(map(math.prod, shapes.values()))
 
 
 if __name__ == "__main__":
