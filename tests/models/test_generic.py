@@ -12,14 +12,14 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 from transformers.masking_utils import causal_mask_function, chunked_overlay, sliding_window_causal_mask_function
 
-from tests.models.cases import SMALL
+from tests.models.cases import SMALL, VOCABULARY
 from tests.models.saved import Saved, save
 from tests.models.test_cases import (  # noqa: F401
     test_logits_at_every_position_and_greedy_tokens,
     test_mixed_batches_and_chunks,
     test_prefix_reuse_and_preemption_through_the_scheduler,
 )
-from tests.runner.conftest import make_driver
+from tests.runner.conftest import make_driver, random_prompt
 from worker.kernels.select import Kernels
 from worker.layers.attention import GqaAttention
 from worker.layers.setup import LayerSetup
@@ -55,6 +55,7 @@ CASES: dict[str, Callable[[], PreTrainedModel]] = {
         hf.GptOssConfig(**SMALL | {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 20})
     ),
 }
+PROMPT = random_prompt(20, 1, VOCABULARY)
 THROUGH = {"model_impl": "transformers"}
 
 
@@ -84,6 +85,34 @@ def test_fields_are_found_under_a_familys_own_names(saved_generic: dict[str, Sav
 def test_it_says_that_it_is_slower(saved_generic: dict[str, Saved], caplog: pytest.LogCaptureFixture) -> None:
     make_driver(saved_generic["olmo2"].path, **THROUGH, load_format="dummy")
     assert f"Olmo2ForCausalLM runs through transformers {hf.__version__}: slower" in caplog.text
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_other_types_begin_with_the_same_token(saved_generic: dict[str, Saved], dtype: str) -> None:
+    for saved in saved_generic.values():
+        saved.assert_greedy(PROMPT, tokens_of(saved.path, 1, **THROUGH, dtype=dtype))
+
+
+def test_a_cache_of_float8_is_as_rounded_as_that_of_our_own_model(saved_generic: dict[str, Saved]) -> None:
+    own, through = (
+        tokens_of(saved_generic["llama"].path, 16, kv_cache_dtype="fp8", **options) for options in ({}, THROUGH)
+    )
+    assert own == through
+
+
+def tokens_of(path: Path, num_tokens: int, **options: object) -> list[int]:
+    driver = make_driver(path, **options)
+    seq = driver.add(PROMPT)
+    driver.prefill(seq)
+    driver.decode(seq, steps=num_tokens - 1)
+    return seq.output
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+def test_on_a_gpu(saved_generic: dict[str, Saved]) -> None:
+    for saved in saved_generic.values():
+        saved.assert_greedy(PROMPT, tokens_of(saved.path, 16, **THROUGH, device="cuda", dtype="float32"))
 
 
 def refusal(path: Path, **options: object) -> str:
@@ -136,6 +165,8 @@ def test_other_models_than_decoders_are_refused_by_field(tmp_path: Path) -> None
         ({"architectures": ["LlamaForSequenceClassification"]}, "has LlamaForCausalLM for it"),
         ({"is_encoder_decoder": True}, "config.json: is_encoder_decoder is True"),
         ({"quantization_config": {"quant_method": "gptq"}}, "config.json: quantization_config is {"),
+        ({"attn_implementation": "somebody/kernel"}, "config.json: attn_implementation is 'somebody/kernel'"),
+        ({"_experts_implementation": "mine"}, "config.json: _experts_implementation is 'mine'"),
         ({"vocab_size": -3}, "config.json: vocab_size is -3"),
         ({"hidden_size": "wide"}, "config.json: transformers cannot read it: "),
     ):

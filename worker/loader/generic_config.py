@@ -22,6 +22,15 @@ BY_BATCH = "longrope"
 """The rotary type whose angles are others once any text of a batch is longer than the original context."""
 
 
+_HOW = (
+    "attn_implementation", "_attn_implementation", "experts_implementation", "_experts_implementation",
+    "fusion_config", "distributed_config",
+)  # fmt: skip
+_BUILT_IN = ("eager", "sdpa", "flash_attention_2", "grouped_mm", "batched_mm")
+"""Of fields that say how, not what is computed. Other values may name code of the hub, which `transformers` would load
+and run."""
+
+
 def load_generic_config(source: ModelSource) -> GenericConfig:
     """Runs no code of the model's. Raises ModelConfigError naming the field."""
     if source.format is not SourceFormat.SAFETENSORS:
@@ -34,6 +43,8 @@ def load_generic_config(source: ModelSource) -> GenericConfig:
     stated.expect("is_encoder_decoder", False)
     for section in SECTIONS:
         stated.expect(section)
+    for how in _HOW:
+        stated.expect(how, *_BUILT_IN)
     fields = Fields(raw | _as_read(source.path), CONFIG)
     vocab_size = fields.integer("vocab_size", most=MAX_VOCABULARY)
     context, remarks = _context(fields)

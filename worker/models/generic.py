@@ -86,7 +86,7 @@ def _loaded(config: GenericConfig, setup: LayerSetup, checkpoint: Checkpoint | N
     """Our reader, and the library's ideas of what tensors are called and how they are put together."""
     disable_progress_bar()
     own = AutoConfig.from_pretrained(config.path, trust_remote_code=False, local_files_only=True)
-    options = {"dtype": setup.dtype, "trust_remote_code": False}
+    options = {"attn_implementation": "eager", "dtype": setup.dtype, "trust_remote_code": False}
     if checkpoint is None:
         torch.manual_seed(seed)
         model: PreTrainedModel = AutoModelForCausalLM.from_config(own, **options)
