@@ -4,9 +4,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from transformers import Gemma3Config
 
 from worker.loader.config import ModelConfig
 from worker.loader.errors import ModelConfigError
+from worker.loader.families import gemma3
 from worker.loader.hf_config import config_from_hf
 from worker.loader.quantized.schemes import PackedInt
 
@@ -86,3 +88,40 @@ def test_refusals_name_the_field_and_where_it_is(text: dict[str, Any], whole: di
     with pytest.raises(ModelConfigError) as caught:
         kimi(text, **whole)
     assert message in str(caught.value)
+
+
+GEMMA3_4B: Mapping[str, Any] = {
+    "architectures": ["Gemma3ForConditionalGeneration"], "boi_token_index": 255999, "eoi_token_index": 256000,
+    "eos_token_id": [1, 106], "image_token_index": 262144, "initializer_range": 0.02, "mm_tokens_per_image": 256,
+    "model_type": "gemma3", "torch_dtype": "bfloat16", "transformers_version": "4.50.0.dev0",
+    "text_config": {
+        "hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text", "num_hidden_layers": 34,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024,
+    },
+    "vision_config": {"hidden_size": 1152},
+}  # fmt: skip
+
+
+def test_a_published_gemma3_says_little() -> None:
+    """And means what `transformers` takes where it says nothing."""
+    twin = Gemma3Config(**GEMMA3_4B).text_config
+    config = config_from_hf(dict(GEMMA3_4B), {})
+    assert isinstance(config, gemma3.Gemma3Config)
+    assert (config.num_layers, config.hidden_size, config.vocab_size, config.max_model_len) == (
+        twin.num_hidden_layers, twin.hidden_size, twin.vocab_size, twin.max_position_embeddings
+    )  # fmt: skip
+    assert (config.num_heads, config.num_kv_heads, config.head_dim) == (
+        twin.num_attention_heads, twin.num_key_value_heads, twin.head_dim
+    )  # fmt: skip
+    assert config.is_local == tuple(kind == "sliding_attention" for kind in twin.layer_types)
+    assert config.windows[:6] == (1024,) * 5 + (None,) and config.query_scalar == twin.query_pre_attn_scalar
+    full, local = twin.rope_parameters["full_attention"], twin.rope_parameters["sliding_attention"]
+    assert (config.rope.theta, config.rope.linear_factor) == (full["rope_theta"], full["factor"])
+    assert (config.local_rope.theta, config.local_rope.linear_factor) == (local["rope_theta"], 1)
+    assert config.tie_word_embeddings and config.dtype == "bfloat16" and config.eos_token_ids == (1, 106)
+
+
+def test_a_soft_cap_that_transformers_does_not_read_is_refused() -> None:
+    text = GEMMA3_4B["text_config"] | {"final_logit_softcapping": 30.0}
+    with pytest.raises(ModelConfigError, match=r"text_config\.final_logit_softcapping is 30\.0; nothing but null"):
+        config_from_hf({**GEMMA3_4B, "text_config": text}, {})

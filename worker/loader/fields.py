@@ -117,6 +117,10 @@ class Fields:
             raise self.error(key, "an object")
         return Fields(value, self.file, f"{self._path}{key}.")
 
+    def with_defaults(self, defaults: Mapping[str, Any]) -> "Fields":
+        """The same, unread, where these stand for fields that are absent."""
+        return Fields({**defaults, **self._values}, self.file, self._path)
+
     def expect(self, key: str, *wanted: Any) -> None:
         """Only these values are implemented; an absent field is as good."""
         self._read.add(key)

@@ -13,6 +13,7 @@ LARGE_GEMMA4 = SMALL | {
     "layer_types": ["sliding_attention", "sliding_attention", "full_attention"], "sliding_window": 20,
     "num_key_value_heads": 4, "global_head_dim": 32, "num_global_key_value_heads": 2, "attention_k_eq_v": True,
     "hidden_size_per_layer_input": 0, "use_bidirectional_attention": "vision", "attention_bias": True,
+    "final_logit_softcapping": 5.0,
 }  # fmt: skip
 VISION = {
     "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1,

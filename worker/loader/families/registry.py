@@ -5,6 +5,7 @@ from collections.abc import Callable
 from worker.loader.config import ModelConfig
 from worker.loader.families.deepseek import deepseek_v3_config, deepseek_v32_config
 from worker.loader.families.gemma3 import gemma3_config
+from worker.loader.families.gemma3_vision import gemma3_vision_config
 from worker.loader.families.gemma4 import gemma4_config
 from worker.loader.families.gemma4_vision import gemma4_vision_config
 from worker.loader.families.glm4_moe import glm4_moe_config
@@ -25,6 +26,7 @@ FAMILIES: dict[str, Callable[[Fields], ModelConfig]] = {
     "DeepseekV32ForCausalLM": deepseek_v32_config,
     "DeepseekV3ForCausalLM": deepseek_v3_config,
     "Gemma3ForCausalLM": gemma3_config,
+    "Gemma3ForConditionalGeneration": gemma3_vision_config,
     "Gemma4ForCausalLM": gemma4_config,
     "Gemma4ForConditionalGeneration": gemma4_vision_config,
     "Glm4MoeForCausalLM": glm4_moe_config,
