@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator
-from itertools import chain
+from itertools import chain, compress
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
@@ -21,6 +21,7 @@ TOO_MANY = f"the body must have at most {MAX_NODES} objects, arrays and names in
 MAX_QUOTES = 1_000_000
 MAX_VALUES = 250_000
 """Of a body, numbers among them. `json` and pydantic let nothing else run: so many take a tenth of a second."""
+_CONTAINERS = frozenset({dict, list})
 IGNORED = frozenset({"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_retention"})
 """Fields of OpenAI's that say nothing about the answer: accepted, not acted on. Any other unknown field is refused."""
 
@@ -71,18 +72,21 @@ def _check_number(raw: bytes) -> None:
 
 
 def _check_shape(body: dict[str, Any]) -> None:
-    """Depth and number, before anything is done that takes longer for each than to count it."""
+    """Depth and number, before anything is done that takes longer for each than to count it. Of 250,000 values this
+    must not take as long as parsing them, so what is done to each is done in C."""
     level: list[Any] = [body]
     num_depth, num_nodes = 0, 0
     while level:
         num_depth += 1
-        num_nodes += sum(1 + len(node) if isinstance(node, dict) else 1 for node in level)
+        objects = [node for node in level if type(node) is dict]
+        num_nodes += len(level) + sum(map(len, objects))
         if num_depth > MAX_DEPTH:
             raise InvalidArgumentError(f"the body must not be nested deeper than {MAX_DEPTH} levels")
         if num_nodes > MAX_NODES:
             raise InvalidArgumentError(TOO_MANY)
-        children = chain.from_iterable(node.values() if isinstance(node, dict) else node for node in level)
-        level = [child for child in children if isinstance(child, dict | list)]
+        lists = [node for node in level if type(node) is list]
+        children = [*chain.from_iterable(map(dict.values, objects)), *chain.from_iterable(lists)]
+        level = list(compress(children, map(_CONTAINERS.__contains__, map(type, children))))
 
 
 def _refuse_constant(name: str) -> None:

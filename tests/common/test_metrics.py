@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from common import metrics as served
-from common.metrics import LENGTH_BUCKETS, TTFT_BUCKETS, Histogram
+from common.metrics import LENGTH_BUCKETS, TTFT_BUCKETS, Histogram, new_registry
 from fissile.errors import InvalidArgumentError
 from router.latency import LatencyWindows, Stopwatch
 from router.metrics import Gauges, RequestTotals, RouterMetrics, WorkerGauge
@@ -124,6 +124,13 @@ def test_a_histogram_is_that_of_the_prometheus_client(buckets, values):
         oracle.observe(value)
     expected = [line for line in generate_latest(theirs).decode().splitlines() if "_created" not in line]
     assert generate_latest(ours).decode().splitlines() == expected
+
+
+def test_a_counter_is_one_series():
+    registry = new_registry()
+    prometheus_client.Counter("fissile_things", "Text.", registry=registry).inc()
+    lines = [line for line in generate_latest(registry).decode().splitlines() if line.startswith("fissile_things")]
+    assert lines == ["fissile_things_total 1.0"]
 
 
 def test_what_a_request_adds():
