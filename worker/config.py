@@ -167,6 +167,9 @@ class WorkerSettings(Settings):
     # The KV cache
     block_size: int = Field(16, ge=1, description="Tokens per KV block: 1 or a multiple of 16.")
     enable_prefix_caching: bool = Field(True, description="Reuse the KV of equal prefixes.")
+    num_state_checkpoints: int = Field(
+        32, ge=0, description="States kept to go on from after equal prefixes, of models with recurrent state."
+    )
     prefix_index: Literal["hash", "radix"] = Field("hash", description="How equal prefixes are found.")
     watermark: float = Field(0.01, ge=0, lt=1, description="Share of blocks kept free when a sequence is admitted.")
     gpu_memory_utilization: float = Field(0.9, gt=0, le=1, description="Share of the device's memory to use (GPU).")
@@ -230,21 +233,24 @@ class WorkerSettings(Settings):
             async_depth=int(self.async_scheduling),
         )
 
-    def cache_config(self, num_blocks: int, num_host_blocks: int, num_groups: int = 0) -> CacheConfig:
+    def cache_config(
+        self, num_blocks: int, num_host_blocks: int, num_groups: int = 0, num_checkpoints: int = 0
+    ) -> CacheConfig:
         """Raises ConfigError."""
         return CacheConfig(
             num_blocks=num_blocks,
             block_size=self.block_size,
             num_host_blocks=num_host_blocks,
-            enable_prefix_caching=self.reuses_prefixes(num_groups),
+            enable_prefix_caching=self.reuses_prefixes(num_groups, num_checkpoints),
             prefix_index=self.prefix_index,
             secure=self.secure_kv,
             num_groups=num_groups,
+            num_checkpoints=num_checkpoints,
         )
 
-    def reuses_prefixes(self, num_groups: int) -> bool:
-        """Not where a model has state groups: what is cached of a prefix does not hold the state after it."""
-        return self.enable_prefix_caching and num_groups == 0
+    def reuses_prefixes(self, num_groups: int, num_checkpoints: int) -> bool:
+        """Not where a model has state groups and no state is kept: what is cached of a prefix is then not enough."""
+        return self.enable_prefix_caching and (num_groups == 0 or num_checkpoints > 0)
 
     def runner_config(self) -> RunnerConfig:
         return RunnerConfig(
@@ -270,7 +276,13 @@ class WorkerSettings(Settings):
             kv_cache_gib=self.kv_cache_gib,
             gpu_memory_utilization=self.gpu_memory_utilization,
             swap_space_gib=self.swap_space_gib,
+            num_state_checkpoints=self.num_state_checkpoints if self._keeps_states else 0,
         )
+
+    @property
+    def _keeps_states(self) -> bool:
+        """In secure mode nothing is kept that is not cleared."""
+        return self.enable_prefix_caching and not self.secure_kv
 
     def remote(self) -> RemoteRanks | None:
         if not self.remote_ranks:

@@ -166,11 +166,12 @@ class WorkerServer:
         return model
 
     def _make_engine(self, model: ModelInfo) -> Engine:
-        if self._settings.enable_prefix_caching and not self._settings.reuses_prefixes(model.num_groups):
+        groups = model.num_groups, model.num_checkpoints
+        if self._settings.enable_prefix_caching and not self._settings.reuses_prefixes(*groups):
             logger.info("prefix caching is off: the state of this model's requests is not checkpointed")
         scheduler = Scheduler(
             self._settings.scheduler_config(model.max_model_len),
-            self._settings.cache_config(model.num_blocks, model.num_host_blocks, model.num_groups),
+            self._settings.cache_config(model.num_blocks, model.num_host_blocks, *groups),
         )
         return Engine(
             scheduler,

@@ -191,7 +191,7 @@ class WorkerService(v1.WorkerServiceServicer):
         self, request: v1.WatchKvEventsRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[v1.WatchKvEventsResponse]:
         worker = self._loaded()
-        if not self._settings.reuses_prefixes(worker.model.num_groups):
+        if not self._settings.reuses_prefixes(worker.model.num_groups, worker.model.num_checkpoints):
             raise UnimplementedError("prefix caching is off")
         await context.send_initial_metadata(())
         async for response in watch_kv_events(
@@ -236,7 +236,7 @@ async def _receive(requests: AsyncIterator[v1.ExecuteRequest], stream: ExecuteSt
 
 def _capabilities(settings: WorkerSettings, model: ModelInfo) -> list[str]:
     capabilities = [] if model.num_groups else ["beam_search"]
-    if settings.reuses_prefixes(model.num_groups):
+    if settings.reuses_prefixes(model.num_groups, model.num_checkpoints):
         capabilities += ["prefix_caching", "kv_events"]
     if settings.swap_space_gib:
         capabilities.append("swap")

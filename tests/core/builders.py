@@ -111,6 +111,7 @@ class Engine:
         prefix: str = "hash",
         secure: bool = False,
         num_groups: int = 0,
+        num_checkpoints: int = 0,
         hasher: Callable[[bytes], int] | None = None,
         **config: object,
     ) -> None:
@@ -133,6 +134,7 @@ class Engine:
             prefix_index="radix" if prefix == "radix" else "hash",
             secure=secure,
             num_groups=num_groups,
+            num_checkpoints=num_checkpoints,
         )
         more = {"hasher": hasher} if hasher is not None else {}
         self.scheduler = Scheduler(self.config, cache, self.clock, **more)

@@ -34,11 +34,15 @@ def log_probs(context: list[int]) -> list[float]:
     return [logit - norm for logit in logits]
 
 
+Entries = list[list[int | None]] | dict[int, list[int]]
+
+
 class _Slot:
     def __init__(self, bound: NewSequence) -> None:
         self.table = list(bound.block_ids)
         self.tokens = list(bound.token_ids)
         self.seed = bound.sampling.seed
+        self.group = bound.group_id
 
 
 class FakeRunner:
@@ -48,6 +52,8 @@ class FakeRunner:
         self.block_size = block_size
         self.kv: list[list[int | None]] = [[None] * block_size for _ in range(num_blocks)]
         self.host: list[list[int | None]] = [[None] * block_size for _ in range(num_host_blocks)]
+        self.states: dict[int, list[int]] = {}
+        """Of each state group: the tokens that its state has taken in."""
         self.slots: dict[int, _Slot] = {}
         self.next_step = 0
         self.num_tokens = 0
@@ -113,7 +119,10 @@ class FakeRunner:
         for slot, index, block in batch.replaced_block_ids:
             assert slot not in bound
             self.slots[slot].table[index] = block
+        _copy(self.states, self.states, batch.states_to_copy)
         for new in batch.new_sequences:
+            if new.group_id >= 0:
+                self.states[new.group_id] = list(self.states[new.restored_group]) if new.restored_group >= 0 else []
             self.slots[new.slot] = _Slot(new)
 
     def _compute(self, slot: int, start: int, input_ids: "array[int]") -> list[int] | None:
@@ -123,12 +132,18 @@ class FakeRunner:
         assert input_ids
         past = [self.kv[state.table[at // size]][at % size] for at in range(start)]
         is_broken = NAN in past or slot in self.failing_slots
+        if state.group >= 0:
+            seen = self.states[state.group]
+            is_broken = is_broken or NAN in seen
+            assert NAN in seen or seen == state.tokens[:start], f"slot {slot}: state of {seen}"
         for position, token in enumerate(input_ids, start=start):
             if token == DEFERRED_TOKEN:
                 token = state.tokens[position]
             assert token == state.tokens[position], f"slot {slot}: wrong input at {position}"
             is_broken = is_broken or token in self.broken_tokens
             self.kv[state.table[position // size]][position % size] = NAN if is_broken else token
+            if state.group >= 0:
+                self.states[state.group].append(NAN if is_broken else token)
         end = start + len(input_ids)
         assert end <= len(state.tokens)
         context = [self.kv[state.table[at // size]][at % size] for at in range(end)]
@@ -137,7 +152,7 @@ class FakeRunner:
         return None if is_broken else state.tokens[:end]
 
 
-def _copy(source: list[list[int | None]], destination: list[list[int | None]], pairs: list[tuple[int, int]]) -> None:
+def _copy(source: Entries, destination: Entries, pairs: list[tuple[int, int]]) -> None:
     """All reads before all writes, as one batched copy may do; no destination twice."""
     assert len({to for _, to in pairs}) == len(pairs)
     contents = [list(source[block]) for block, _ in pairs]

@@ -23,7 +23,7 @@ def test_row_that_reaches_the_end_of_the_known_tokens_samples() -> None:
     builder = BatchBuilder(3, 100)
     seq = make_row(1, 5, slot=7)
     assert builder.add_row(seq, 5)
-    batch = builder.build([], [])
+    batch = builder.build([], [], [])
     assert (batch.step, batch.slots, batch.num_scheduled_tokens, batch.num_computed_tokens) == (3, [7], [5], [0])
     assert (list(batch.input_ids), batch.samples) == ([1000, 1001, 1002, 1003, 1004], [True])
 
@@ -31,7 +31,7 @@ def test_row_that_reaches_the_end_of_the_known_tokens_samples() -> None:
 def test_chunk_that_ends_earlier_does_not_sample() -> None:
     builder = BatchBuilder(0, 100)
     assert not builder.add_row(make_row(1, 5), 4)
-    assert builder.build([], []).samples == [False]
+    assert builder.build([], [], []).samples == [False]
 
 
 def test_row_advances_the_sequence_and_uses_up_the_budget() -> None:
@@ -45,14 +45,14 @@ def test_tokens_in_flight_are_deferred() -> None:
     builder = BatchBuilder(0, 100)
     builder.add_row(make_row(1, 5, computed=5, in_flight=1), 1)
     builder.add_row(make_row(2, 5, computed=4, in_flight=1), 2)
-    assert list(builder.build([], []).input_ids) == [DEFERRED_TOKEN, 2004, DEFERRED_TOKEN]
+    assert list(builder.build([], [], []).input_ids) == [DEFERRED_TOKEN, 2004, DEFERRED_TOKEN]
 
 
 def test_rows_stand_one_after_another_in_the_input() -> None:
     builder = BatchBuilder(0, 100)
     builder.add_row(make_row(1, 3, slot=0), 3)
     builder.add_row(make_row(2, 2, slot=1), 2)
-    batch = builder.build([], [])
+    batch = builder.build([], [], [])
     assert (list(batch.input_ids), batch.num_tokens) == ([1000, 1001, 1002, 2000, 2001], 5)
 
 
@@ -72,7 +72,7 @@ def test_beam_rows_ask_for_as_many_candidates_as_the_widest_needs() -> None:
     for id, num_candidates in ((1, 4), (2, 12), (3, 8)):
         builder.add_row(make_row(id, 3, slot=id), 3)
         builder.mark_beam(num_candidates)
-    batch = builder.build([], [])
+    batch = builder.build([], [], [])
     assert (batch.beam_rows, batch.num_candidates) == ([0, 1, 2], 12)
 
 
@@ -83,7 +83,7 @@ def test_binding_tells_all_about_the_sequence() -> None:
     seq.block_table = [4, 9]
     seq.group_id = 2
     builder.bind(seq)
-    (new,) = builder.build([], []).new_sequences
+    (new,) = builder.build([], [], []).new_sequences
     assert (new.slot, list(new.token_ids), new.num_prompt_tokens) == (5, [1000, 1001, 1002, 7], 3)
     assert new.sampling == seq.sampling
     assert (new.block_ids, new.group_id) == ((4, 9), 2)

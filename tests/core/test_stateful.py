@@ -49,9 +49,19 @@ class SchedulerMachine(RuleBasedStateMachine):
         """By the test: then the bound on preemptions does not hold."""
         self.next_id = 0
 
-    @initialize(config=configs, blocks=st.integers(4, 9), host_blocks=st.integers(1, 5), may_preempt=st.booleans())
-    def start(self, config: dict, blocks: int, host_blocks: int, may_preempt: bool) -> None:
+    @initialize(
+        config=configs,
+        blocks=st.integers(4, 9),
+        host_blocks=st.integers(1, 5),
+        may_preempt=st.booleans(),
+        num_checkpoints=st.integers(0, 3),
+    )
+    def start(self, config: dict, blocks: int, host_blocks: int, may_preempt: bool, num_checkpoints: int) -> None:
+        """With `num_checkpoints`, of a model with state: it has neither swap nor beam search."""
         self.may_preempt = may_preempt
+        if num_checkpoints:
+            config = config | {"preemption_mode": "recompute", "num_groups": config["max_num_seqs"]}
+            config["num_checkpoints"] = num_checkpoints if config["prefix"] != "off" else 0
         blocks_of_16 = 16 // config["block_size"]
         swaps = config["preemption_mode"] == "swap"
         self.engine = Engine(
@@ -60,7 +70,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             num_blocks=blocks * blocks_of_16,
             num_host_blocks=host_blocks * blocks_of_16 if swaps else 0,
             max_num_waiting=12,
-            secure=not swaps,
+            secure=not swaps and not num_checkpoints,
         )
 
     def admit(self, sequences: list[Sequence]) -> None:

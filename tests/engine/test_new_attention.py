@@ -33,6 +33,7 @@ from worker.runner.config import RunnerConfig
 from worker.runner.model_runner import ModelRunner
 
 HIDDEN, VOCABULARY, BLOCK_SIZE, MAX_MODEL_LEN, MAX_NUM_SEQS = 32, 67, 16, 96, 8
+NUM_CHECKPOINTS = 3
 DECAY = 0.8
 
 
@@ -143,15 +144,21 @@ def runner() -> ModelRunner:
     assembly = Assembly(
         config=config, kernels=kernels, tp=Group(), model=model, builders=builders, max_model_len=MAX_MODEL_LEN
     )
-    return assembly.runner(PoolPlan.of(specs, 32, MAX_NUM_SEQS))
+    return assembly.runner(PoolPlan.of(specs, 32, MAX_NUM_SEQS, NUM_CHECKPOINTS))
 
 
-def loop(runner: ModelRunner, num_blocks: int = 32, **scheduler: Any) -> Loop:
+def loop(runner: ModelRunner, num_blocks: int = 32, num_checkpoints: int = 0, **scheduler: Any) -> Loop:
     options = {"max_model_len": MAX_MODEL_LEN, "max_num_seqs": MAX_NUM_SEQS, "max_num_batched_tokens": 64}
     return Loop(
         runner,
         SchedulerConfig(**(options | scheduler)),
-        CacheConfig(num_blocks=num_blocks, block_size=BLOCK_SIZE, num_groups=MAX_NUM_SEQS, enable_prefix_caching=False),
+        CacheConfig(
+            num_blocks=num_blocks,
+            block_size=BLOCK_SIZE,
+            num_groups=MAX_NUM_SEQS,
+            num_checkpoints=num_checkpoints,
+            enable_prefix_caching=num_checkpoints > 0,
+        ),
     )
 
 
@@ -183,6 +190,18 @@ def test_state_follows_its_sequence(
     tokens = mine.run(*(make_sequence(i, prompt, NUM_TOKENS) for i, prompt in enumerate(PROMPTS)), each_step=2)
     assert tokens == dict(enumerate(references))
     assert (mine.scheduler.load().num_preemptions > 0) == (num_blocks == 7)
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("num_blocks", [32, 7])
+def test_what_begins_alike_goes_on_from_a_state_that_was_kept(
+    runner: ModelRunner, references: list[list[int]], depth: int, num_blocks: int
+) -> None:
+    mine = loop(runner, num_blocks, NUM_CHECKPOINTS, async_depth=depth, max_prefill_chunk=11)
+    mine.run(*(make_sequence(i, prompt, NUM_TOKENS) for i, prompt in enumerate(PROMPTS)), each_step=2)
+    tokens = mine.run(*(make_sequence(10 + i, prompt, NUM_TOKENS) for i, prompt in enumerate(PROMPTS)))
+    assert tokens == {first + i: output for first in (0, 10) for i, output in enumerate(references)}
+    assert num_blocks == 7 or mine.scheduler.load().num_prefix_hits == 16 + 32 + 16
 
 
 @pytest.mark.parametrize("options", [{"enable_prefix_caching": True}, {"num_host_blocks": 4}])

@@ -40,8 +40,8 @@ class FakeExecutor:
     def __init__(self, on_rank_end=lambda: None, num_blocks=64, block_size=16, max_model_len=64):
         self.num_blocks, self.block_size, self.max_model_len = num_blocks, block_size, max_model_len
         self.runner = FakeRunner(num_blocks, block_size)
-        self.num_groups = 0
-        """State groups of the model."""
+        self.num_groups = self.num_checkpoints = 0
+        """State groups of the model, and what is kept of them."""
         self.loading = threading.Event()
         """`start` returns once this is set."""
         self.loading.set()
@@ -69,7 +69,8 @@ class FakeExecutor:
             raise ExecutorStartError(self.start_error)
         return ModelInfo(
             config=MODEL, dtype="float32", device="cpu", kernels={"all": "fake"}, block_size=self.block_size,
-            num_blocks=self.num_blocks, num_groups=self.num_groups, num_host_blocks=0, max_model_len=self.max_model_len,
+            num_blocks=self.num_blocks, num_groups=self.num_groups,
+            num_checkpoints=self.num_checkpoints, num_host_blocks=0, max_model_len=self.max_model_len,
             memory=MemoryReport(weights=0, activations=0, graphs=0, kv_cache=0, state=0, swap=0, num_cache_tokens=0),
         )  # fmt: skip
 

@@ -50,6 +50,7 @@ def run_worker(
     max_model_len: int = 64,
     files: ServedFiles = FILES,
     num_groups: int = 0,
+    num_checkpoints: int = 0,
     **settings: object,
 ) -> Any:
     """Run `scenario` against a worker that is serving; with `prepare`, against one that may still be loading.
@@ -62,7 +63,7 @@ def run_worker(
             options = {"host": "127.0.0.1", "port": 0, "drain_timeout": 5.0, "max_num_batched_tokens": 2048}
             config = WorkerSettings(**(options | settings))
             executor = FakeExecutor(num_blocks=num_blocks, block_size=config.block_size, max_model_len=max_model_len)
-            executor.num_groups = num_groups
+            executor.num_groups, executor.num_checkpoints = num_groups, num_checkpoints
             if prepare is not None:
                 prepare(executor)
             server = WorkerServer(config, partial(_with_callback, executor), lambda: files)

@@ -97,3 +97,10 @@ def test_a_template_that_the_worker_was_told_is_the_one_it_serves(tmp_path):
     path.write_text("{{ messages")
     with pytest.raises(InvalidArgumentError, match=f"chat-template {path}, line 1: "):
         files_reader(WorkerSettings(model=str(model), chat_template=path))
+
+
+@pytest.mark.parametrize(
+    ("settings", "kept"), [({}, 32), ({"secure_kv": True}, 0), ({"enable_prefix_caching": False}, 0)]
+)
+def test_states_are_kept_where_prefixes_are_reused_and_nothing_must_be_cleared(settings, kept):
+    assert WorkerSettings(**settings).runner_config().num_state_checkpoints == kept

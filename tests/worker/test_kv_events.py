@@ -159,7 +159,15 @@ def test_without_prefix_caching_there_is_nothing_to_watch():
     assert run_worker(ask_in_vain, enable_prefix_caching=False) == ("UNIMPLEMENTED", ["beam_search"])
 
 
-def test_a_model_with_state_is_served_without_prefix_caching(caplog):
+def test_a_model_with_state_has_prefix_caching_where_states_are_kept():
+    async def scenario(system):
+        return list((await system.stub.GetWorker(GetWorkerRequest())).capabilities)
+
+    settings = {"num_groups": 4, "num_checkpoints": 2, "max_num_seqs": 4}
+    assert run_worker(scenario, **settings) == ["prefix_caching", "kv_events"]
+
+
+def test_a_model_with_state_is_served_without_prefix_caching_where_none_is_kept(caplog):
     caplog.set_level("INFO")
     assert run_worker(ask_in_vain, num_groups=4, max_num_seqs=4) == ("UNIMPLEMENTED", [])
     assert "prefix caching is off: the state of this model's requests is not checkpointed" in caplog.messages

@@ -40,6 +40,8 @@ class NewSequence(NamedTuple):
     """The block table so far, including the blocks for this step. Later blocks come as `new_block_ids`."""
     group_id: int = -1
     """State group of the request (see `PoolKind.STATE`), −1 if the model has none."""
+    restored_group: int = -1
+    """Whose content that group begins with; −1: with zeros."""
     min_length: int = 0
     """No ending token is sampled for a position before this (prompt and min_tokens together)."""
     ending_token_ids: tuple[int, ...] = ()
@@ -70,6 +72,8 @@ class ScheduledBatch:
     """(device block, host block)."""
     blocks_to_swap_in: list[tuple[int, int]] = field(default_factory=list)
     """(host block, device block)."""
+    states_to_copy: list[tuple[int, int]] = field(default_factory=list)
+    """(source, destination) state groups, before those of new sequences get what they begin with."""
     blocks_to_zero: list[int] = field(default_factory=list)
     """Secure mode: device blocks to clear, before anything else in the step."""
     num_candidates: int = 0

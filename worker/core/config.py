@@ -95,7 +95,9 @@ class CacheConfig:
     secure: bool = False
     """Clear a block's content when it is given up: at the latest before anyone else gets the block."""
     num_groups: int = 0
-    """State groups of models with recurrent state; 0 if the model has none."""
+    """State groups of sequences, of models with recurrent state; 0 if the model has none."""
+    num_checkpoints: int = 0
+    """Further groups, for states that others go on from: see `checkpoints`."""
 
     def __post_init__(self) -> None:
         _require_choice("prefix_index", self.prefix_index, PrefixIndexKind)
@@ -113,10 +115,16 @@ class CacheConfig:
             "secure",
             f"is set with num_host_blocks {self.num_host_blocks}: host copies are not cleared; 0 is needed",
         )
+        _require(self.num_checkpoints >= 0, "num_checkpoints", f"is {self.num_checkpoints}; 0 or more is needed")
         _require(
-            not (self.num_groups and self.enable_prefix_caching),
+            not (self.num_groups and self.enable_prefix_caching and not self.num_checkpoints),
             "enable_prefix_caching",
-            "is set for a model with state groups, whose state is not checkpointed; False is needed",
+            "is set for a model with state groups and num_checkpoints is 0; False is needed, or checkpoints",
+        )
+        _require(
+            not self.num_checkpoints or (self.num_groups > 0 and self.enable_prefix_caching and not self.secure),
+            "num_checkpoints",
+            f"is {self.num_checkpoints}; 0 is needed without state groups, without prefix caching or in secure mode",
         )
         _require(
             not (self.num_groups and self.num_host_blocks),

@@ -83,6 +83,10 @@ class Sequence:
     # Held while RUNNING (or, the host table, while SWAPPED).
     slot: int = field(default=-1, init=False)
     group_id: int = field(default=-1, init=False)
+    restored_group: int = field(default=-1, init=False)
+    """Whose content its own group begins with; −1: with zeros."""
+    checkpoints_at: list[int] = field(default_factory=list, init=False)
+    """Computed tokens, rising, at which a step ends so that its state can be kept."""
     block_table: list[int] = field(default_factory=list, init=False)
     num_block_tokens: int = field(default=0, init=False)
     """Tokens that its blocks can hold."""

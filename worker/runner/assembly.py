@@ -111,7 +111,8 @@ def size_cache(assembly: Assembly) -> SizedCache:
         peak = measure_peak(assembly.runner(NOTHING), largest, sizes.largest() if sizes else None, device)
         activations, graphs = peak.activations, peak.graphs
         num_blocks = plan_on_gpu(config, specs, peak.used, peak.total).num_blocks
-    plan = PoolPlan.of(specs, assembly.tp.minimum(num_blocks, device), config.max_num_seqs)
+    num_blocks = assembly.tp.minimum(num_blocks, device)
+    plan = PoolPlan.of(specs, num_blocks, config.max_num_seqs, config.num_state_checkpoints)
     num_host_blocks = int(config.swap_space_gib * GIB) // bytes_of(specs, PoolKind.PAGE)
     return SizedCache(plan, num_host_blocks, activations, graphs)
 

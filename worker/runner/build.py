@@ -138,6 +138,7 @@ def build_runner(
 
 def _report(assembly: Assembly, cache: SizedCache, model_config: CommonConfig, dtype: str, weights: int) -> ModelInfo:
     config, plan, device = assembly.config, cache.plan, assembly.kernels.device
+    num_checkpoints = config.num_state_checkpoints if plan.num_groups else 0
     memory = MemoryReport(
         weights=weights,
         activations=cache.activations,
@@ -161,7 +162,8 @@ def _report(assembly: Assembly, cache: SizedCache, model_config: CommonConfig, d
         kernels=assembly.kernels.describe(),
         block_size=config.block_size,
         num_blocks=plan.num_blocks,
-        num_groups=plan.num_groups,
+        num_groups=plan.num_groups - num_checkpoints,
+        num_checkpoints=num_checkpoints,
         num_host_blocks=cache.num_host_blocks,
         max_model_len=assembly.max_model_len,
         memory=memory,

@@ -47,6 +47,8 @@ class RunnerConfig:
     """No CUDA graphs: each operation of a step is launched by itself."""
     swap_space_gib: float = 0.0
     """Host memory of a rank for swapped blocks."""
+    num_state_checkpoints: int = 0
+    """States that are kept for others to go on from, of a model with recurrent state."""
     seed: int = 0
     """Of dummy weights."""
 
@@ -81,6 +83,8 @@ class ModelInfo:
     num_blocks: int
     num_groups: int
     """Of per-request state; 0 if the model has none."""
+    num_checkpoints: int
+    """Further groups, for states that others go on from."""
     num_host_blocks: int
     """For swapping."""
     max_model_len: int

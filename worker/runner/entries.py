@@ -1,4 +1,5 @@
-"""Moves of cache entries between steps' uses of them: clear, swap out, copy, swap in. Blind to what is in them."""
+"""Moves of cache entries between steps' uses of them: clear, swap out, copy, swap in; copies of states, and what those
+of new sequences begin with. Blind to what is in them."""
 
 from collections.abc import Sequence
 
@@ -41,10 +42,20 @@ class EntryMover:
             if batch.blocks_to_swap_in:
                 host_blocks, blocks = zip(*batch.blocks_to_swap_in, strict=True)
                 self._kernel.swap_in(tensor, host, self._indices(blocks), host_blocks)
-        groups = [new.group_id for new in batch.new_sequences if new.group_id >= 0]
-        for tensor, num in self._states if groups else ():
-            # A sequence is bound where its state begins: state groups are neither swapped nor reused.
-            self._kernel.zero(tensor, self._indices([group * num + i for group in groups for i in range(num)]))
+        news = [(new.restored_group, new.group_id) for new in batch.new_sequences if new.group_id >= 0]
+        for tensor, num in self._states:
+            self._copy_groups(tensor, num, batch.states_to_copy)
+            self._copy_groups(tensor, num, [(source, group) for source, group in news if source >= 0])
+            if fresh := [group for source, group in news if source < 0]:
+                self._kernel.zero(tensor, self._entries(fresh, num))
+
+    def _copy_groups(self, tensor: Tensor, num_entries: int, pairs: list[tuple[int, int]]) -> None:
+        if pairs:
+            sources, destinations = zip(*pairs, strict=True)
+            self._kernel.copy(tensor, self._entries(sources, num_entries), self._entries(destinations, num_entries))
+
+    def _entries(self, groups: Sequence[int], num_entries: int) -> Tensor:
+        return self._indices([group * num_entries + i for group in groups for i in range(num_entries)])
 
     def _indices(self, values: Sequence[int]) -> Tensor:
         return to_device(torch.tensor(values, dtype=torch.int64), self._device)

@@ -27,7 +27,7 @@ def plan_on_cpu(config: RunnerConfig, specs: Sequence[PoolSpec], most_useful: in
     else:
         budget = min(int(available_host_memory() * CPU_DEFAULT_SHARE), CPU_DEFAULT_MOST)
     try:
-        return plan_pools(specs, budget, config.max_num_seqs, most_useful)
+        return plan_pools(specs, budget, config.max_num_seqs, most_useful, num_checkpoints=config.num_state_checkpoints)
     except PoolBudgetError as error:
         raise CacheMemoryError(
             f"a KV cache of {budget / GIB:.3f} GiB does not hold one block, for which {error.num_bytes_needed} bytes "
@@ -42,7 +42,7 @@ def plan_on_gpu(config: RunnerConfig, specs: Sequence[PoolSpec], used: int, tota
     else:
         budget = int(total * config.gpu_memory_utilization) - used
     try:
-        return plan_pools(specs, max(budget, 0), config.max_num_seqs)
+        return plan_pools(specs, max(budget, 0), config.max_num_seqs, num_checkpoints=config.num_state_checkpoints)
     except PoolBudgetError as error:
         needed = _ceil((used + error.num_bytes_needed) / total, 3)
         raise CacheMemoryError(

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from common.block_hash import BlockHasher, default_hasher
 from worker.core.block_chain import Anchor, BlockChain
 from worker.core.cache.block_pool import BlockPool
+from worker.core.cache.checkpoints import Checkpoints
 from worker.core.cache.hash_index import HashPrefixIndex
 from worker.core.cache.kv_events import KvEvents
 from worker.core.cache.prefix_index import PrefixIndex
@@ -30,7 +31,9 @@ class BlockManager:
     def __init__(self, cache: CacheConfig, hasher: BlockHasher = default_hasher) -> None:
         self.block_size = cache.block_size
         self.index = build_index(cache)
-        self.pool = BlockPool(cache.num_blocks, self.index, secure=cache.secure)
+        groups = range(cache.num_groups, cache.num_groups + cache.num_checkpoints)
+        self.checkpoints = Checkpoints(groups) if groups else None
+        self.pool = BlockPool(cache.num_blocks, self.index, secure=cache.secure, checkpoints=self.checkpoints)
         self.host_pool = BlockPool(cache.num_host_blocks, None)
         self._hasher = hasher
         self._has_groups = cache.num_groups > 0
@@ -65,6 +68,31 @@ class BlockManager:
             return [], None
         return self.index.match(self._chain_of(seq), (seq.num_tokens - 1) // self.block_size)
 
+    def resumable(self, seq: Sequence, hits: list[int], anchor: Anchor | None) -> tuple[list[int], Anchor | None]:
+        """Of what `match` found, that after which `seq` can go on: where there is state, up to a checkpoint."""
+        num_usable = len(hits) if self.checkpoints is None else self.checkpoints.num_usable(hits)
+        if num_usable == len(hits):
+            return hits, anchor
+        assert self.index is not None
+        return self.index.match(self._chain_of(seq), num_usable)
+
+    def plan_checkpoints(self, seq: Sequence, num_found: int) -> None:
+        """`seq`, which comes in, will leave its state after what it found cached, and after its last full block that is
+        followed by something."""
+        if self.checkpoints is not None:
+            size = self.block_size
+            places = {num_found * size, (seq.num_tokens - 1) // size * size}
+            seq.checkpoints_at = sorted(place for place in places if place > seq.num_computed_tokens)
+
+    def add_checkpoint(self, seq: Sequence) -> int | None:
+        """The group to copy the state of `seq` to, when the step is over that computes its `num_computed_tokens`, the
+        last of them of a full block; None where it is known already."""
+        assert self.checkpoints is not None and self.index is not None
+        num_blocks = seq.num_computed_tokens // self.block_size
+        # Where others have published the same, theirs is what is found.
+        published, _ = self.index.match(self._chain_of(seq), num_blocks)
+        return self.checkpoints.add(published[-1] if len(published) == num_blocks else seq.block_table[num_blocks - 1])
+
     def hashes(self, seq: Sequence, first: int) -> list[int]:
         """Chain hashes of all full blocks of its committed tokens, from block `first` on; none without a cache."""
         if self.index is None:
@@ -90,6 +118,7 @@ class BlockManager:
         self.pool.share(hits)
         self._bind(seq, hits + self.pool.take(num_blocks - len(hits)))
         seq.num_computed_tokens = num_cached = len(hits) * self.block_size
+        seq.restored_group = self.checkpoints.use(hits[-1]) if hits and self.checkpoints is not None else -1
         seq.anchor = anchor
         seq.publish_at = num_cached + self.block_size if self.index is not None else NEVER
         # What was computed before a preemption and is found again says nothing about the cache.
@@ -201,6 +230,8 @@ class BlockManager:
         if self.index is not None:
             found, _ = self.index.match(self._chain_of(seq), seq.num_tokens // self.block_size)
             self.pool.forget(found[:1])
+            if self.checkpoints is not None:
+                self.checkpoints.drop(found)
             seq.publish_at = NEVER
 
     def _chain_of(self, seq: Sequence) -> BlockChain:
@@ -221,5 +252,7 @@ class BlockManager:
         """Raises `RuntimeError` unless what the pools count is what the caller says is held."""
         yield from self.pool.integrity_slices(held)
         yield from self.host_pool.integrity_slices(host_held)
+        if self.checkpoints is not None:
+            self.checkpoints.check()
         if num_groups_held + len(set(self._free_groups)) != self._num_groups:
             raise RuntimeError(f"{num_groups_held} groups held and {len(self._free_groups)} free of {self._num_groups}")

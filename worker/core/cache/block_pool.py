@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Iterable, Iterator
 
+from worker.core.cache.checkpoints import Checkpoints
 from worker.core.cache.prefix_index import PrefixIndex
 from worker.core.slices import in_slices
 
@@ -14,9 +15,17 @@ class BlockPool:
     taken first, then evictable ones, least recently given first. All operations are O(1) per block.
     """
 
-    def __init__(self, num_blocks: int, index: PrefixIndex | None, *, secure: bool = False) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        index: PrefixIndex | None,
+        *,
+        secure: bool = False,
+        checkpoints: Checkpoints | None = None,
+    ) -> None:
         self.num_blocks = num_blocks
         self._index = index
+        self._checkpoints = checkpoints
         self._ref_counts = [0] * num_blocks
         self._vacant: deque[int] = deque(range(num_blocks))
         self._secure = secure
@@ -101,6 +110,8 @@ class BlockPool:
 
     def _add_vacant(self, blocks: list[int]) -> None:
         self._vacant.extend(blocks)
+        if self._checkpoints is not None:
+            self._checkpoints.drop(blocks)
         if self._secure:
             self._to_zero.extend(blocks)
 

@@ -38,32 +38,40 @@ class PoolPlan:
 
     num_blocks: int
     num_groups: int
+    """Those of sequences, then those of checkpoints."""
     num_page_bytes: int
     num_state_bytes: int
 
     @staticmethod
-    def of(specs: Sequence[PoolSpec], num_blocks: int, max_num_seqs: int) -> "PoolPlan":
+    def of(specs: Sequence[PoolSpec], num_blocks: int, max_num_seqs: int, num_checkpoints: int = 0) -> "PoolPlan":
         """With so many blocks, whatever they take."""
         state = bytes_of(specs, PoolKind.STATE)
-        num_groups = max_num_seqs if state else 0
+        num_groups = max_num_seqs + num_checkpoints if state else 0
         return PoolPlan(num_blocks, num_groups, num_blocks * bytes_of(specs, PoolKind.PAGE), num_groups * state)
 
 
 def plan_pools(
-    specs: Sequence[PoolSpec], num_bytes: int, max_num_seqs: int, max_num_blocks: int | None = None
+    specs: Sequence[PoolSpec],
+    num_bytes: int,
+    max_num_seqs: int,
+    max_num_blocks: int | None = None,
+    *,
+    num_checkpoints: int = 0,
 ) -> PoolPlan:
     """Turns what a model needs and a byte budget into counts. Pure.
 
-    State comes first, a group for each sequence that may run; blocks get the rest, up to `max_num_blocks`. Raises
-    `PoolBudgetError` if not one block fits. A model without PAGE specs gets no blocks.
+    State comes first, a group for each sequence that may run and for each checkpoint; blocks get the rest, up to
+    `max_num_blocks`. Raises `PoolBudgetError` if not one block fits. A model without PAGE specs gets no blocks.
     """
     page, state = bytes_of(specs, PoolKind.PAGE), bytes_of(specs, PoolKind.STATE)
-    num_groups = max_num_seqs if state else 0
+    num_groups = max_num_seqs + num_checkpoints if state else 0
     num_rest = num_bytes - num_groups * state
     if num_rest < page:
         raise PoolBudgetError(num_bytes, num_groups * state + page)
     num_blocks = num_rest // page if page else 0
-    return PoolPlan.of(specs, num_blocks if max_num_blocks is None else min(num_blocks, max_num_blocks), max_num_seqs)
+    if max_num_blocks is not None:
+        num_blocks = min(num_blocks, max_num_blocks)
+    return PoolPlan.of(specs, num_blocks, max_num_seqs, num_checkpoints)
 
 
 def bytes_of(specs: Sequence[PoolSpec], kind: PoolKind) -> int:

@@ -61,9 +61,12 @@ class Admission:
             if state.leaders.follow(seq, len(hits), hashes[:num_shareable]):
                 state.waiting.discard(seq.id)
                 return Entrance.FOLLOWS
+        num_found = len(hits)
+        hits, anchor = self._blocks.resumable(seq, hits, anchor)
         if not self._try_allocate(seq, hits, anchor, builder):
             return Entrance.WAITS
-        state.leaders.lead(seq, len(hits), hashes)
+        self._blocks.plan_checkpoints(seq, num_found)
+        state.leaders.lead(seq, num_found, hashes)
         return Entrance.ADMITTED
 
     def try_swap_in(self, seq: Sequence, builder: BatchBuilder) -> bool:

@@ -94,12 +94,15 @@ class BatchBuilder:
                 sampling=seq.sampling if seq.needs_whole_prompt else _without_prompt_logprobs(seq.sampling),
                 block_ids=tuple(seq.block_table),
                 group_id=seq.group_id,
+                restored_group=seq.restored_group,
                 min_length=min_length,
                 ending_token_ids=tuple(seq.ending_token_ids) if min_length > seq.num_tokens else (),
             )
         )
 
-    def build(self, blocks_to_zero: list[int], swap_out: list[tuple[int, int]]) -> ScheduledBatch:
+    def build(
+        self, blocks_to_zero: list[int], swap_out: list[tuple[int, int]], states: list[tuple[int, int]]
+    ) -> ScheduledBatch:
         """The finished step."""
         return ScheduledBatch(
             step=self.step,
@@ -113,6 +116,7 @@ class BatchBuilder:
             blocks_to_copy=self.copies,
             blocks_to_swap_out=swap_out,
             blocks_to_swap_in=self.swap_in,
+            states_to_copy=states,
             blocks_to_zero=blocks_to_zero,
             num_candidates=self.num_candidates,
             beam_rows=self.beam_rows,

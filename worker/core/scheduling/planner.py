@@ -30,6 +30,8 @@ class StepPlanner:
         """The next step, maybe without rows. Sequences may have been preempted for it."""
         builder = BatchBuilder(self._state.next_step, self._config.max_num_batched_tokens)
         counters = self._state.counters
+        if self._state.blocks.checkpoints is not None:
+            self._state.blocks.checkpoints.begin_step()
         while True:
             num_preemptions = counters.preemptions
             builder.is_blocked = False
@@ -114,11 +116,17 @@ class StepPlanner:
         """The next chunk of a running sequence whose known tokens are not all scheduled."""
         if seq.slot < 0 or seq.last_step == builder.step:
             return
-        num_tokens = self._admission.chunk(seq.num_known_tokens - seq.num_computed_tokens, builder)
+        num_tokens = self._chunk(seq, seq.num_known_tokens, builder)
         if num_tokens and self._room.provide(seq, seq.num_computed_tokens + num_tokens, builder):
             if not seq.is_bound:
                 builder.bind(seq)
             self._add_row(seq, num_tokens, builder)
+
+    def _chunk(self, seq: Sequence, end: int, builder: BatchBuilder) -> int:
+        """Tokens of `seq` in this step, of those up to `end`; not beyond a place where its state is kept."""
+        if seq.checkpoints_at:
+            end = min(end, seq.checkpoints_at[0])
+        return self._admission.chunk(end - seq.num_computed_tokens, builder)
 
     def _add_row(self, seq: Sequence, num_tokens: int, builder: BatchBuilder) -> None:
         if builder.add_row(seq, num_tokens):
@@ -126,6 +134,11 @@ class StepPlanner:
                 builder.mark_beam(seq.beam_group.search.num_candidates)
             else:
                 seq.num_in_flight_tokens += 1
+        if seq.checkpoints_at and seq.num_computed_tokens == seq.checkpoints_at[0]:
+            del seq.checkpoints_at[0]
+            checkpoint = self._state.blocks.add_checkpoint(seq)
+            if checkpoint is not None:
+                self._state.states_to_copy[checkpoint] = seq.group_id
         self._state.place(seq)
 
     def _is_delay_over(self) -> bool:
@@ -159,5 +172,5 @@ class StepPlanner:
         if entrance is Entrance.ADMITTED:
             state.start(seq)
             builder.bind(seq)
-            self._add_row(seq, self._admission.chunk(seq.num_tokens - seq.num_computed_tokens, builder), builder)
+            self._add_row(seq, self._chunk(seq, seq.num_tokens, builder), builder)
         return entrance is not Entrance.WAITS

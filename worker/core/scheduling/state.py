@@ -79,6 +79,8 @@ class SchedulerState:
         self.last_prefill_seconds = 0.0
         self.swap_out: list[tuple[int, int]] = []
         """(device, host) copies that the next step starts with."""
+        self.states_to_copy: dict[int, int] = {}
+        """Checkpoint → group that the last planned step leaves it in: the next one starts with these copies."""
         self.deferred: list[DeferredFree] = []
 
     def running(self) -> Iterable[Sequence]:
