@@ -36,7 +36,10 @@ def config_from_gguf(file: GGUFFile, name: str) -> ModelConfig:
     kind = fields.text(ARCHITECTURE, "")
     if kind not in FAMILIES:
         known = ", ".join(sorted(FAMILIES))
-        raise UnknownArchitectureError(f"GGUF architecture {kind!r} is not supported; known: {known}")
+        raise UnknownArchitectureError(
+            f"GGUF architecture {kind!r} is not supported; known: {known}. Where the model has a directory with "
+            "config.json and *.safetensors, --model-impl transformers may run that"
+        )
     fields.expect("general.type", "model")
     fields.expect("split.count", 0, 1)
     fields.expect(f"{kind}.attention.causal", True)
