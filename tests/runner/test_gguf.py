@@ -261,11 +261,12 @@ DAMAGED = {
 }
 
 
+@pytest.mark.parametrize("with_texts", [True, False])
 @pytest.mark.parametrize("name", DAMAGED)
-def test_damaged_gguf_file(tmp_path: Path, name: str) -> None:
+def test_damaged_gguf_file(tmp_path: Path, name: str, with_texts: bool) -> None:
     (tmp_path / "a.gguf").write_bytes(DAMAGED[name])
     with pytest.raises(WeightsError):
-        read_gguf(tmp_path / "a.gguf")
+        read_gguf(tmp_path / "a.gguf", with_texts=with_texts)
 
 
 def test_truncated_gguf_tensors(tmp_path: Path, tiny: tuple[Path, LlamaForCausalLM]) -> None:

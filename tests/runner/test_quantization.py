@@ -15,10 +15,14 @@ from tests.runner.perplexity import prose_perplexity
 from worker.kernels.interface import LINEAR, TABLE, LinearSpec
 from worker.kernels.native.library import obstacle
 from worker.kernels.select import Kernels
-from worker.kernels.weights import Blocks
+from worker.kernels.weights import Blocks, Dense
+from worker.layers.loaded import LoadedWeight
+from worker.layers.setup import LayerSetup
 from worker.loader.errors import ModelConfigError
 from worker.loader.gguf_blocks import read_blocks
-from worker.parallel.group import Group
+from worker.loader.gguf_checkpoint import GGUFLazyTensor
+from worker.loader.gguf_file import GGUFTensor
+from worker.parallel.group import ALONE, Group
 from worker.runner.build import build_runner
 from worker.runner.config import RunnerConfig
 
@@ -64,6 +68,28 @@ def test_a_files_blocks_are_read_as_they_are(kind: Type) -> None:
     exact = torch.from_numpy(dequantize(rows, kind))
     error = (blocks.floats() - exact).abs().max() / exact.abs().max()
     assert error < 2**-11 if kind.name.endswith("K") else error == 0
+    assert blocks.is_exact == (error == 0)
+
+
+def test_blocks_whose_least_is_too_large_for_half_precision_are_not_exact() -> None:
+    rows = random_rows(Type.Q8_0)
+    rows[0, :2] = np.array([600], np.float16).view(np.uint8)
+    blocks = read_blocks(rows, Type.Q8_0)
+    assert blocks is not None and not blocks.is_exact
+
+
+@pytest.mark.parametrize("kinds", [(Type.Q4_1, Type.Q8_0), (Type.Q4_1, Type.Q4_K), (Type.Q6_K, Type.Q4_0)])
+def test_numbers_of_a_file_are_the_same_whether_they_come_as_blocks_or_not(kinds: tuple[Type, Type]) -> None:
+    """Two projections of one layer, side by side."""
+    setup = LayerSetup(Kernels(torch.device("cpu"), "torch"), ALONE, torch.float32)
+    weight = LoadedWeight(setup, 12, 768)
+    for at, kind in zip((0, 6), kinds, strict=True):
+        weight.load_rows(at, GGUFLazyTensor(GGUFTensor((6, 768), kind, random_rows(kind)), None), 0, 6)
+    dense = weight.take(None)
+    assert isinstance(dense, Dense)
+    assert torch.equal(
+        dense.weight, torch.cat([torch.from_numpy(dequantize(random_rows(kind), kind)) for kind in kinds])
+    )
 
 
 def test_what_is_not_in_blocks_stays_as_it_is() -> None:

@@ -26,18 +26,18 @@ def usable_backends(backend: str, device: torch.device) -> list[ModuleType]:
     """
     if backend not in BACKENDS:
         raise KernelBackendError(f"unknown kernel backend {backend!r}; known: {', '.join(BACKENDS)}")
-    reasons = {name: _OBSTACLES[name](device) for name in PREFERRED}
+    # On a CPU, kernels for GPUs are interpreted: where they were asked for and nowhere else.
+    wanted = ("native", "torch") if backend == "auto" else (backend, "torch")
+    candidates = [name for name in PREFERRED if device.type != "cpu" or name in wanted]
+    reasons = {name: _OBSTACLES[name](device) for name in candidates}
     if reasons.get(backend) is not None:
         raise KernelBackendError(
             f"kernel backend {backend!r} cannot run on {device.type} here: {reasons[backend]}; use 'torch' or 'auto'"
         )
-    if reasons["aiter"] is not None and backend == "auto" and torch.version.hip is not None and device.type != "cpu":
+    if backend == "auto" and torch.version.hip is not None and device.type != "cpu" and reasons["aiter"] is not None:
         logger.warning("an AMD GPU without AITER's kernels is slow: %s", reasons["aiter"])
-    if reasons["native"] is not None and backend == "auto" and device.type == "cpu":
+    if backend == "auto" and device.type == "cpu" and reasons["native"] is not None:
         logger.warning("no native kernels here, torch's take about twice as long: %s", reasons["native"])
-    # On a CPU, kernels for GPUs are interpreted: where they were asked for and nowhere else.
-    wanted = ("native", "torch") if backend == "auto" else (backend, "torch")
-    candidates = [name for name in PREFERRED if device.type != "cpu" or name in wanted]
     usable = [name for name in candidates if reasons[name] is None]
     usable.sort(key=lambda name: name != backend)
     return [importlib.import_module(f"worker.kernels.{name}") for name in usable]

@@ -62,6 +62,8 @@ class Blocks:
     bits: int
     """4 or 8: numbers are below 2 ** bits."""
     bias: Tensor | None = None
+    is_exact: bool = False
+    """`floats` are the checkpoint's, to the bit: no scale or minimum was rounded."""
 
     @property
     def block(self) -> int:
@@ -76,12 +78,12 @@ class Blocks:
 
     def select(self, rows: Tensor | slice) -> "Blocks":
         """Without the bias."""
-        return Blocks(self.numbers[rows], self.scales[rows], self.minima[rows], self.bits)
+        return Blocks(self.numbers[rows], self.scales[rows], self.minima[rows], self.bits, is_exact=self.is_exact)
 
     def floats(self) -> Tensor:
         """float32 [O, I]"""
-        scales, minima = (x.float().repeat_interleave(self.block, 1) for x in (self.scales, self.minima))
-        return torch.addcmul(minima, scales, self.numbers.float())
+        numbers = self.numbers.unflatten(1, (-1, self.block)).float()
+        return numbers.mul_(self.scales.float()[..., None]).add_(self.minima.float()[..., None]).flatten(1)
 
     def with_bias(self, bias: Tensor | None) -> "Blocks":
         return replace(self, bias=bias)

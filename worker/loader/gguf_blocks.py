@@ -31,7 +31,9 @@ def _nibbles(data: Tensor) -> Tensor:
 
 
 def _blocks(numbers: Tensor, scales: Tensor, minima: Tensor, bits: int) -> Blocks:
-    return Blocks(numbers.flatten(1), scales.half().flatten(1), minima.half().flatten(1), bits)
+    """Scales and minima that are in half precision already are exact, unless they are too large for it."""
+    is_exact = minima.dtype is torch.float16 and bool(minima.isfinite().all())
+    return Blocks(numbers.flatten(1), scales.half().flatten(1), minima.half().flatten(1), bits, is_exact=is_exact)
 
 
 def _q4_0(rows: Tensor) -> Blocks:
@@ -97,7 +99,7 @@ def _q6_k(rows: Tensor) -> Blocks:
     shifts = torch.arange(0, 8, 2, dtype=torch.uint8)[:, None]
     high = (data[..., 128:192].unflatten(-1, (2, 1, 32)) >> shifts) & 3
     scales = _halves(data, 208).float()[..., None] * data[..., 192:208].view(torch.int8)
-    return _blocks((low | high << 4).flatten(2), scales, scales.half() * -32, 8)
+    return _blocks((low | high << 4).flatten(2), scales, scales.half().float() * -32, 8)
 
 
 _READERS: dict[Type, Callable[[Tensor], Blocks]] = {

@@ -21,7 +21,7 @@ class GGUFCheckpoint:
 
     def __init__(self, path: Path, config: ModelConfig) -> None:
         self._head_dim = config.head_dim
-        file = read_gguf(path)
+        file = read_gguf(path, with_texts=False)
         self._family = FAMILIES[file.metadata[ARCHITECTURE]]
         self._tensors = {
             self._family.hf_name(name): tensor for name, tensor in file.tensors.items() if name not in _IN_CONFIG

@@ -48,14 +48,15 @@ class GGUFFile:
     tensors: dict[str, GGUFTensor]
 
 
-def read_gguf(path: Path) -> GGUFFile:
-    """Parse the header and map the tensors. Raises WeightsError for a damaged or unsupported file."""
+def read_gguf(path: Path, *, with_texts: bool = True) -> GGUFFile:
+    """Parse the header and map the tensors. Without texts, lists of them are passed over, and empty: a vocabulary takes
+    longer than all else. Raises WeightsError for a damaged or unsupported file."""
     with path.open("rb") as file:
         if path.stat().st_size < 24:
             raise WeightsError(f"{path} is too short to be a GGUF file")
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     try:
-        return _Parser(mapped).parse()
+        return _Parser(mapped, with_texts).parse()
     except (struct.error, ValueError, KeyError, OverflowError, RecursionError) as error:
         raise WeightsError(f"{path} is not a readable GGUF file: {error}") from error
 
@@ -73,8 +74,8 @@ class _TensorEntry:
 class _Parser:
     """A cursor over the mapped header."""
 
-    def __init__(self, mapped: mmap.mmap) -> None:
-        self._mapped = mapped
+    def __init__(self, mapped: mmap.mmap, with_texts: bool) -> None:
+        self._mapped, self._with_texts = mapped, with_texts
         self._at = 0
 
     def parse(self) -> GGUFFile:
@@ -119,8 +120,14 @@ class _Parser:
         return text.decode("utf-8")
 
     def _strings(self, count: int) -> list[str]:
-        """A vocabulary has a hundred thousand of them, so this is a loop without calls of ours."""
-        mapped, at, length_of, texts = self._mapped, self._at, struct.Struct("<Q").unpack_from, []
+        """A vocabulary has a hundred thousand of them, so these are loops without calls of ours."""
+        mapped, at, length_of = self._mapped, self._at, struct.Struct("<Q").unpack_from
+        texts: list[str] = []
+        if not self._with_texts:
+            for _ in range(count):
+                at += 8 + length_of(mapped, at)[0]
+            self._at = at
+            return texts
         for _ in range(count):
             (length,) = length_of(mapped, at)
             at += 8

@@ -13,6 +13,7 @@ from worker.runner.config import RunnerConfig
 logger = logging.getLogger(__name__)
 
 GIB = 1 << 30
+_M_ARENA_MAX = -8  # of malloc.h
 CPU_DEFAULT_SHARE, CPU_DEFAULT_MOST = 0.25, 4 * GIB
 
 
@@ -50,6 +51,13 @@ def plan_on_gpu(config: RunnerConfig, specs: Sequence[PoolSpec], used: int, tota
             f"{error.num_bytes_needed} bytes are needed; "
             + (f"the smallest gpu_memory_utilization that does is {needed}" if needed <= 1 else "use a larger device")
         ) from None
+
+
+def share_one_heap() -> None:
+    """Among the threads to come. Each would have a heap of its own, whose upper end the C library never gives back: of
+    threads that read weights that is as much as the weights."""
+    with suppress(AttributeError):  # a C library that is not glibc
+        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
 
 
 def give_back_free_memory() -> None:

@@ -39,7 +39,7 @@ from worker.runner.build import build_runner, resolve_device
 from worker.runner.config import RunnerConfig
 from worker.runner.lockstep import Alarm, Answered, Inbox, Lockstep, Turn, turns_alone
 from worker.runner.meeting import Meeting, meet
-from worker.runner.memory import CacheMemoryError, give_back_free_memory, physical_cores
+from worker.runner.memory import CacheMemoryError, give_back_free_memory, physical_cores, share_one_heap
 from worker.runner.messages import (
     PULSE_SECONDS,
     Compile,
@@ -186,6 +186,8 @@ def _start(setup: Setup, place: Place, replies: Replies) -> tuple[ModelRunner, M
     device = resolve_device(config.device, place.local_rank)
     if device.type == "cuda":
         torch.cuda.set_device(device)
+    else:
+        share_one_heap()
     meeting = meet(setup, place, device)
     watch.lap("meeting")
     groups = meeting.groups
