@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import grpc
 
-from fissile.channel import CLIENT_OPTIONS, aio_channel, call_metadata
+from fissile.channel import aio_channel, call_metadata
 from fissile.v1 import GenerateRequest, GenerationOptions, GenerationServiceStub
 
 MIB = 1024 * 1024
@@ -54,11 +54,6 @@ class Target:
             await reader.read()
         finally:
             writer.close()
-
-
-def own_connection(address: str) -> grpc.aio.Channel:
-    """gRPC lets channels to one address share a connection: not this one."""
-    return grpc.aio.insecure_channel(address, [*CLIENT_OPTIONS, ("grpc.use_local_subchannel_pool", 1)])
 
 
 async def drain(call: grpc.aio.Call) -> None:
@@ -121,7 +116,7 @@ async def stalled_readers(target: Target, num_connections: int = 1) -> None:
     request = long_answer()
     request.options.sampling.num_logprobs = 64
     async with AsyncExitStack() as stack:
-        channels = [await stack.enter_async_context(own_connection(target.router)) for _ in range(num_connections)]
+        channels = [await stack.enter_async_context(aio_channel(target.router)) for _ in range(num_connections)]
         calls = [target.call(channels[number % num_connections], request) for number in range(2000)]
         await asyncio.Event().wait()
         del calls

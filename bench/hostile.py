@@ -18,10 +18,10 @@ from pathlib import Path
 import grpc
 import psutil
 
-from bench.attacks import KINDS, own_connection
+from bench.attacks import KINDS
 from bench.common import Figure, finish, parse_arguments
 from bench.router import PACKAGES, START_SECONDS, address_in
-from fissile.channel import call_metadata
+from fissile.channel import aio_channel, call_metadata
 from fissile.cli.processes import Child, Children
 from fissile.cli.report import quantile
 from fissile.healthcheck import wait_until_serving
@@ -103,7 +103,7 @@ class Others:
 
     @asynccontextmanager
     async def running(self, address: str) -> AsyncIterator[None]:
-        channels = [own_connection(address) for _ in range(NUM_OTHERS)]
+        channels = [aio_channel(address) for _ in range(NUM_OTHERS)]
         stubs = [GenerationServiceStub(channel) for channel in channels]
         tasks = [asyncio.create_task(self._repeat(stubs, number)) for number in range(self.sizes.num_streams)]
         try:

@@ -91,7 +91,8 @@ class AsyncStream(AsyncIterator[Delta]):
 
 
 class AsyncClient:
-    """A connection to a router, for one event loop.
+    """A connection to a router, for one event loop. A router lets it have so many calls open (256, if it was not told
+    otherwise): more wait until others end, or go by another client.
 
     `model` may be left empty everywhere while the router serves one model. `timeout` is in seconds and travels to the
     worker's scheduler; None waits for ever. `api_key` is shown where the router wants one; use TLS with it. `address`

@@ -40,6 +40,9 @@ SERVER_OPTIONS: list[tuple[str, int]] = [
 
 CLIENT_OPTIONS: list[tuple[str, int]] = [
     *_MESSAGE_SIZE,
+    # A channel has a connection of its own: a router lets each carry so many calls at a time, and equal channels of a
+    # process would share one.
+    ("grpc.use_local_subchannel_pool", 1),
     ("grpc.keepalive_time_ms", 10_000),
     # For the answer to any ping, those that measure a stream that runs among them; it acts where the time-out of
     # keepalive alone does not. A process that is stopped answers none.

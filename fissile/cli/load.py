@@ -7,15 +7,20 @@ each sending its next request when the last one has ended.
 
 import asyncio
 import itertools
+import math
 import random
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from fissile.async_client import AsyncClient
 from fissile.cli.lengths import Lengths
 from fissile.errors import FissileError
+
+CONNECTION_CALLS = 128
+"""Open at a time: half of what a router lets a connection have."""
+OPEN_LOOP_CONNECTIONS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,15 +92,22 @@ def make_requests(config: LoadConfig, vocab_size: int) -> Iterator[Request]:
         yield Request(prompt, config.output_length.draw(rng))
 
 
-async def run_load(client: AsyncClient, config: LoadConfig, done: Callable[[Outcome], None]) -> None:
-    """Send all requests; `done` is called with the outcome of each. Failures are outcomes, not exceptions."""
-    (model, *others) = await client.models(timeout=10)
+def num_connections(config: LoadConfig) -> int:
+    """So many that none has more calls open than a router lets it. How many an open loop will have, nobody knows."""
+    return OPEN_LOOP_CONNECTIONS if config.rate is not None else math.ceil(config.concurrency / CONNECTION_CALLS)
+
+
+async def run_load(clients: Sequence[AsyncClient], config: LoadConfig, done: Callable[[Outcome], None]) -> None:
+    """Send all requests, `clients` in turn; `done` is called with the outcome of each. Failures are outcomes, not
+    exceptions."""
+    (model, *others) = await clients[0].models(timeout=10)
     if config.model:
         model = next((entry for entry in (model, *others) if entry.id == config.model), model)
     requests = make_requests(config, model.vocab_size)
+    turns = itertools.cycle(clients)
 
     async def one(request: Request, due: float) -> None:
-        done(await measure(client, config, request, due))
+        done(await measure(next(turns), config, request, due))
 
     if config.rate is not None:
         await _open_loop(requests, config.rate, random.Random(config.seed + 1), one)

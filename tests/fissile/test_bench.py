@@ -15,7 +15,7 @@ from rich.console import Console
 
 from fissile.cli import main
 from fissile.cli.lengths import Lengths
-from fissile.cli.load import LoadConfig, Outcome, make_requests
+from fissile.cli.load import LoadConfig, Outcome, make_requests, num_connections
 from fissile.cli.report import Goal, quantile, report
 from fissile.cli.tables import STATISTICS, latency_table
 
@@ -70,6 +70,12 @@ def test_prompts_stay_inside_a_small_vocabulary():
 @pytest.mark.parametrize(("share", "value"), [(0, 1.0), (0.5, 2.0), (0.75, 2.5), (1, 3.0)])
 def test_quantile_is_linear_between_neighbours(share, value):
     assert quantile([1.0, 2.0, 3.0], share) == value
+
+
+@pytest.mark.parametrize(("loop", "num"), [((None, 128), 1), ((None, 129), 2), ((None, 1000), 8), ((5.0, 8), 16)])
+def test_many_requests_at_a_time_go_over_several_connections(loop, num):
+    rate, concurrency = loop
+    assert num_connections(config(rate=rate, concurrency=concurrency)) == num
 
 
 def test_latencies_count_from_the_due_time():

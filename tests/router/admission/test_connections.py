@@ -5,19 +5,19 @@ import asyncio
 import grpc
 import pytest
 
-from fissile.v1 import GenerateRequest, GenerationServiceStub
-from tests.fakes.system import error_of, run_system
+from fissile.channel import aio_channel
+from fissile.v1 import GenerateRequest, GenerationOptions, GenerationServiceStub
+from tests.fakes.system import collect, error_of, run_system, until
 from tests.fakes.worker import FakeWorker, counts
 
 GENERATE = "/fissile.v1.GenerationService/Generate"
-OWN_CONNECTION = [("grpc.use_local_subchannel_pool", 1)]
 
 
 def test_connections_beyond_the_bound_are_closed():
     async def scenario(system):
         request = GenerateRequest(text="a")
         await system.ask(request)
-        channels = [grpc.aio.insecure_channel(f"127.0.0.1:{system.port}", OWN_CONNECTION) for _ in range(3)]
+        channels = [aio_channel(f"127.0.0.1:{system.port}") for _ in range(3)]
         calls = [GenerationServiceStub(channel).Generate(request) for channel in channels]
         answers = await asyncio.gather(*(call.read() for call in calls), return_exceptions=True)
         for channel in channels:
@@ -44,6 +44,25 @@ def test_calls_beyond_those_of_a_connection_wait_and_none_is_refused():
 
     run_system(scenario, FakeWorker(counts(2), step_seconds=0.002), max_connection_calls=8)
     assert 1 < most <= 8
+
+
+def test_a_connection_with_all_its_calls_is_in_no_other_ones_way():
+    """A client has a connection of its own, also beside another one of the same process."""
+
+    async def scenario(system):
+        calls = [system.stub.Generate(GenerateRequest(text="a")) for _ in range(8)]
+        await until(lambda: len(system.router.open_requests) == 4)
+        async with aio_channel(f"127.0.0.1:{system.port}") as channel:
+            options = GenerationOptions(max_tokens=3)
+            answer = await collect(GenerationServiceStub(channel).Generate(GenerateRequest(text="a", options=options)))
+        num_open = len(system.router.open_requests)
+        for call in calls:
+            call.cancel()
+        await system.quiet()
+        return num_open, answer.usage.num_completion_tokens
+
+    worker = FakeWorker(counts(2000), step_seconds=0.005, max_model_len=3000)
+    assert run_system(scenario, worker, max_connection_calls=4) == (4, 3)
 
 
 @pytest.mark.parametrize("grace", [0.2, 60.0])
