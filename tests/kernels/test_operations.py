@@ -82,6 +82,13 @@ def test_linear(rig: Rig, rows: int, with_bias: bool) -> None:
     rig.assert_close(out, exact)
 
 
+def test_linear_of_one_row_of_many_features(rig: Rig) -> None:
+    """More than a program holds; not a multiple of a piece."""
+    x, weight = rig.noise(1, 3200), rig.noise(5, 3200, seed=1)
+    linear = rig.choose(LINEAR, LinearSpec(3200, 5))
+    rig.assert_close(linear(x, linear.pack(Dense(weight, None))), x.double() @ weight.double().T)
+
+
 @pytest.mark.parametrize("rows", [1, 3, 40, 70])
 @pytest.mark.parametrize("with_bias", [False, True])
 def test_gated_linear(rig: Rig, rows: int, with_bias: bool) -> None:

@@ -1,6 +1,6 @@
 """Linear layers of few rows, which are bound by reading the weights; cuBLAS has the others.
 
-One row is a matrix-vector product, a program an output feature. Up to `MOST_ROWS` a program computes some output
+One row is a matrix-vector product (`linear_vector`). Up to `MOST_ROWS` a program computes some output
 features of all rows, so that each weight is read once, and streams them in long pieces of the input features. A gated
 product computes a feature's gate and up side by side.
 """
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from worker.kernels.interface import LinearSpec
 from worker.kernels.torch.linear import PackedLinear, PlainLinear
+from worker.kernels.triton.linear_vector import silu_times, vector_kernel, vector_tile
 from worker.kernels.triton.machine import Machine
 from worker.kernels.triton.overlap import launch_options, let_next_begin, prefetch, wait_for_kernel_before
 from worker.kernels.weights import Dense
@@ -26,9 +27,6 @@ LINE = tl.constexpr(64)
 """Elements of two bytes in a line of the L2 cache."""
 LATE_ROWS = 32
 """Up to so many a product lets the next kernel begin only at its end: what waits would hold up its own loads."""
-VECTOR_PIECE = 1024
-"""Input features that the product of one row takes at a time."""
-
 WIDEST_NORM = 2048
 """Input features of which each program of a product works out the norm: of more, that is more work than a kernel."""
 
@@ -63,71 +61,6 @@ def tile_of(num_rows: int, out_features: int, in_features: int, machine: Machine
     tiles = [Tile(rows, features, piece, num_stages) for num_stages in range(most_stages, 1, -1)]
     most_memory = min(machine.shared_memory, MOST_MEMORY)
     return next((tile for tile in tiles if tile.shared_memory(itemsize) <= most_memory), tiles[-1])
-
-
-@triton.jit
-def _silu_times(gate, up):
-    return gate / (1 + tl.exp(-gate)) * up
-
-
-@triton.jit
-def _input_piece(
-    x, residual, norm_weight, new_residual, k, K: tl.constexpr, HAS_NORM: tl.constexpr, IS_FIRST
-):  # fmt: skip
-    """(the input of a product at k, up to the norm's scale; what it adds to the norm's sum of squares)"""
-    inside = k < K
-    value = tl.load(x + k, mask=inside, other=0.0).to(tl.float32)
-    if not HAS_NORM:
-        return value, value
-    value += tl.load(residual + k, mask=inside, other=0.0).to(tl.float32)
-    rounded = value.to(residual.dtype.element_ty)
-    if IS_FIRST:
-        tl.store(new_residual + k, rounded, mask=inside)
-    value = rounded.to(tl.float32)
-    return value * tl.load(norm_weight + k, mask=inside, other=0.0).to(tl.float32), value * value
-
-
-@triton.jit
-def _vector_kernel(
-    x, residual, norm_weight, new_residual, weight, bias, out, eps, N, K: tl.constexpr, PIECE: tl.constexpr,
-    HAS_NORM: tl.constexpr, HAS_BIAS: tl.constexpr, IS_GATED: tl.constexpr, OVERLAPS: tl.constexpr,
-):  # fmt: skip
-    """out[n] = weight[n] · x, of N outputs; gated with weight[N + n] · x. HAS_NORM: of the norm of x + residual, whose
-    scale is a factor of the result; the first program leaves the sum."""
-    n = tl.program_id(0).to(tl.int64)
-    is_first = n == 0
-    k = tl.arange(0, PIECE)
-    gate_row, up_row = weight + n * K, weight + (N + n) * K
-    w = tl.load(gate_row + k, mask=k < K, other=0.0)
-    if IS_GATED:
-        v = tl.load(up_row + k, mask=k < K, other=0.0)
-    let_next_begin(OVERLAPS)
-    wait_for_kernel_before(OVERLAPS)
-    piece, squares = _input_piece(x, residual, norm_weight, new_residual, k, K, HAS_NORM, is_first)
-    total = w.to(tl.float32) * piece
-    if IS_GATED:
-        total_up = v.to(tl.float32) * piece
-    for start in range(PIECE, K, PIECE):
-        k = start + tl.arange(0, PIECE)
-        w = tl.load(gate_row + k, mask=k < K, other=0.0) if K % PIECE else tl.load(gate_row + k)
-        piece, more_squares = _input_piece(x, residual, norm_weight, new_residual, k, K, HAS_NORM, is_first)
-        total += w.to(tl.float32) * piece
-        squares += more_squares
-        if IS_GATED:
-            v = tl.load(up_row + k, mask=k < K, other=0.0) if K % PIECE else tl.load(up_row + k)
-            total_up += v.to(tl.float32) * piece
-    scale = 1.0
-    if HAS_NORM:
-        scale = 1 / tl.sqrt(tl.sum(squares) / K + eps)
-    value = tl.sum(total) * scale
-    if HAS_BIAS:
-        value += tl.load(bias + n).to(tl.float32)
-    if IS_GATED:
-        up = tl.sum(total_up) * scale
-        if HAS_BIAS:
-            up += tl.load(bias + N + n).to(tl.float32)
-        value = _silu_times(value, up)
-    tl.store(out + n, value.to(out.dtype.element_ty))
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -171,7 +104,7 @@ def _rows_kernel(
         gate, up = tl.split(tl.reshape(total, [ROWS, FEATURES // 2, 2]))
         n = tl.program_id(0) * (FEATURES // 2) + tl.arange(0, FEATURES // 2)
         places = out + m[:, None].to(tl.int64) * N + n[None, :]
-        tl.store(places, _silu_times(gate, up).to(out.dtype.element_ty), mask=is_row[:, None] & (n < N))
+        tl.store(places, silu_times(gate, up).to(out.dtype.element_ty), mask=is_row[:, None] & (n < N))
     else:
         n = tl.program_id(0) * FEATURES + column
         places = out + m[:, None].to(tl.int64) * N + n[None, :]
@@ -224,10 +157,12 @@ class TritonLinear(PlainLinear):
         """`norm`: residual, the norm's weight, the new residual and eps."""
         residual, norm_weight, new_residual, eps = (x, x, x, 0.0) if norm is None else norm
         overlaps, num_outputs = self._machine.overlaps(1), out.shape[1]
-        _vector_kernel[(num_outputs,)](
+        tile = vector_tile(num_outputs, self._in, 1 + is_gated, self._machine)
+        vector_kernel[(triton.cdiv(num_outputs, tile.outputs),)](
             x, residual, norm_weight, new_residual, packed.weight,
-            packed.weight if packed.bias is None else packed.bias, out, eps, num_outputs, self._in, VECTOR_PIECE,
-            norm is not None, packed.bias is not None, is_gated, overlaps, num_warps=8, **launch_options(overlaps),
+            packed.weight if packed.bias is None else packed.bias, out, eps, num_outputs, self._in,
+            tile.outputs, tile.piece, tile.num_held, norm is not None, packed.bias is not None, is_gated, overlaps,
+            num_warps=tile.num_warps, **launch_options(overlaps),
         )  # fmt: skip
 
     def launch(self, x: Tensor, packed: PackedLinear, out: Tensor, tile: Tile, *, is_gated: bool = False) -> None:
