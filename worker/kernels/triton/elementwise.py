@@ -26,6 +26,7 @@ def _norm_kernel(
     column = tl.arange(0, BLOCK)
     inside = column < N
     let_next_begin(OVERLAPS)
+    scales = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
     wait_for_kernel_before(OVERLAPS)
     values = tl.load(x + row * x_stride + column, mask=inside, other=0.0).to(tl.float32)
     if HAS_RESIDUAL:
@@ -34,7 +35,7 @@ def _norm_kernel(
         tl.store(residual + row * N + column, rounded, mask=inside)
         values = rounded.to(tl.float32)
     scale = 1 / tl.sqrt(tl.sum(values * values) / N + eps)
-    scaled = values * scale * tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
+    scaled = values * scale * scales
     tl.store(out + row * N + column, scaled.to(out.dtype.element_ty), mask=inside)
 
 

@@ -18,7 +18,7 @@ from worker.kernels.triton.gqa_splits import Splits, chunk_splits, deal_splits
 from worker.kernels.triton.gqa_steps import FEW_ROWS, all_steps, graph_contexts
 from worker.kernels.triton.gqa_write import HEADS, write_qkv_kernel
 from worker.kernels.triton.machine import Machine
-from worker.kernels.triton.overlap import launch_options
+from worker.kernels.triton.overlap import LINE_BYTES, launch_options
 
 Parts = tuple[Tensor, Tensor, Tensor]
 """Of splits: values mixed, float32; maximum and sum of the softmax."""
@@ -26,6 +26,8 @@ Parts = tuple[Tensor, Tensor, Tensor]
 LOG2_E = 1.4426950408889634
 LONG_DENSE = 2048
 """Tokens of a prompt from which cuDNN is a tenth faster if queries are not beside keys and values in memory."""
+FEW_SPLITS, MANY_SPLITS = 8, 32
+"""Whose parts are added up at a time, by one warp or by four."""
 DENSE_BACKENDS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION]
 
 
@@ -148,7 +150,7 @@ class TritonGqa:
     ) -> None:
         num_rows, tokens = metadata.step.num_uniform_rows, metadata.step.uniform_len
         num_programs = num_rows * splits.usual + splits.num_extra
-        parts = self._new_parts(q, num_programs * tokens) if splits.most > 1 else (out, out, out)
+        parts = self._new_parts(q, num_programs * tokens if splits.most > 1 else 1)
         tile, extent = self._tile_of_rows(num_rows, tokens), (0, num_rows, 0, num_rows * tokens, 0)
         self._launch((num_programs, 1), q, cache, metadata, sinks, out, parts, tile, extent, splits)
         if splits.most > 1:
@@ -161,7 +163,7 @@ class TritonGqa:
         # As many tiles as the rows can have: each begins one of its own.
         num_tiles = rows.num_tokens // tile.tokens + rows.num_rows
         splits = chunk_splits(self._machine, num_tiles * self._spec.num_kv_heads, rows.longest)
-        parts = self._new_parts(q, rows.num_tokens * splits.usual) if splits.usual > 1 else (out, out, out)
+        parts = self._new_parts(q, rows.num_tokens * splits.usual if splits.usual > 1 else 1)
         extent = (rows.first_row, rows.num_rows, rows.start, rows.num_tokens, rows.skipped)
         self._launch((num_tiles, splits.usual), q, cache, metadata, sinks, out, parts, tile, extent, splits)
         if splits.usual > 1:
@@ -177,30 +179,32 @@ class TritonGqa:
         self, grid: tuple[int, int], q: Tensor, cache: GqaCache, metadata: Metadata, sinks: Tensor | None, out: Tensor,
         parts: Parts, tile: Tile, extent: tuple[int, int, int, int, int], splits: Splits,
     ) -> None:  # fmt: skip
-        """`grid`: tiles and splits; `extent`: first row, rows, first token, tokens, tokens left out."""
-        spec, buffers = self._spec, metadata.buffers
-        overlaps = self._machine.overlaps(metadata.step.num_tokens)
+        """`grid`: tiles and splits; `extent`: first row, rows, first token, tokens, tokens left out. In large steps the
+        kernel overlaps with none before it, and does no harm."""
+        spec, buffers, overlaps = self._spec, metadata.buffers, self._machine.can_overlap
         attend_kernel[(grid[0], spec.num_kv_heads, grid[1])](
             q, cache.k, cache.v, sinks, out, *parts, buffers.query_starts, buffers.context_lens, buffers.block_tables,
             splits.by_row, splits.first_extra, splits.extra_rows,
             spec.scale * LOG2_E * cache.k_scale, cache.v_scale, q.stride(0), buffers.block_tables.stride(0), *extent,
             splits.usual, spec.num_kv_heads, self._group, spec.head_dim, self._dim, metadata.block_size,
             tile.queries, tile.tokens, tile.keys, tile.num_stages, spec.window or 0, sinks is not None,
-            splits.is_uniform, splits.num_extra > 0, overlaps, num_warps=tile.num_warps, **launch_options(overlaps),
+            splits.is_uniform, splits.num_extra > 0, max(1, self._row_bytes // LINE_BYTES.value),
+            splits.is_uniform and extent[1] == 1, overlaps, num_warps=tile.num_warps,
+            **launch_options(overlaps),
         )  # fmt: skip
 
     def _reduce(
         self, num_places: int, metadata: Metadata, sinks: Tensor | None, out: Tensor, parts: Parts, tile: Tile,
         splits: Splits,
     ) -> None:  # fmt: skip
-        spec = self._spec
-        overlaps = self._machine.overlaps(metadata.step.num_tokens)
+        spec, overlaps = self._spec, self._machine.can_overlap
         num_programs = splits.num_extra * tile.tokens if splits.is_extra_only else num_places
+        summed, num_warps = (FEW_SPLITS, 1) if splits.most <= FEW_SPLITS else (MANY_SPLITS, 4)
         reduce_kernel[(num_programs, spec.num_heads)](
             sinks, out, *parts, metadata.buffers.context_lens, splits.by_row, splits.first_extra, splits.extra_rows,
-            num_places, splits.usual, spec.num_heads, spec.head_dim, self._dim, tile.tokens, tile.keys, splits.most,
+            num_places, splits.usual, spec.num_heads, spec.head_dim, self._dim, tile.tokens, tile.keys, summed,
             spec.window or 0, sinks is not None, splits.is_uniform, splits.num_extra > 0,
-            splits.is_extra_only, overlaps, num_warps=1 if splits.most <= 8 else 4, **launch_options(overlaps),
+            splits.is_extra_only, overlaps, num_warps=num_warps, **launch_options(overlaps),
         )  # fmt: skip
 
     def _keys(self) -> int:

@@ -8,7 +8,7 @@ are few or long, several programs split a row's keys, and `reduce_kernel` puts t
 import triton
 import triton.language as tl
 
-from worker.kernels.triton.overlap import let_next_begin, wait_for_kernel_before
+from worker.kernels.triton.overlap import LINE_BYTES, let_next_begin, prefetch, wait_for_kernel_before
 
 LOWEST = tl.constexpr(-1.0e30)
 """In place of −∞ as the maximum of no scores: differences of it are numbers."""
@@ -66,6 +66,22 @@ def _add_keys(
 
 
 @triton.jit
+def _prefetch_keys(
+    start, end, kv_head, table, k_cache, v_cache,
+    NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, KEYS: tl.constexpr,
+    LINES: tl.constexpr, OVERLAPS: tl.constexpr,
+):  # fmt: skip
+    """The first `KEYS` from `start`, if they are before `end`, and their values."""
+    key = tl.maximum(tl.minimum(start + tl.arange(0, KEYS), end - 1), 0)
+    block = tl.load(table + key // BLOCK_SIZE).to(tl.int64)
+    d = tl.arange(0, LINES)[None, :] * (LINE_BYTES * 8 // k_cache.dtype.element_ty.primitive_bitwidth)
+    at = (((block * NUM_KV_HEADS + kv_head) * BLOCK_SIZE + key % BLOCK_SIZE) * HEAD_DIM)[:, None]
+    at += tl.minimum(d, HEAD_DIM - 1)
+    prefetch(k_cache + at, OVERLAPS)
+    prefetch(v_cache + at, OVERLAPS)
+
+
+@triton.jit
 def _with_sink(best, total, sink):
     """Maximum and sum with one more score, and what the values mixed so far are multiplied by."""
     new_best = tl.maximum(best, sink)
@@ -100,16 +116,15 @@ def attend_kernel(
     NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, QUERIES: tl.constexpr, TOKENS: tl.constexpr, KEYS: tl.constexpr, STAGES: tl.constexpr,
     WINDOW: tl.constexpr, HAS_SINKS: tl.constexpr, IS_UNIFORM: tl.constexpr, HAS_EXTRA: tl.constexpr,
-    OVERLAPS: tl.constexpr,
+    LINES: tl.constexpr, IS_EARLY: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """A program a tile of queries, head of keys and split of the keys.
 
     IS_UNIFORM: rows have `TOKENS` tokens each, a tile a row; the first dimension of the grid is rows, for each of the
     usual splits, then the extra ones (see `gqa_splits`). Else tiles follow `query_starts` from `first_row` on, leaving
     out the first `skipped` tokens of a row, and the third dimension is splits. The launch is about `num_places` tokens
-    of the step from `start` on.
+    of the step from `start` on. LINES of memory that a key takes. IS_EARLY: the next kernel may begin at once.
     """
-    wait_for_kernel_before(OVERLAPS)
     NUM_HEADS: tl.constexpr = NUM_KV_HEADS * GROUP
     program, kv_head = tl.program_id(0), tl.program_id(1)
     if IS_UNIFORM:
@@ -119,6 +134,7 @@ def attend_kernel(
             extra = program - usual_splits * num_rows
             if extra >= 0:
                 if extra >= tl.load(extra_rows):
+                    wait_for_kernel_before(OVERLAPS)
                     return
                 row = tl.load(extra_rows + 1 + extra)
                 split = usual_splits + extra - tl.load(first_extra + row)
@@ -132,8 +148,25 @@ def attend_kernel(
         num_tokens = tl.load(query_starts + row + 1) - row_start
         num_splits, split = usual_splits, tl.program_id(2)
     if first_token >= num_tokens:
+        wait_for_kernel_before(OVERLAPS)
         return
     before = tl.load(context_lens + row) - num_tokens  # negative: a row of padding
+    end = before + tl.minimum(first_token + TOKENS, num_tokens)
+    begin = _first_key(before + first_token, WINDOW) // KEYS * KEYS
+    seen_by_all = (before + first_token + 1) // KEYS * KEYS  # up to the first query's own position
+    share = share_of_split(begin, end, num_splits, KEYS)
+    begin += split * share
+    end = tl.minimum(end, begin + share)
+    let_next_begin(OVERLAPS and IS_EARLY)
+    if IS_UNIFORM and (num_splits > 1) & (begin >= end):
+        wait_for_kernel_before(OVERLAPS)
+        return
+    table = block_tables + row.to(tl.int64) * table_stride
+    if OVERLAPS:
+        _prefetch_keys(
+            begin, end, kv_head, table, k_cache, v_cache, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, KEYS, LINES, OVERLAPS
+        )  # fmt: skip
+    wait_for_kernel_before(OVERLAPS)
 
     i = tl.arange(0, QUERIES)
     token, head = first_token + i // GROUP, kv_head * GROUP + i % GROUP
@@ -144,16 +177,6 @@ def attend_kernel(
     is_element = is_query[:, None] & (d < HEAD_DIM)[None, :]
     queries = tl.load(q_at, mask=is_element, other=0.0)
 
-    end = before + tl.minimum(first_token + TOKENS, num_tokens)
-    begin = _first_key(before + first_token, WINDOW) // KEYS * KEYS
-    seen_by_all = (before + first_token + 1) // KEYS * KEYS  # up to the first query's own position
-    share = share_of_split(begin, end, num_splits, KEYS)
-    begin += split * share
-    end = tl.minimum(end, begin + share)
-    if IS_UNIFORM and (num_splits > 1) & (begin >= end):
-        return
-
-    table = block_tables + row.to(tl.int64) * table_stride
     best = tl.full([QUERIES], LOWEST, tl.float32)
     total = tl.zeros([QUERIES], tl.float32)
     mixed = tl.zeros([QUERIES, DIM], tl.float32)
@@ -171,7 +194,7 @@ def attend_kernel(
             NUM_KV_HEADS, HEAD_DIM, DIM, BLOCK_SIZE, KEYS, WINDOW, True, TOKENS > 1,
         )  # fmt: skip
 
-    let_next_begin(OVERLAPS)
+    let_next_begin(OVERLAPS and not IS_EARLY)
     mixed *= v_scale
     if num_splits == 1:
         if HAS_SINKS:
@@ -203,49 +226,56 @@ def reduce_kernel(
     SPLITS: tl.constexpr, WINDOW: tl.constexpr, HAS_SINKS: tl.constexpr, IS_UNIFORM: tl.constexpr,
     HAS_EXTRA: tl.constexpr, IS_EXTRA_ONLY: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
-    """A program a token and head: the parts of `attend_kernel` together, in the order of the keys. `out` begins with
-    the launch's first token.
+    """A program a token and head: the parts of `attend_kernel` together, in the order of the keys, SPLITS of them at a
+    time. `out` begins with the launch's first token.
 
     IS_EXTRA_ONLY: rows are whole but for those with extra programs, and the grid is over these: the first of each row
     does the work.
     """
     let_next_begin(OVERLAPS)
-    wait_for_kernel_before(OVERLAPS)
     place, head = tl.program_id(0), tl.program_id(1)
     if IS_EXTRA_ONLY:
         extra = place // TOKENS
         if extra >= tl.load(extra_rows):
+            wait_for_kernel_before(OVERLAPS)
             return
         row = tl.load(extra_rows + 1 + extra)
         if tl.load(first_extra + row) != extra:
+            wait_for_kernel_before(OVERLAPS)
             return
         place = row * TOKENS + place % TOKENS
-    split, d = tl.arange(0, SPLITS), tl.arange(0, DIM)
-    num_parts = usual_splits
-    places = split * num_places + place
+    row, token = place // TOKENS, place % TOKENS
+    num_parts, first_extra_place = usual_splits, 0
     if IS_UNIFORM:
-        row, token = place // TOKENS, place % TOKENS
         num_splits = usual_splits
         if HAS_EXTRA:
             num_splits = tl.load(splits_by_row + row)
-            extra_places = (tl.load(first_extra + row) + split - usual_splits) * TOKENS + token
-            places = tl.where(split < usual_splits, places, usual_splits * num_places + extra_places)
+            first_extra_place = usual_splits * num_places + tl.load(first_extra + row) * TOKENS + token
         end = tl.load(context_lens + row)
         begin = _first_key(end - TOKENS, WINDOW) // KEYS * KEYS
         num_parts = tl.cdiv(end - begin, share_of_split(begin, end, num_splits, KEYS))
-    part = places.to(tl.int64) * NUM_HEADS + head
-    is_part = split < num_parts
-    best = tl.load(part_best + part, mask=is_part, other=LOWEST)
-    totals = tl.load(part_total + part, mask=is_part, other=0.0)
-    is_element = is_part[:, None] & (d < HEAD_DIM)[None, :]
-    mixed = tl.load(part_mixed + part[:, None] * HEAD_DIM + d[None, :], mask=is_element, other=0.0)
-    highest = tl.max(best, 0)
-    weights = tl.exp2(best - highest)
-    total = tl.sum(totals * weights, 0)
-    result = tl.sum(mixed * weights[:, None], 0)
+    wait_for_kernel_before(OVERLAPS)
+    d = tl.arange(0, DIM)
+    best, total, result = LOWEST, 0.0, tl.zeros([DIM], tl.float32)
+    for start in range(0, num_parts, SPLITS):
+        split = start + tl.arange(0, SPLITS)
+        places = split * num_places + place
+        if HAS_EXTRA:
+            places = tl.where(split < usual_splits, places, first_extra_place + (split - usual_splits) * TOKENS)
+        part = places.to(tl.int64) * NUM_HEADS + head
+        is_part = split < num_parts
+        bests = tl.load(part_best + part, mask=is_part, other=LOWEST)
+        totals = tl.load(part_total + part, mask=is_part, other=0.0)
+        is_element = is_part[:, None] & (d < HEAD_DIM)[None, :]
+        mixed = tl.load(part_mixed + part[:, None] * HEAD_DIM + d[None, :], mask=is_element, other=0.0)
+        new_best = tl.maximum(best, tl.max(bests, 0))
+        shrink, weights = tl.exp2(best - new_best), tl.exp2(bests - new_best)
+        total = total * shrink + tl.sum(totals * weights, 0)
+        result = result * shrink + tl.sum(mixed * weights[:, None], 0)
+        best = new_best
     if HAS_SINKS:
         sink = tl.load(sinks + head).to(tl.float32) * 1.4426950408889634
-        total, shrink = _with_sink(highest, total, sink)
+        total, shrink = _with_sink(best, total, sink)
         result *= shrink
     result = result / tl.where(total == 0, 1.0, total)
     out_at = out + (place.to(tl.int64) * NUM_HEADS + head) * HEAD_DIM + d

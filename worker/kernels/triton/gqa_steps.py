@@ -1,7 +1,7 @@
 """Steps that together need every kernel of attention that any step can need: what is compiled before the first one.
 
-A kernel depends on little of a step: on how many splits are usual, whether long rows get more, whether rows are few,
-and whether kernels overlap.
+A kernel depends on little of a step: on how many splits are usual, whether long rows get more, and whether rows are
+few, or one.
 """
 
 from collections.abc import Iterator
@@ -23,13 +23,10 @@ def graph_contexts(spec: GqaSpec, machine: Machine, num_rows: int, max_context_l
 
 
 def all_steps(spec: GqaSpec, machine: Machine, max_rows: int, max_tokens: int, max_context_len: int) -> Iterator[Step]:
-    """Rows alone, and with so many tokens beside them that kernels do not overlap; the longest prompt; chunks."""
+    """Rows alone; the longest prompt; chunks, alone and beside rows."""
     for num_rows in _kinds_of_rows(spec, machine, max_rows):
         for longest in graph_contexts(spec, machine, num_rows, max_context_len):
             yield Step(num_uniform_rows=num_rows, max_context_len=longest)
-            if num_rows < max_rows and num_rows + MOST_TOKENS < max_tokens:
-                chunk = Chunk(1 + MOST_TOKENS, min(2 + MOST_TOKENS, max_context_len))
-                yield Step(num_uniform_rows=num_rows, chunks=(chunk,), max_context_len=longest)
     longest = min(max_tokens, max_context_len)
     yield Step(num_uniform_rows=0, chunks=(Chunk(longest, longest),), max_context_len=longest)
     num_beside = min(MOST_TOKENS, max_rows - 1)
@@ -42,9 +39,10 @@ def all_steps(spec: GqaSpec, machine: Machine, max_rows: int, max_tokens: int, m
 
 def _kinds_of_rows(spec: GqaSpec, machine: Machine, max_rows: int) -> list[int]:
     """Numbers of uniform rows: the least of each kind."""
-    kinds: dict[tuple[int, bool], int] = {}
+    kinds: dict[tuple[int, bool, bool], int] = {}
     for num_rows in range(1, max_rows + 1):
-        kinds.setdefault((usual_splits(machine, num_rows * spec.num_kv_heads), num_rows <= FEW_ROWS), num_rows)
+        usual = usual_splits(machine, num_rows * spec.num_kv_heads)
+        kinds.setdefault((usual, num_rows <= FEW_ROWS, num_rows == 1), num_rows)
     return list(kinds.values())
 
 

@@ -38,6 +38,16 @@ def write_qkv_kernel(
     is_value = head >= NUM_HEADS + NUM_KV_HEADS
     inside = (head < NUM_HEADS + 2 * NUM_KV_HEADS) & (i < half)
     let_next_begin(OVERLAPS)
+    slot = tl.load(token_slots + token)
+    if HAS_NORM:
+        is_query, is_key = inside & (head < NUM_HEADS), inside & (head >= NUM_HEADS) & ~is_value
+        weight = tl.load(q_weight + i, mask=is_query, other=0.0) + tl.load(k_weight + i, mask=is_key, other=0.0)
+        second_weight = tl.load(q_weight + half + i, mask=is_query, other=0.0)
+        second_weight += tl.load(k_weight + half + i, mask=is_key, other=0.0)
+    if HAS_ROPE:
+        position = tl.load(positions + token)
+        c = tl.load(cos + position * HEAD_DIM + i, mask=i < half, other=0.0).to(tl.float32)
+        s = tl.load(sin + position * HEAD_DIM + half + i, mask=i < half, other=0.0).to(tl.float32)
     wait_for_kernel_before(OVERLAPS)
     at = qkv + token * qkv_stride + head * HEAD_DIM + i
     first = tl.load(at, mask=inside, other=0.0).to(tl.float32)
@@ -47,16 +57,9 @@ def write_qkv_kernel(
     if HAS_NORM:
         squares = tl.sum(first * first, 1) + tl.sum(second * second, 1)
         scale = (1 / tl.sqrt(squares / HEAD_DIM + eps))[:, None]
-        is_query, is_key = inside & (head < NUM_HEADS), inside & (head >= NUM_HEADS) & ~is_value
-        weight = tl.load(q_weight + i, mask=is_query, other=0.0) + tl.load(k_weight + i, mask=is_key, other=0.0)
         new_first = first * scale * weight.to(tl.float32)
-        weight = tl.load(q_weight + half + i, mask=is_query, other=0.0)
-        weight += tl.load(k_weight + half + i, mask=is_key, other=0.0)
-        new_second = second * scale * weight.to(tl.float32)
+        new_second = second * scale * second_weight.to(tl.float32)
     if HAS_ROPE:
-        position = tl.load(positions + token)
-        c = tl.load(cos + position * HEAD_DIM + i, mask=i < half, other=0.0).to(tl.float32)
-        s = tl.load(sin + position * HEAD_DIM + half + i, mask=i < half, other=0.0).to(tl.float32)
         rotated = new_first * c - new_second * s
         new_second = new_second * c + new_first * s
         new_first = rotated
@@ -86,7 +89,6 @@ def write_qkv_kernel(
         tl.store(at, first, mask=is_changed)
         tl.store(at + half, second, mask=is_changed)
 
-    slot = tl.load(token_slots + token)
     in_cache = inside & (slot >= 0)
     block, offset = slot // BLOCK_SIZE, slot % BLOCK_SIZE
     places = block * block_stride + (key_head * BLOCK_SIZE + offset) * HEAD_DIM + i

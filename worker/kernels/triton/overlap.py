@@ -2,13 +2,18 @@
 
 A step of few rows is some three hundred short kernels one after another; this hides the time between two of them, and
 what does not depend on the kernel before, a weight, is fetched meanwhile. CUDA's programming guide has the rules. Each
-kernel of this folder waits before it touches what another one writes, so that all those before are done as well.
+kernel of this folder waits before it touches what another one writes, so that all those before are done as well, and
+before it ends: who waits for it has waited for those, too.
+
+A step's preparation and its embedding do not overlap. What the one writes, and what is in the cache of earlier steps,
+is there before any kernel that does: it can be read without waiting.
 """
 
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+LINE_BYTES = tl.constexpr(128)
 MOST_TOKENS = 64
 """Of steps whose kernels overlap: larger ones fill the device, and programs that wait take place on it."""
 
@@ -29,7 +34,7 @@ def let_next_begin(OVERLAPS: tl.constexpr):
 
 @triton.jit
 def prefetch(pointers, OVERLAPS: tl.constexpr):
-    """Into the L2 cache, in lines of 128 bytes."""
+    """Into the L2 cache, in lines of `LINE_BYTES`."""
     if OVERLAPS:
         tl.inline_asm_elementwise(
             "prefetch.global.L2 [$1]; // dummy $0", "=r,l", [pointers], dtype=tl.int32, is_pure=False, pack=1
