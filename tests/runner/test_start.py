@@ -21,7 +21,7 @@ SCRIPT = "import sys, {}; print(*[name for name in sys.modules if '.' not in nam
     ("module", "unwanted"),
     [
         ("worker.server", {"torch", "numpy", "gguf", "transformers", "opentelemetry"}),
-        ("worker.runner.rank", {"grpc", "pydantic", "transformers", "triton", "aiter"}),
+        ("worker.runner.rank", {"grpc", "pydantic", "tokenizers", "transformers", "triton", "aiter"}),
     ],
 )
 def test_what_is_not_used_is_not_imported(module: str, unwanted: set[str]) -> None:

@@ -4,7 +4,6 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from common.tokenizer_file import read_tokenizer
 from worker.loader.errors import ModelConfigError
 
 JSON_OBJECTS = ("tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
@@ -25,6 +24,8 @@ def check_tokenizer_files(files: Mapping[str, bytes], vocab_size: int) -> str | 
 
     Returns what the log should say about a tokenizer that knows more tokens than the model.
     """
+    from common.tokenizer_file import read_tokenizer  # its library, which a rank has no use for
+
     for name, content in files.items():
         if name in JSON_OBJECTS:
             _check_json_object(name, content)
