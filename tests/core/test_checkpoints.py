@@ -63,6 +63,19 @@ def test_beginning_that_two_share_is_kept_by_the_second() -> None:
     assert [run(engine, id, prompt) for id, prompt in enumerate(prompts)] == [0, 0, 32]
 
 
+@pytest.mark.parametrize("policy", ["prefill_first", "chunked"])
+@pytest.mark.parametrize("depth", [0, 1])
+def test_who_waits_for_a_beginning_gets_the_state_after_it(policy: str, depth: int) -> None:
+    """A prompt comes in over several steps; whoever begins alike waits, and its state is kept where they part."""
+    engine = make_engine(scheduling_policy=policy, async_depth=depth, max_prefill_chunk=16)
+    group = [make_sequence(id, TURN + [id] * 40, 3) for id in (1, 2, 3)]
+    wanted = {seq.id: expected_output(seq, 256)[0] for seq in group}
+    engine.add(*group)
+    engine.run()
+    assert engine.tokens == wanted
+    assert [engine.ended[id].num_cached_tokens for id in (1, 2, 3)] == [0, 32, 32]
+
+
 def test_blocks_without_a_state_are_computed_again() -> None:
     engine = make_engine()
     assert [run(engine, 1, TURN + TURN), run(engine, 2, TURN)] == [0, 0]

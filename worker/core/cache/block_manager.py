@@ -1,5 +1,6 @@
 """Blocks and state groups of sequences: a façade over pool, host pool and prefix index."""
 
+from bisect import insort
 from collections.abc import Iterator
 
 from common.block_hash import BlockHasher, default_hasher
@@ -83,6 +84,12 @@ class BlockManager:
             size = self.block_size
             places = {num_found * size, (seq.num_tokens - 1) // size * size}
             seq.checkpoints_at = sorted(place for place in places if place > seq.num_computed_tokens)
+
+    def ask_checkpoint(self, seq: Sequence, num_blocks: int) -> None:
+        """`seq` will leave its state after so many blocks, too, where somebody waits to go on; unless it is beyond."""
+        place = num_blocks * self.block_size
+        if self.checkpoints is not None and place > seq.num_computed_tokens and place not in seq.checkpoints_at:
+            insort(seq.checkpoints_at, place)
 
     def add_checkpoint(self, seq: Sequence) -> int | None:
         """The group to copy the state of `seq` to, when the step is over that computes its `num_computed_tokens`, the

@@ -3,7 +3,7 @@
 Where a model has recurrent state, cached blocks alone are not enough to go on from: the state after the last of them is
 needed, too. A step that ends with a full block may leave a copy of it behind, in a group of the state pool; as many are
 kept as there are such groups, those used last. A sequence leaves one at the last full block of its prompt, and where it
-leaves what was cached before: there others will go their own ways, too.
+leaves what was cached before, or what another one waits for: there others will go their own ways, too.
 """
 
 from collections import OrderedDict

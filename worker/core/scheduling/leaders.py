@@ -65,6 +65,11 @@ class Leaders:
         self._leader_of[seq.id] = leader_id
         return True
 
+    def awaited(self, seq: Sequence) -> tuple[int, int]:
+        """Of a follower: its leader's id, and how many blocks must be published first."""
+        leader_id = self._leader_of[seq.id]
+        return leader_id, self._followers[leader_id][seq.id][0]
+
     def discard(self, seq: Sequence) -> None:
         """`seq` follows nobody any more."""
         leader_id = self._leader_of.pop(seq.id, None)
