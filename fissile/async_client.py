@@ -91,7 +91,7 @@ class AsyncStream(AsyncIterator[Delta]):
 
 
 class AsyncClient:
-    """A connection to a router, for one event loop. A router lets it have so many calls open (256, if it was not told
+    """A connection to a router, for one event loop. A router lets it have so many calls open (128, if it was not told
     otherwise): more wait until others end, or go by another client.
 
     `model` may be left empty everywhere while the router serves one model. `timeout` is in seconds and travels to the

@@ -102,7 +102,7 @@ def _wait_for_headers(call: Any) -> None:
 
 class Client:
     """A connection to a router. Thread-safe: share one among threads. A router lets a connection have so many calls
-    open (256, if it was not told otherwise): more wait until others end, or go by another client.
+    open (128, if it was not told otherwise): more wait until others end, or go by another client.
 
     `model` may be left empty everywhere while the router serves one model. `timeout` is in seconds and travels to the
     worker's scheduler; None waits for ever. `api_key` is shown where the router wants one; use TLS with it. `address`

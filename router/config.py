@@ -109,7 +109,7 @@ class RouterSettings(Settings):
         4096, gt=0, description="Connections to the gRPC port, and to the HTTP front. One host gets four fifths there."
     )
     max_connection_calls: int = Field(
-        256,
+        128,
         gt=0,
         description="Open calls of one gRPC connection. More wait in the client's own gRPC, where they are in nobody's "
         "way, until others end; a client that wants more at a time opens more connections.",

@@ -18,8 +18,8 @@ from fissile.async_client import AsyncClient
 from fissile.cli.lengths import Lengths
 from fissile.errors import FissileError
 
-CONNECTION_CALLS = 128
-"""Open at a time: half of what a router lets a connection have."""
+CONNECTION_CALLS = 100
+"""Open at a time: a router lets a connection have a few more."""
 OPEN_LOOP_CONNECTIONS = 16
 
 
