@@ -60,8 +60,7 @@ class Admission:
             num_shareable = (seq.num_tokens - 1) // self._blocks.block_size - len(hits)
             if state.leaders.follow(seq, len(hits), hashes[:num_shareable]):
                 state.waiting.discard(seq.id)
-                leader_id, num_blocks = state.leaders.awaited(seq)
-                self._blocks.ask_checkpoint(state.sequences[leader_id], num_blocks)
+                self._blocks.ask_checkpoint(*state.leaders.awaited(seq))
                 return Entrance.FOLLOWS
         num_found = len(hits)
         hits, anchor = self._blocks.resumable(seq, hits, anchor)

@@ -8,6 +8,7 @@ from worker.core.sequence import Sequence
 
 
 class _Leader(NamedTuple):
+    seq: Sequence
     first: int
     """Index of the first block that it computes itself."""
     hashes: list[int]
@@ -48,7 +49,7 @@ class Leaders:
     def lead(self, seq: Sequence, first: int, hashes: list[int]) -> None:
         """`seq` computes the full blocks from index `first` on, which have these `hashes`; there may be none."""
         if hashes:
-            self._leaders[seq.id] = _Leader(first, hashes)
+            self._leaders[seq.id] = _Leader(seq, first, hashes)
             # Where two lead with one block, the later one has it: either would do.
             self._by_hash.update(dict.fromkeys(hashes, seq.id))
 
@@ -65,10 +66,10 @@ class Leaders:
         self._leader_of[seq.id] = leader_id
         return True
 
-    def awaited(self, seq: Sequence) -> tuple[int, int]:
-        """Of a follower: its leader's id, and how many blocks must be published first."""
+    def awaited(self, seq: Sequence) -> tuple[Sequence, int]:
+        """Of a follower: its leader, and how many blocks must be published first."""
         leader_id = self._leader_of[seq.id]
-        return leader_id, self._followers[leader_id][seq.id][0]
+        return self._leaders[leader_id].seq, self._followers[leader_id][seq.id][0]
 
     def discard(self, seq: Sequence) -> None:
         """`seq` follows nobody any more."""
