@@ -1,14 +1,13 @@
 """The embedded model against transformers reading the same GGUF file, in float32."""
 
 import json
-from collections.abc import Iterator
 
 import pytest
 import torch
 from tokenizers import Tokenizer
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerBase
 
-from tests.data.greedy_reference import FILE
+from tests.data.greedy_reference import FILE, greedy, load_model
 from tests.runner.conftest import make_driver
 from tests.runner.driver import Driver
 from worker.loader.gguf_checkpoint import GGUFCheckpoint
@@ -16,6 +15,7 @@ from worker.loader.load_config import load_model_config
 from worker.loader.source import resolve_model
 from worker.loader.tokenizer import load_tokenizer_files
 
+CASES = json.loads(FILE.read_text())["cases"]
 PROMPTS = [
     "The capital of France is",
     "def fibonacci(n):\n",
@@ -25,9 +25,8 @@ PROMPTS = [
 
 
 @pytest.fixture(scope="module")
-def reference() -> Iterator[LlamaForCausalLM]:
-    path = resolve_model("smollm2").path
-    yield AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32).eval()
+def reference() -> LlamaForCausalLM:
+    return load_model()
 
 
 @pytest.fixture(scope="module")
@@ -72,8 +71,13 @@ def test_a_shard_reads_the_same_rows_and_columns_as_the_whole() -> None:
         assert torch.equal(tensor.read(1, 192, 64), whole[:, 192:256])
 
 
+def test_the_tokens_on_file_are_not_stale(reference: LlamaForCausalLM) -> None:
+    case = CASES[0]
+    assert greedy(reference, case["prompt"]) == case["tokens"]
+
+
 def test_greedy_tokens_alone_and_in_a_batch(driver: Driver) -> None:
-    cases = [json.loads(FILE.read_text())["cases"][i] for i in (0, 2, 7, 13)]
+    cases = [CASES[i] for i in (0, 2, 7, 13)]
     prompts = [case["prompt"] for case in cases]
     together = [driver.add(prompt) for prompt in prompts]
     driver.prefill(*together)
