@@ -241,7 +241,7 @@ def test_any_order_of_events(is_soak: bool) -> None:
     run_state_machine_as_test(
         SchedulerMachine,
         settings=settings(
-            max_examples=3000 if is_soak else 200,
+            max_examples=3000 if is_soak else 120,
             stateful_step_count=100 if is_soak else 60,
             derandomize=not is_soak,
             suppress_health_check=list(HealthCheck),
