@@ -2,7 +2,7 @@
 are, by their names, its weights. The rest is left out: workers are sent text."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -23,15 +23,29 @@ _OF_OTHER_INPUTS = (
 )  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Whole:
+    """A kind of model around a language model."""
+
+    architecture: str
+    model_type: str
+    weight_prefixes: tuple[tuple[str, str], ...]
+    """As in `ModelConfig`."""
+    other_weights: tuple[str, ...]
+    """Beginnings of names, as in the model, of what is not the language model's."""
+    is_tied: bool
+    """Embedding and head are one where the file does not say."""
+
+
 def nested_config(
     fields: Fields,
     parse: Callable[[Fields], ConfigT],
-    *,
-    is_tied: bool,
+    whole: Whole,
     defaults: Mapping[str, Any] = MappingProxyType({}),
 ) -> ConfigT:
-    """`parse` reads the language model's own fields, or `defaults` in place of those that are absent. `is_tied`:
-    embedding and head are one where the whole does not say. Raises ModelConfigError."""
+    """`parse` reads the language model's own fields, or `defaults` in place of those that are absent. Raises
+    ModelConfigError."""
+    fields.expect("model_type", whole.model_type)
     text = fields.section("text_config").with_defaults(defaults)
     text.ignore("architectures")
     fields.ignore(*_OF_OTHER_INPUTS)
@@ -41,6 +55,9 @@ def nested_config(
             fields.expect(section)
     return replace(
         config,
-        tie_word_embeddings=fields.flag("tie_word_embeddings", is_tied),
+        architecture=whole.architecture,
+        weight_prefixes=whole.weight_prefixes,
+        skipped_weights=config.skipped_weights + whole.other_weights,
+        tie_word_embeddings=fields.flag("tie_word_embeddings", whole.is_tied),
         dtype=fields.text("dtype", fields.text("torch_dtype", config.dtype, one_of=DTYPES), one_of=DTYPES),
     )
