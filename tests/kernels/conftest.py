@@ -8,21 +8,27 @@ from worker.kernels.select import Kernels
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Triton's interpreter is slow: there one test a file runs in half precision. Others differ in shape, which float32
-    covers; what is compiled for GPUs is in bfloat16."""
+    """Triton's interpreter is slow: there the cases of a test take turns between the types, each case in one of them. A
+    test of one case runs in all."""
     if not IS_INTERPRETED:
         return
-    seen: set[str] = set()
-    left_out: list[pytest.Item] = []
-    for item in list(items):
-        if str(torch.float16) not in item.name:
-            continue
-        name = item.nodeid.partition("::")[0]
-        if name in seen:
-            items.remove(item)
-            left_out.append(item)
-        seen.add(name)
-    config.hook.pytest_deselected(items=left_out)
+    cases: dict[str, dict[str, list[pytest.Item]]] = {}
+    for item in items:
+        case = item.nodeid
+        for dtype in map(str, DTYPES):
+            case = case.replace(dtype, "")
+        cases.setdefault(case.partition("[")[0], {}).setdefault(case, []).append(item)
+    left_out = {
+        item
+        for of_test in cases.values()
+        if len(of_test) > 1
+        for number, of_case in enumerate(of_test.values())
+        if len(of_case) > 1
+        for item in of_case
+        if str(DTYPES[number % len(DTYPES)]) not in item.name
+    }
+    items[:] = [item for item in items if item not in left_out]
+    config.hook.pytest_deselected(items=list(left_out))
 
 
 @pytest.fixture(autouse=True, scope="session")
