@@ -4,7 +4,9 @@ import time
 
 import click
 
-QUESTION = "What is the capital of France?"
+QUESTION = "What is the name of the capital city of France?"
+"""Not one whose answer hangs on rounding: with shorter words SmolLM2 finds a French answer all but as good, and weights
+of 4 or 8 bits tip it over."""
 EXPECTED = "Paris"
 
 

@@ -35,6 +35,12 @@ def test_chat_through_a_pipe(cluster):
     assert result.returncode == 0 and "Paris" in result.stdout, result
 
 
+def test_the_demo_with_weights_as_they_are_stored():
+    """As a new user runs it: other tests have float32."""
+    result = subprocess.run([FISSILE, "demo"], capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0 and "Paris" in result.stdout, result
+
+
 def test_bench_json(cluster):
     arguments = ("bench", "-n", "6", "-c", "3", "-i", "16", "-o", "8", "--warmup", "0", "--json")
     result = fissile(cluster, *arguments)
