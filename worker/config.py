@@ -9,7 +9,7 @@ from pydantic_settings import SettingsConfigDict
 from common.config import TRACES_ENDPOINT, CommaList, Settings
 from common.logging import LogFormat
 from fissile.tls import ServerTls
-from worker.config_rules import check_keys, check_names, check_ranks_secret, check_tls
+from worker.config_rules import SECRET_ADVICE, check_keys, check_names, check_places, check_ranks_secret, check_tls
 from worker.core.config import CacheConfig, SchedulerConfig
 from worker.core.errors import ConfigError
 from worker.executor.peers import PeerSettings
@@ -19,10 +19,6 @@ from worker.processes.tcp import MIN_SECRET_LENGTH
 from worker.runner.config import RunnerConfig
 
 ENV_PREFIX = "FISSILE_WORKER_"
-_SECRET_ADVICE = (
-    f"Of several, separated by commas, all do. At least {MIN_SECRET_LENGTH} characters. Better in the environment: "
-    "flags can be seen by others."
-)
 
 
 class WorkerSettings(Settings):
@@ -112,10 +108,10 @@ class WorkerSettings(Settings):
     )
     operator_names: CommaList = Field((), description="The same of operators, who alone may drain, clear and profile.")
     router_key: SecretStr = Field(
-        SecretStr(""), description="Key of routers, their --worker-key; who shows none is refused. " + _SECRET_ADVICE
+        SecretStr(""), description="Key of routers, their --worker-key; who shows none is refused. " + SECRET_ADVICE
     )
     operator_key: SecretStr = Field(
-        SecretStr(""), description="Key of operators, as `authorization: Bearer KEY`. " + _SECRET_ADVICE
+        SecretStr(""), description="Key of operators, as `authorization: Bearer KEY`. " + SECRET_ADVICE
     )
     reflection: bool = Field(True, description="Tell everyone who asks what the service's methods are (gRPC).")
     channelz: bool = Field(False, description="Tell operators of connections and calls (gRPC).")
@@ -184,23 +180,14 @@ class WorkerSettings(Settings):
 
     @model_validator(mode="after")
     def _check(self) -> "WorkerSettings":
-        if self.dp_rank >= self.dp_size:
-            raise ValueError(f"--dp-rank {self.dp_rank} is not below --dp-size {self.dp_size}")
-        if self.remote_ranks >= self.tensor_parallel_size:
-            raise ValueError(
-                f"--remote-ranks {self.remote_ranks} is not below --tensor-parallel-size {self.tensor_parallel_size}: "
-                "rank 0 is this worker's own"
-            )
+        check_places(self.dp_rank, self.dp_size, self.remote_ranks, self.tensor_parallel_size)
         if self.remote_ranks:
             check_ranks_secret(self.ranks_secret, needed_by="--remote-ranks")
         if self._has_peers:
             check_ranks_secret(self.ranks_secret, needed_by="--expert-parallel with --dp-size above 1")
         check_names(self.served_model_name, self.model_version)
-        check_tls(self.tls_certificate, self.tls_key, self.tls_client_ca)
-        if (self.router_names or self.operator_names) and not self.tls_client_ca:
-            raise ValueError("--router-names and --operator-names need --tls-client-ca")
-        check_keys("--router-key", self.router_key)
-        check_keys("--operator-key", self.operator_key)
+        check_tls(self.tls_certificate, self.tls_key, self.tls_client_ca, self.router_names + self.operator_names)
+        check_keys({"--router-key": self.router_key, "--operator-key": self.operator_key})
         if self.preemption_mode == "swap" and not self.swap_space_gib:
             raise ValueError("--preemption-mode swap needs --swap-space-gib above 0")
         # The core's own rules, before minutes are spent on loading a model. What only the model can tell is assumed.

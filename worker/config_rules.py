@@ -1,7 +1,7 @@
-"""Rules for names, secrets and certificates among a worker's settings. All raise ValueError, which names the flag."""
+"""Rules for ranks, names, secrets and certificates among a worker's settings. All raise ValueError, with the flag."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from pydantic import SecretStr
@@ -13,12 +13,27 @@ MAX_NAME_LENGTH = 256
 """Of a served model: names are written in logs and metrics."""
 MAX_VERSION_LENGTH = 64
 _VERSION = re.compile(rf"[A-Za-z0-9._-]{{0,{MAX_VERSION_LENGTH}}}")
+SECRET_ADVICE = (
+    f"Of several, separated by commas, all do. At least {MIN_SECRET_LENGTH} characters. Better in the environment: "
+    "flags can be seen by others."
+)
 
 
 def keys_of(secret: SecretStr) -> frozenset[str]:
     """Several, so that a new one can be given out before the old one is taken away."""
     keys = (key.strip() for key in secret.get_secret_value().split(","))
     return frozenset(key for key in keys if key)
+
+
+def check_places(dp_rank: int, dp_size: int, remote_ranks: int, tensor_parallel_size: int) -> None:
+    """Of this worker among others, and of its ranks on other hosts among all of them."""
+    if dp_rank >= dp_size:
+        raise ValueError(f"--dp-rank {dp_rank} is not below --dp-size {dp_size}")
+    if remote_ranks >= tensor_parallel_size:
+        raise ValueError(
+            f"--remote-ranks {remote_ranks} is not below --tensor-parallel-size {tensor_parallel_size}: "
+            "rank 0 is this worker's own"
+        )
 
 
 def check_names(names: Iterable[str], version: str) -> None:
@@ -33,10 +48,11 @@ def check_names(names: Iterable[str], version: str) -> None:
         )
 
 
-def check_keys(flag: str, secret: SecretStr) -> None:
-    """What callers show."""
-    if any(len(key) < MIN_SECRET_LENGTH or not is_sendable(key) for key in keys_of(secret)):
-        raise ValueError(f"{flag}: must be at least {MIN_SECRET_LENGTH} printable ASCII characters, no blanks")
+def check_keys(secrets: Mapping[str, SecretStr]) -> None:
+    """What callers show, by flag."""
+    for flag, secret in secrets.items():
+        if any(len(key) < MIN_SECRET_LENGTH or not is_sendable(key) for key in keys_of(secret)):
+            raise ValueError(f"{flag}: must be at least {MIN_SECRET_LENGTH} printable ASCII characters, no blanks")
 
 
 def check_ranks_secret(secret: SecretStr, *, needed_by: str) -> None:
@@ -45,8 +61,11 @@ def check_ranks_secret(secret: SecretStr, *, needed_by: str) -> None:
         raise ValueError(f"{needed_by} needs a --ranks-secret of at least {MIN_SECRET_LENGTH} characters")
 
 
-def check_tls(certificate: Path | None, key: Path | None, client_ca: Path | None) -> None:
+def check_tls(certificate: Path | None, key: Path | None, client_ca: Path | None, callers: tuple[str, ...]) -> None:
+    """`callers`: as they are called in their certificates."""
     if (certificate is None) != (key is None):
         raise ValueError("--tls-certificate and --tls-key go together")
     if client_ca and not certificate:
         raise ValueError("--tls-client-ca needs --tls-certificate and --tls-key")
+    if callers and not client_ca:
+        raise ValueError("--router-names and --operator-names need --tls-client-ca")

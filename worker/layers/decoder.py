@@ -7,14 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from worker.attention.context import current_context
-from worker.kernels.interface import (
-    DECODER,
-    BoundWeights,
-    DecoderKernel,
-    DecoderLayerWeights,
-    DecoderSpec,
-    GqaCache,
-)
+from worker.kernels.decoder import DECODER, BoundWeights, DecoderKernel, DecoderLayerWeights, DecoderSpec
+from worker.kernels.interface import GqaCache
 from worker.layers.blocks import DecoderLayer, GatedMLP, SelfAttention
 from worker.layers.embedding import TokenEmbedding
 from worker.layers.norm import RMSNorm

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from worker.kernels.interface import DECODER, GQA, LINEAR, PREPARE_STEP, REMEMBER, TABLE
+from worker.kernels.decoder import DECODER
+from worker.kernels.interface import GQA, LINEAR, PREPARE_STEP, REMEMBER, TABLE
 from worker.kernels.native.choose import NativeChoose, supports_choose
 from worker.kernels.native.decoder import NativeDecoder, supports_decoder
 from worker.kernels.native.gqa import NativeGqa, supports_gqa

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from worker.kernels.interface import DecoderLayerWeights, DecoderSpec, GqaCache
+from worker.kernels.decoder import DecoderLayerWeights, DecoderSpec
+from worker.kernels.interface import GqaCache
 from worker.kernels.native.gqa import StepMetadata, attention_model, point_at_attention, supports_gqa
 from worker.kernels.native.library import Layer, Model, engine, pointer
 
