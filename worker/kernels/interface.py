@@ -86,6 +86,9 @@ class LinearSpec:
 
 
 class LinearKernel(Protocol):
+    copies: bool
+    """Whether what it packs is memory of its own, and not the weight's."""
+
     def pack(self, weight: Weight) -> PackedWeight:
         """Bring a weight of the spec's kind into the layout that the product reads; the caller drops its copies."""
 

@@ -81,8 +81,8 @@ class TokenEmbedding(WeightedLayer):
 
 
 class OutputHead(WeightedLayer):
-    """Logits. A tied head shares the embedding's weight; where no kernel reads a packed table both ways, the packed one
-    is a second copy."""
+    """Logits. A tied head shares the embedding's weight; where no kernel reads a packed table both ways, and the
+    head's packs a copy, that is a second one."""
 
     def __init__(
         self,
@@ -118,7 +118,7 @@ class OutputHead(WeightedLayer):
         weight = self.weight.take(None) if tied_to is None else Dense(tied_to.plain())
         self._kernel = setup.kernels.choose(LINEAR, replace(self._spec, kind=type(weight)), setup.dtype)
         self._packed = self._kernel.pack(weight)
-        return weight.num_bytes
+        return weight.num_bytes if tied_to is None or self._kernel.copies else 0
 
     def forward(self, x: Tensor) -> Tensor | None:
         """[R, hidden] → [R, vocabulary] on rank 0, in the model's dtype; None on the others."""

@@ -26,6 +26,8 @@ class PackedMatrix:
 class NativeLinear(UnfusedLinear):
     """See `LinearKernel` and `TableKernel`."""
 
+    copies = True
+
     def __init__(self, spec: LinearSpec) -> None:
         self._spec = spec
         self._engine = engine()

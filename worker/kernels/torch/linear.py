@@ -43,6 +43,8 @@ class UnfusedLinear:
 class PlainLinear(UnfusedLinear):
     """`F.linear`, on every device."""
 
+    copies = False
+
     def pack(self, weight: Weight) -> PackedLinear:
         assert isinstance(weight, Dense)
         return PackedLinear(weight.weight.contiguous(), weight.bias)
@@ -57,6 +59,8 @@ class PlainLinear(UnfusedLinear):
 
 class OneDnnLinear(UnfusedLinear):
     """Packed oneDNN product, on a CPU."""
+
+    copies = True
 
     def __init__(self) -> None:
         self._reorder = torch.ops.mkldnn._reorder_linear_weight
