@@ -55,6 +55,9 @@ class ModelExecutor(EngineExecutor, Protocol):
     @property
     def profiles(self) -> RankProfiles: ...
 
+    @property
+    def lockstep_group(self) -> str: ...
+
     def start(self) -> ModelInfo: ...
 
     def compile(self, grammar: Grammar) -> "Future[None]": ...
@@ -153,7 +156,10 @@ class WorkerServer:
         await self._warm_up(self._broker, limits)
         self._metrics.start(model, lambda: engine.load)
         self._loop_lag.start()
-        self._service.attach(LoadedWorker(self._engine, self._broker, model, files, self._executor.profiles))
+        executor = self._executor
+        self._service.attach(
+            LoadedWorker(engine, self._broker, model, files, executor.profiles, executor.lockstep_group)
+        )
         await self._server.set_serving(True)
         watch.lap("first request")
         logger.info(

@@ -57,6 +57,7 @@ class LoadedWorker:
     model: ModelInfo
     files: ServedFiles
     profiles: RankProfiles
+    lockstep_group: str
 
 
 class WorkerService(v1.WorkerServiceServicer):
@@ -139,6 +140,7 @@ class WorkerService(v1.WorkerServiceServicer):
             model_fingerprint=worker.files.model_fingerprint,
             model_version=settings.model_version,
             max_num_seqs=settings.max_num_seqs,
+            lockstep_group=worker.lockstep_group,
         )
 
     async def GetTokenizer(

@@ -26,7 +26,7 @@ from fissile.v1 import sequence_pb2 as fissile_dot_v1_dot_sequence__pb2
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x66issile/v1/worker.proto\x12\nfissile.v1\x1a\x19\x66issile/v1/sequence.proto\x1a\x1egoogle/protobuf/duration.proto\">\n\x0e\x45xecuteRequest\x12,\n\x08\x63ommands\x18\x01 \x03(\x0b\x32\x1a.fissile.v1.ExecuteCommand\"s\n\x0e\x45xecuteCommand\x12*\n\x05group\x18\x01 \x01(\x0b\x32\x19.fissile.v1.SequenceGroupH\x00\x12*\n\x05\x61\x62ort\x18\x02 \x01(\x0b\x32\x19.fissile.v1.AbortSequenceH\x00\x42\t\n\x07\x63ommand\"\x8b\x01\n\x0f\x45xecuteResponse\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12*\n\x07outputs\x18\x02 \x03(\x0b\x32\x19.fissile.v1.RequestOutput\x12$\n\x04load\x18\x03 \x01(\x0b\x32\x16.fissile.v1.WorkerLoad\x12\x18\n\x10last_sequence_id\x18\x04 \x01(\x04\"4\n\x14WatchKvEventsRequest\x12\x1c\n\x14\x66rom_sequence_number\x18\x01 \x01(\x04\"y\n\x15WatchKvEventsResponse\x12\x17\n\x0fsequence_number\x18\x01 \x01(\x04\x12#\n\x06\x65vents\x18\x02 \x03(\x0b\x32\x13.fissile.v1.KvEvent\x12\x13\n\x0bis_snapshot\x18\x03 \x01(\x08\x12\r\n\x05\x65poch\x18\x04 \x01(\t\"\x9f\x01\n\x07KvEvent\x12,\n\x06stored\x18\x01 \x01(\x0b\x32\x1a.fissile.v1.KvBlocksStoredH\x00\x12.\n\x07removed\x18\x02 \x01(\x0b\x32\x1b.fissile.v1.KvBlocksRemovedH\x00\x12-\n\x07\x63leared\x18\x03 \x01(\x0b\x32\x1a.fissile.v1.KvCacheClearedH\x00\x42\x07\n\x05\x65vent\"v\n\x0eKvBlocksStored\x12\x14\n\x0c\x62lock_hashes\x18\x01 \x03(\x06\x12\x13\n\x0bparent_hash\x18\x02 \x01(\x06\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x12\n\ncache_salt\x18\x04 \x01(\x0c\x12\x12\n\nblock_size\x18\x05 \x01(\r\"\'\n\x0fKvBlocksRemoved\x12\x14\n\x0c\x62lock_hashes\x18\x01 \x03(\x06\"\x10\n\x0eKvCacheCleared\"\x12\n\x10GetWorkerRequest\"\xd6\x03\n\x11GetWorkerResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rarchitectures\x18\x02 \x03(\t\x12\x1d\n\x15tokenizer_fingerprint\x18\x03 \x01(\t\x12\x15\n\rmax_model_len\x18\x04 \x01(\r\x12\x12\n\nvocab_size\x18\x05 \x01(\r\x12\x12\n\nblock_size\x18\x06 \x01(\r\x12\x12\n\nnum_blocks\x18\x07 \x01(\r\x12\x13\n\x0bhash_scheme\x18\x08 \x01(\t\x12\x0f\n\x07\x64p_rank\x18\t \x01(\r\x12\x0f\n\x07\x64p_size\x18\n \x01(\r\x12\x0f\n\x07tp_size\x18\x0b \x01(\r\x12\r\n\x05\x65poch\x18\x0c \x01(\t\x12\x14\n\x0c\x63\x61pabilities\x18\r \x03(\t\x12\r\n\x05\x64type\x18\x0e \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x0f \x01(\t\x12\x16\n\x0ekernel_backend\x18\x10 \x01(\t\x12\x15\n\reos_token_ids\x18\x11 \x03(\r\x12\x0f\n\x07version\x18\x12 \x01(\t\x12\x15\n\rmodel_aliases\x18\x13 \x03(\t\x12\x19\n\x11model_fingerprint\x18\x14 \x01(\t\x12\x15\n\rmodel_version\x18\x15 \x01(\t\x12\x14\n\x0cmax_num_seqs\x18\x16 \x01(\r\"\x15\n\x13GetTokenizerRequest\"W\n\x14GetTokenizerResponse\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\x12\x0e\n\x06sha256\x18\x03 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x04 \x01(\t\"\x10\n\x0eGetLoadRequest\"p\n\x0fGetLoadResponse\x12$\n\x04load\x18\x01 \x01(\x0b\x32\x16.fissile.v1.WorkerLoad\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12)\n\x06uptime\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"K\n\x0c\x44rainRequest\x12/\n\x07timeout\x18\x01 \x01(\x0b\x32\x19.google.protobuf.DurationH\x00\x88\x01\x01\x42\n\n\x08_timeout\"M\n\rDrainResponse\x12\x14\n\x0cnum_finished\x18\x01 \x01(\r\x12\x13\n\x0bnum_aborted\x18\x02 \x01(\r\x12\x11\n\tundrained\x18\x03 \x01(\x08\"\x10\n\x0eUndrainRequest\"\x11\n\x0fUndrainResponse\"\x19\n\x17\x43learPrefixCacheRequest\".\n\x18\x43learPrefixCacheResponse\x12\x12\n\nnum_blocks\x18\x01 \x01(\r\")\n\x13StartProfileRequest\x12\x12\n\noutput_dir\x18\x01 \x01(\t\"\x16\n\x14StartProfileResponse\"\x14\n\x12StopProfileRequest\"#\n\x13StopProfileResponse\x12\x0c\n\x04path\x18\x01 \x01(\t2\x96\x06\n\rWorkerService\x12\x46\n\x07\x45xecute\x12\x1a.fissile.v1.ExecuteRequest\x1a\x1b.fissile.v1.ExecuteResponse(\x01\x30\x01\x12V\n\rWatchKvEvents\x12 .fissile.v1.WatchKvEventsRequest\x1a!.fissile.v1.WatchKvEventsResponse0\x01\x12H\n\tGetWorker\x12\x1c.fissile.v1.GetWorkerRequest\x1a\x1d.fissile.v1.GetWorkerResponse\x12S\n\x0cGetTokenizer\x12\x1f.fissile.v1.GetTokenizerRequest\x1a .fissile.v1.GetTokenizerResponse0\x01\x12\x42\n\x07GetLoad\x12\x1a.fissile.v1.GetLoadRequest\x1a\x1b.fissile.v1.GetLoadResponse\x12<\n\x05\x44rain\x12\x18.fissile.v1.DrainRequest\x1a\x19.fissile.v1.DrainResponse\x12\x42\n\x07Undrain\x12\x1a.fissile.v1.UndrainRequest\x1a\x1b.fissile.v1.UndrainResponse\x12]\n\x10\x43learPrefixCache\x12#.fissile.v1.ClearPrefixCacheRequest\x1a$.fissile.v1.ClearPrefixCacheResponse\x12Q\n\x0cStartProfile\x12\x1f.fissile.v1.StartProfileRequest\x1a .fissile.v1.StartProfileResponse\x12N\n\x0bStopProfile\x12\x1e.fissile.v1.StopProfileRequest\x1a\x1f.fissile.v1.StopProfileResponseB;\n\x0e\x63om.fissile.v1P\x01Z\x14\x66issile/v1;fissilev1\xa2\x02\x03\x46SL\xaa\x02\nFissile.V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x66issile/v1/worker.proto\x12\nfissile.v1\x1a\x19\x66issile/v1/sequence.proto\x1a\x1egoogle/protobuf/duration.proto\">\n\x0e\x45xecuteRequest\x12,\n\x08\x63ommands\x18\x01 \x03(\x0b\x32\x1a.fissile.v1.ExecuteCommand\"s\n\x0e\x45xecuteCommand\x12*\n\x05group\x18\x01 \x01(\x0b\x32\x19.fissile.v1.SequenceGroupH\x00\x12*\n\x05\x61\x62ort\x18\x02 \x01(\x0b\x32\x19.fissile.v1.AbortSequenceH\x00\x42\t\n\x07\x63ommand\"\x8b\x01\n\x0f\x45xecuteResponse\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12*\n\x07outputs\x18\x02 \x03(\x0b\x32\x19.fissile.v1.RequestOutput\x12$\n\x04load\x18\x03 \x01(\x0b\x32\x16.fissile.v1.WorkerLoad\x12\x18\n\x10last_sequence_id\x18\x04 \x01(\x04\"4\n\x14WatchKvEventsRequest\x12\x1c\n\x14\x66rom_sequence_number\x18\x01 \x01(\x04\"y\n\x15WatchKvEventsResponse\x12\x17\n\x0fsequence_number\x18\x01 \x01(\x04\x12#\n\x06\x65vents\x18\x02 \x03(\x0b\x32\x13.fissile.v1.KvEvent\x12\x13\n\x0bis_snapshot\x18\x03 \x01(\x08\x12\r\n\x05\x65poch\x18\x04 \x01(\t\"\x9f\x01\n\x07KvEvent\x12,\n\x06stored\x18\x01 \x01(\x0b\x32\x1a.fissile.v1.KvBlocksStoredH\x00\x12.\n\x07removed\x18\x02 \x01(\x0b\x32\x1b.fissile.v1.KvBlocksRemovedH\x00\x12-\n\x07\x63leared\x18\x03 \x01(\x0b\x32\x1a.fissile.v1.KvCacheClearedH\x00\x42\x07\n\x05\x65vent\"v\n\x0eKvBlocksStored\x12\x14\n\x0c\x62lock_hashes\x18\x01 \x03(\x06\x12\x13\n\x0bparent_hash\x18\x02 \x01(\x06\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x12\n\ncache_salt\x18\x04 \x01(\x0c\x12\x12\n\nblock_size\x18\x05 \x01(\r\"\'\n\x0fKvBlocksRemoved\x12\x14\n\x0c\x62lock_hashes\x18\x01 \x03(\x06\"\x10\n\x0eKvCacheCleared\"\x12\n\x10GetWorkerRequest\"\xee\x03\n\x11GetWorkerResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rarchitectures\x18\x02 \x03(\t\x12\x1d\n\x15tokenizer_fingerprint\x18\x03 \x01(\t\x12\x15\n\rmax_model_len\x18\x04 \x01(\r\x12\x12\n\nvocab_size\x18\x05 \x01(\r\x12\x12\n\nblock_size\x18\x06 \x01(\r\x12\x12\n\nnum_blocks\x18\x07 \x01(\r\x12\x13\n\x0bhash_scheme\x18\x08 \x01(\t\x12\x0f\n\x07\x64p_rank\x18\t \x01(\r\x12\x0f\n\x07\x64p_size\x18\n \x01(\r\x12\x0f\n\x07tp_size\x18\x0b \x01(\r\x12\r\n\x05\x65poch\x18\x0c \x01(\t\x12\x14\n\x0c\x63\x61pabilities\x18\r \x03(\t\x12\r\n\x05\x64type\x18\x0e \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x0f \x01(\t\x12\x16\n\x0ekernel_backend\x18\x10 \x01(\t\x12\x15\n\reos_token_ids\x18\x11 \x03(\r\x12\x0f\n\x07version\x18\x12 \x01(\t\x12\x15\n\rmodel_aliases\x18\x13 \x03(\t\x12\x19\n\x11model_fingerprint\x18\x14 \x01(\t\x12\x15\n\rmodel_version\x18\x15 \x01(\t\x12\x14\n\x0cmax_num_seqs\x18\x16 \x01(\r\x12\x16\n\x0elockstep_group\x18\x17 \x01(\t\"\x15\n\x13GetTokenizerRequest\"W\n\x14GetTokenizerResponse\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\x12\x0e\n\x06sha256\x18\x03 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x04 \x01(\t\"\x10\n\x0eGetLoadRequest\"p\n\x0fGetLoadResponse\x12$\n\x04load\x18\x01 \x01(\x0b\x32\x16.fissile.v1.WorkerLoad\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12)\n\x06uptime\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"K\n\x0c\x44rainRequest\x12/\n\x07timeout\x18\x01 \x01(\x0b\x32\x19.google.protobuf.DurationH\x00\x88\x01\x01\x42\n\n\x08_timeout\"M\n\rDrainResponse\x12\x14\n\x0cnum_finished\x18\x01 \x01(\r\x12\x13\n\x0bnum_aborted\x18\x02 \x01(\r\x12\x11\n\tundrained\x18\x03 \x01(\x08\"\x10\n\x0eUndrainRequest\"\x11\n\x0fUndrainResponse\"\x19\n\x17\x43learPrefixCacheRequest\".\n\x18\x43learPrefixCacheResponse\x12\x12\n\nnum_blocks\x18\x01 \x01(\r\")\n\x13StartProfileRequest\x12\x12\n\noutput_dir\x18\x01 \x01(\t\"\x16\n\x14StartProfileResponse\"\x14\n\x12StopProfileRequest\"#\n\x13StopProfileResponse\x12\x0c\n\x04path\x18\x01 \x01(\t2\x96\x06\n\rWorkerService\x12\x46\n\x07\x45xecute\x12\x1a.fissile.v1.ExecuteRequest\x1a\x1b.fissile.v1.ExecuteResponse(\x01\x30\x01\x12V\n\rWatchKvEvents\x12 .fissile.v1.WatchKvEventsRequest\x1a!.fissile.v1.WatchKvEventsResponse0\x01\x12H\n\tGetWorker\x12\x1c.fissile.v1.GetWorkerRequest\x1a\x1d.fissile.v1.GetWorkerResponse\x12S\n\x0cGetTokenizer\x12\x1f.fissile.v1.GetTokenizerRequest\x1a .fissile.v1.GetTokenizerResponse0\x01\x12\x42\n\x07GetLoad\x12\x1a.fissile.v1.GetLoadRequest\x1a\x1b.fissile.v1.GetLoadResponse\x12<\n\x05\x44rain\x12\x18.fissile.v1.DrainRequest\x1a\x19.fissile.v1.DrainResponse\x12\x42\n\x07Undrain\x12\x1a.fissile.v1.UndrainRequest\x1a\x1b.fissile.v1.UndrainResponse\x12]\n\x10\x43learPrefixCache\x12#.fissile.v1.ClearPrefixCacheRequest\x1a$.fissile.v1.ClearPrefixCacheResponse\x12Q\n\x0cStartProfile\x12\x1f.fissile.v1.StartProfileRequest\x1a .fissile.v1.StartProfileResponse\x12N\n\x0bStopProfile\x12\x1e.fissile.v1.StopProfileRequest\x1a\x1f.fissile.v1.StopProfileResponseB;\n\x0e\x63om.fissile.v1P\x01Z\x14\x66issile/v1;fissilev1\xa2\x02\x03\x46SL\xaa\x02\nFissile.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -55,35 +55,35 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETWORKERREQUEST']._serialized_start=939
   _globals['_GETWORKERREQUEST']._serialized_end=957
   _globals['_GETWORKERRESPONSE']._serialized_start=960
-  _globals['_GETWORKERRESPONSE']._serialized_end=1430
-  _globals['_GETTOKENIZERREQUEST']._serialized_start=1432
-  _globals['_GETTOKENIZERREQUEST']._serialized_end=1453
-  _globals['_GETTOKENIZERRESPONSE']._serialized_start=1455
-  _globals['_GETTOKENIZERRESPONSE']._serialized_end=1542
-  _globals['_GETLOADREQUEST']._serialized_start=1544
-  _globals['_GETLOADREQUEST']._serialized_end=1560
-  _globals['_GETLOADRESPONSE']._serialized_start=1562
-  _globals['_GETLOADRESPONSE']._serialized_end=1674
-  _globals['_DRAINREQUEST']._serialized_start=1676
-  _globals['_DRAINREQUEST']._serialized_end=1751
-  _globals['_DRAINRESPONSE']._serialized_start=1753
-  _globals['_DRAINRESPONSE']._serialized_end=1830
-  _globals['_UNDRAINREQUEST']._serialized_start=1832
-  _globals['_UNDRAINREQUEST']._serialized_end=1848
-  _globals['_UNDRAINRESPONSE']._serialized_start=1850
-  _globals['_UNDRAINRESPONSE']._serialized_end=1867
-  _globals['_CLEARPREFIXCACHEREQUEST']._serialized_start=1869
-  _globals['_CLEARPREFIXCACHEREQUEST']._serialized_end=1894
-  _globals['_CLEARPREFIXCACHERESPONSE']._serialized_start=1896
-  _globals['_CLEARPREFIXCACHERESPONSE']._serialized_end=1942
-  _globals['_STARTPROFILEREQUEST']._serialized_start=1944
-  _globals['_STARTPROFILEREQUEST']._serialized_end=1985
-  _globals['_STARTPROFILERESPONSE']._serialized_start=1987
-  _globals['_STARTPROFILERESPONSE']._serialized_end=2009
-  _globals['_STOPPROFILEREQUEST']._serialized_start=2011
-  _globals['_STOPPROFILEREQUEST']._serialized_end=2031
-  _globals['_STOPPROFILERESPONSE']._serialized_start=2033
-  _globals['_STOPPROFILERESPONSE']._serialized_end=2068
-  _globals['_WORKERSERVICE']._serialized_start=2071
-  _globals['_WORKERSERVICE']._serialized_end=2861
+  _globals['_GETWORKERRESPONSE']._serialized_end=1454
+  _globals['_GETTOKENIZERREQUEST']._serialized_start=1456
+  _globals['_GETTOKENIZERREQUEST']._serialized_end=1477
+  _globals['_GETTOKENIZERRESPONSE']._serialized_start=1479
+  _globals['_GETTOKENIZERRESPONSE']._serialized_end=1566
+  _globals['_GETLOADREQUEST']._serialized_start=1568
+  _globals['_GETLOADREQUEST']._serialized_end=1584
+  _globals['_GETLOADRESPONSE']._serialized_start=1586
+  _globals['_GETLOADRESPONSE']._serialized_end=1698
+  _globals['_DRAINREQUEST']._serialized_start=1700
+  _globals['_DRAINREQUEST']._serialized_end=1775
+  _globals['_DRAINRESPONSE']._serialized_start=1777
+  _globals['_DRAINRESPONSE']._serialized_end=1854
+  _globals['_UNDRAINREQUEST']._serialized_start=1856
+  _globals['_UNDRAINREQUEST']._serialized_end=1872
+  _globals['_UNDRAINRESPONSE']._serialized_start=1874
+  _globals['_UNDRAINRESPONSE']._serialized_end=1891
+  _globals['_CLEARPREFIXCACHEREQUEST']._serialized_start=1893
+  _globals['_CLEARPREFIXCACHEREQUEST']._serialized_end=1918
+  _globals['_CLEARPREFIXCACHERESPONSE']._serialized_start=1920
+  _globals['_CLEARPREFIXCACHERESPONSE']._serialized_end=1966
+  _globals['_STARTPROFILEREQUEST']._serialized_start=1968
+  _globals['_STARTPROFILEREQUEST']._serialized_end=2009
+  _globals['_STARTPROFILERESPONSE']._serialized_start=2011
+  _globals['_STARTPROFILERESPONSE']._serialized_end=2033
+  _globals['_STOPPROFILEREQUEST']._serialized_start=2035
+  _globals['_STOPPROFILEREQUEST']._serialized_end=2055
+  _globals['_STOPPROFILERESPONSE']._serialized_start=2057
+  _globals['_STOPPROFILERESPONSE']._serialized_end=2092
+  _globals['_WORKERSERVICE']._serialized_start=2095
+  _globals['_WORKERSERVICE']._serialized_end=2885
 # @@protoc_insertion_point(module_scope)

@@ -93,7 +93,7 @@ class GetWorkerRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetWorkerResponse(_message.Message):
-    __slots__ = ("model", "architectures", "tokenizer_fingerprint", "max_model_len", "vocab_size", "block_size", "num_blocks", "hash_scheme", "dp_rank", "dp_size", "tp_size", "epoch", "capabilities", "dtype", "device", "kernel_backend", "eos_token_ids", "version", "model_aliases", "model_fingerprint", "model_version", "max_num_seqs")
+    __slots__ = ("model", "architectures", "tokenizer_fingerprint", "max_model_len", "vocab_size", "block_size", "num_blocks", "hash_scheme", "dp_rank", "dp_size", "tp_size", "epoch", "capabilities", "dtype", "device", "kernel_backend", "eos_token_ids", "version", "model_aliases", "model_fingerprint", "model_version", "max_num_seqs", "lockstep_group")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     ARCHITECTURES_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
@@ -116,6 +116,7 @@ class GetWorkerResponse(_message.Message):
     MODEL_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
     MAX_NUM_SEQS_FIELD_NUMBER: _ClassVar[int]
+    LOCKSTEP_GROUP_FIELD_NUMBER: _ClassVar[int]
     model: str
     architectures: _containers.RepeatedScalarFieldContainer[str]
     tokenizer_fingerprint: str
@@ -138,7 +139,8 @@ class GetWorkerResponse(_message.Message):
     model_fingerprint: str
     model_version: str
     max_num_seqs: int
-    def __init__(self, model: _Optional[str] = ..., architectures: _Optional[_Iterable[str]] = ..., tokenizer_fingerprint: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., hash_scheme: _Optional[str] = ..., dp_rank: _Optional[int] = ..., dp_size: _Optional[int] = ..., tp_size: _Optional[int] = ..., epoch: _Optional[str] = ..., capabilities: _Optional[_Iterable[str]] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., kernel_backend: _Optional[str] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., version: _Optional[str] = ..., model_aliases: _Optional[_Iterable[str]] = ..., model_fingerprint: _Optional[str] = ..., model_version: _Optional[str] = ..., max_num_seqs: _Optional[int] = ...) -> None: ...
+    lockstep_group: str
+    def __init__(self, model: _Optional[str] = ..., architectures: _Optional[_Iterable[str]] = ..., tokenizer_fingerprint: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., hash_scheme: _Optional[str] = ..., dp_rank: _Optional[int] = ..., dp_size: _Optional[int] = ..., tp_size: _Optional[int] = ..., epoch: _Optional[str] = ..., capabilities: _Optional[_Iterable[str]] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., kernel_backend: _Optional[str] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., version: _Optional[str] = ..., model_aliases: _Optional[_Iterable[str]] = ..., model_fingerprint: _Optional[str] = ..., model_version: _Optional[str] = ..., max_num_seqs: _Optional[int] = ..., lockstep_group: _Optional[str] = ...) -> None: ...
 
 class GetTokenizerRequest(_message.Message):
     __slots__ = ()

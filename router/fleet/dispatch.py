@@ -18,8 +18,9 @@ from router.fleet.health.ejection import admitted
 from router.fleet.link import WorkerLink
 from router.fleet.policies.policy import Policy, Work
 from router.fleet.quarantine import Quarantine
-from router.fleet.retries import Retries, Session
+from router.fleet.retries import Retries
 from router.fleet.retry_budget import RetryBudget
+from router.fleet.session import Session
 from router.fleet.versions import line_of
 from router.fleet.workers import WorkerSet
 from router.metrics import RouterMetrics
@@ -71,7 +72,7 @@ class _Journey:
         self._request = request
         self._time_left = time_left
         self._retries = Retries(dispatcher.settings.max_retries, dispatcher.retry_budget)
-        self._session: Session = ("", 0)
+        self._session: Session = Session("", 0)
         """Where it is or was last."""
         self._loss: Loss | None = None
         """The last one."""

@@ -39,9 +39,11 @@ from router.answering.hop import Sink
 from router.config import RouterSettings
 from router.fleet.health.breaker import Attempt, Breaker
 from router.fleet.health.liveness import Liveness, WorkerStuckError
+from router.fleet.health.lockstep import LockstepGroups
 from router.fleet.load import LoadTracker
 from router.fleet.outbox import MAX_COMMAND_BYTES, Outbox
 from router.fleet.sequences import OpenSequences
+from router.fleet.session import Session
 from router.latency import LatencyWindows
 from router.model.served import Version
 from router.model.tokenizer import Tokenizer, TokenizerStore, receive_files
@@ -64,14 +66,16 @@ class WorkerLink:
         tokenizers: TokenizerStore,
         settings: RouterSettings,
         tls: ClientTls | None,
+        groups: LockstepGroups,
         on_change: Callable[[], None],
     ) -> None:
         self.address = address
+        self.session = Session(address, 0)
         self.load = LoadTracker()
         self.latency = LatencyWindows()
         self.breaker = Breaker(address)
         self.info: GetWorkerResponse | None = None
-        """Of the last connection, kept while disconnected."""
+        """Of the last connection, as is `session`; kept while disconnected."""
         self.tokenizer: Tokenizer | None = None
         self.version: Version | None = None
         self.stub: WorkerServiceStub | None = None
@@ -84,10 +88,10 @@ class WorkerLink:
         self._tokenizers = tokenizers
         self._settings = settings
         self._tls = tls
+        self._groups = groups
         self._on_change = on_change
         self._connected = False
         self._serving = False
-        self._num_sessions = 0
         self._sequences = OpenSequences()
         self._next_id = 1
         self._outbox = Outbox()
@@ -96,12 +100,12 @@ class WorkerLink:
     @property
     def is_available(self) -> bool:
         """Takes new sequences."""
-        return self._connected and self._serving and not self.is_retired
+        return self._connected and self._serving and not self.is_retired and not self.is_ending
 
     @property
-    def session(self) -> tuple[str, int]:
-        """Names this connection: what failed on it may work on the next."""
-        return self.address, self._num_sessions
+    def is_ending(self) -> bool:
+        """One that it steps together with is lost."""
+        return self._groups.is_ending(self.session.lockstep_group)
 
     @property
     def num_open_requests(self) -> int:
@@ -172,10 +176,11 @@ class WorkerLink:
 
     def _lose(self, detail: str, *, worker_died: bool, is_refused: bool) -> None:
         if self._connected:
+            self._groups.lost(self.session.lockstep_group)
             logger.warning("worker %s lost with %d open sequences: %s", self.address, len(self._sequences), detail)
         elif detail != self.detail:
             # A worker that was never there may be starting.
-            is_expected = self._num_sessions == 0 and not is_of_tls(detail) and not is_refused
+            is_expected = self.session.number == 0 and not is_of_tls(detail) and not is_refused
             logger.log(
                 logging.INFO if is_expected else logging.WARNING, "waiting for worker %s: %s", self.address, detail
             )
@@ -210,7 +215,7 @@ class WorkerLink:
         self.info, self.tokenizer, self.version, self.stub = info, tokenizer, Version.of(info), stub
         self.load.block_size, self.load.max_num_seqs = info.block_size, info.max_num_seqs
         self._connected, self.is_new = True, False
-        self._num_sessions += 1
+        self.session = Session(self.address, self.session.number + 1, info.lockstep_group)
         self._liveness = Liveness(self._settings)
         self._on_change()
         await _until_first_ends(
@@ -238,6 +243,8 @@ class WorkerLink:
             sink = self._sequences.take(output, now)
             if output.finish_reason:
                 num_endings += 1
+                if output.worker_failed:
+                    self._groups.lost(self.session.lockstep_group)
                 if sink is not None:
                     self.load.closed(output.sequence_id)
             if sink is not None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from router.answering.request import OpenRequest
 from router.fleet.link import WorkerLink
-from router.fleet.retries import Session
+from router.fleet.session import Session
 
 MAX_WAIT_SECONDS = 1.0
 """A worker that an operator kills leaves many such requests behind, and hardly ever one to blame. After so long they

@@ -82,4 +82,6 @@ def _worker_stats(link: WorkerLink, window_seconds: float) -> WorkerStats:
 def _detail(link: WorkerLink) -> str:
     if link.is_retired:
         return "gone from where workers are found; it finishes what it has"
+    if link.is_ending:
+        return link.detail or "a worker that it steps together with is lost"
     return link.detail or link.breaker.detail

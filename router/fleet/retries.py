@@ -3,6 +3,8 @@
 A worker that refuses a request, drains or is slow says nothing about the request: it is tried elsewhere, `max_retries`
 times in a row. A worker that died while it had the request may have died of it:
 
+Workers that step together end together, so all of a group are one death.
+
 - Two deaths without a token in between end it: it is not carried to a third worker. `quarantine.py` sees to it that
   others do not share its fate.
 - Tokens in between clear it, and it may be tried again as often as at first. But some requests fail late, so in all it
@@ -16,13 +18,11 @@ from dataclasses import dataclass, field
 from fissile.errors import InternalError, UnavailableError
 from router.answering.hop import Loss
 from router.fleet.retry_budget import RetryBudget
+from router.fleet.session import Session
 
 MAX_DEATHS_WITHOUT_PROGRESS = 2
 MAX_DEATHS = 4
 TOKENS_PER_DEATH = 256
-
-Session = tuple[str, int]
-"""A worker's address and which connection to it."""
 
 
 @dataclass(slots=True)
@@ -38,6 +38,8 @@ class Retries:
     """That it had at the last loss."""
     _num_deaths: int = 0
     _num_deaths_in_a_row: int = 0
+    _dead_groups: set[str] = field(default_factory=set)
+    """Of workers that step together."""
 
     @property
     def is_suspect(self) -> bool:
@@ -51,7 +53,7 @@ class Retries:
             self._num_deaths_in_a_row = 0
         self._num_tokens = num_tokens
         self.failed.add(session)
-        if loss.worker_died:
+        if loss.worker_died and self._is_another_death(session.lockstep_group):
             self._num_deaths += 1
             self._num_deaths_in_a_row += 1
             self._check_deaths(loss)
@@ -60,6 +62,13 @@ class Retries:
         if len(self.failed) > 1 and not self.budget.spend():
             detail = f"gave up after {len(self.failed)} workers, as too many requests are tried again: {loss.detail}"
             raise loss.refusal or UnavailableError(detail, retry_after=1.0)
+
+    def _is_another_death(self, group: str) -> bool:
+        if group in self._dead_groups:
+            return False
+        if group:
+            self._dead_groups.add(group)
+        return True
 
     def _check_deaths(self, loss: Loss) -> None:
         if self._num_deaths_in_a_row >= MAX_DEATHS_WITHOUT_PROGRESS:

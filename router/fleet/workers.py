@@ -11,6 +11,7 @@ from router.callers.caller import Caller
 from router.config import RouterSettings
 from router.fleet.catalogue import Catalogue, catalogue, differences
 from router.fleet.discovery.source import Endpoint, Source
+from router.fleet.health.lockstep import LockstepGroups
 from router.fleet.link import WorkerLink
 from router.model.served import ServedModel, Version
 from router.model.tokenizer import TokenizerStore
@@ -32,6 +33,7 @@ class WorkerSet:
         self._settings = settings
         self._aliases = settings.aliases()
         self._tls = settings.client_tls()
+        self._groups = LockstepGroups(self._on_change)
         self._tasks: dict[str, asyncio.Task[None]] = {}
         """Of the links."""
         self._leaving: dict[str, asyncio.Task[None]] = {}
@@ -52,6 +54,7 @@ class WorkerSet:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        self._groups.close()
         self._tasks.clear()
         self._leaving.clear()
         self.links.clear()
@@ -161,7 +164,7 @@ class WorkerSet:
         address, tls = endpoint.address, self._tls
         if tls and endpoint.tls_name:
             tls = replace(tls, server_name=tls.server_name or endpoint.tls_name)
-        link = WorkerLink(address, self._tokenizers, self._settings, tls, self._on_change)
+        link = WorkerLink(address, self._tokenizers, self._settings, tls, self._groups, self._on_change)
         self.links[address] = link
         self._tasks[address] = asyncio.create_task(link.run())
         self._on_change()

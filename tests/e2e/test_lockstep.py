@@ -11,7 +11,7 @@ import pytest
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from fissile import Client
-from fissile.errors import InternalError, UnavailableError
+from fissile.errors import UnavailableError
 from tests.fakes import tokenizer as toys
 from tests.models.cases.qwen3_moe import QWEN3_MOE
 from tests.models.saved import Saved, save
@@ -62,7 +62,7 @@ def test_workers_that_share_experts_answer_together_and_end_together(services, s
         next(stream)
         killed, survivor = workers["rank-1"], workers["rank-0"]
         os.kill(killed.pid, signal.SIGKILL)
-        with pytest.raises((UnavailableError, InternalError)):  # the other may have taken it over before its own end
+        with pytest.raises(UnavailableError):
             stream.result()
     deadline = time.monotonic() + 20
     while survivor.exit_code is None:

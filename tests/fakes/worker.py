@@ -145,6 +145,7 @@ class FakeWorker(WorkerServiceServicer):
     files: dict[str, bytes] = field(default_factory=lambda: toys.files(toys.byte_level()))
     dp_rank: int = 0
     dp_size: int = 1
+    lockstep_group: str = ""
     tls: ServerTls | None = None
     access: Access = field(default_factory=Access)
     host: str = "127.0.0.1"
@@ -202,6 +203,7 @@ class FakeWorker(WorkerServiceServicer):
             capabilities=self.capabilities,
             dp_rank=self.dp_rank,
             dp_size=self.dp_size,
+            lockstep_group=self.lockstep_group,
             model_fingerprint=self.model_fingerprint,
             model_version=self.model_version,
             dtype="float32",

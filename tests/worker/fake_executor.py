@@ -58,6 +58,7 @@ class FakeExecutor:
         self.raises_in_submit: Exception | None = None
         self.num_submitted = 0
         self.is_shut_down = False
+        self.lockstep_group = ""
         self.profiles = Profiles()
         self.profiles.attach([RankThatProfiles(self.profiles)])
         self._on_rank_end = on_rank_end

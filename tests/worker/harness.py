@@ -41,6 +41,8 @@ class System:
     executor: FakeExecutor
     stub: WorkerServiceStub
     address: str
+    loaded: asyncio.Task[None]
+    """Ends when it serves."""
 
 
 def run_worker(
@@ -74,7 +76,7 @@ def run_worker(
                 if prepare is None:
                     await loading
                 async with aio_channel(address) as channel:
-                    return await scenario(System(server, executor, WorkerServiceStub(channel), address))
+                    return await scenario(System(server, executor, WorkerServiceStub(channel), address, loading))
             finally:
                 executor.loading.set()
                 executor.open.set()

@@ -94,6 +94,18 @@ def met(config: RunnerConfig) -> Iterator[list[Worker]]:
         worker.peers.close()
 
 
+def test_those_that_meet_have_one_name_and_those_that_meet_again_another(
+    met: list[Worker], config: RunnerConfig
+) -> None:
+    names = {worker.peers.group for worker in met}
+    again = workers_of(config)
+    meet(again)
+    names |= {worker.peers.group for worker in again}
+    for worker in again:
+        worker.peers.close()
+    assert len(names) == 2 and all(names)
+
+
 def test_what_one_cannot_go_on_for_all_hear(met: list[Worker]) -> None:
     met[1].peers.tell_lost("rank 0 was killed by signal 9")
     for other in (met[0], met[2]):

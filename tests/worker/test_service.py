@@ -40,6 +40,18 @@ def test_it_says_what_it_is():
     assert first.epoch and first.epoch != second.epoch
 
 
+@pytest.mark.parametrize("group", ["", "group-1"])
+def test_it_says_whom_it_steps_together_with(group):
+    def prepare(executor):
+        executor.lockstep_group = group
+
+    async def scenario(system):
+        await system.loaded
+        return (await system.stub.GetWorker(GetWorkerRequest())).lockstep_group
+
+    assert run_worker(scenario, prepare) == group
+
+
 def test_the_tokenizer_arrives_whole_in_parts_with_checksums():
     async def scenario(system):
         return [part async for part in system.stub.GetTokenizer(GetTokenizerRequest())]

@@ -106,6 +106,11 @@ class Executor:
         sender.start()
         return info
 
+    @property
+    def lockstep_group(self) -> str:
+        """Of the workers whose ranks step together with ours, once it has started; empty: there are none."""
+        return self._peers.group if self._peers is not None else ""
+
     def _on_message(self, rank: int, message: Any) -> None:
         if isinstance(message, Compiled):
             self._compiles.settle(message.key, message.error)

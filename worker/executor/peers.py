@@ -7,6 +7,7 @@ asleep or wait in a collective that would not notice.
 """
 
 import logging
+import secrets
 import threading
 import time
 from collections.abc import Callable
@@ -59,6 +60,8 @@ class Met:
     """All are there; their ranks meet at this port of data-parallel rank 0."""
 
     store_port: int
+    group: str
+    """Names these workers, as long as they step together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +107,8 @@ class Peers:
         """Called from threads of ours: `on_lost` with why the others cannot go on, once at most; `on_stop` when another
         was told to stop."""
         self.settings = settings
+        self.group = ""
+        """The same on all of them, once they have met; those that meet after them have another."""
         self._config = config
         self._on_lost, self._on_stop = on_lost, on_stop
         self._connections: dict[int, TcpConnection] = {}
@@ -160,7 +165,8 @@ class Peers:
             raise ExecutorTimeoutError(reason) from None
         finally:
             listener.close()
-        self._tell(Met(store_port))
+        self.group = secrets.token_hex(8)
+        self._tell(Met(store_port, self.group))
 
     def _join(self, deadline: float) -> int:
         settings, config = self.settings, self._config
@@ -174,6 +180,7 @@ class Peers:
             connection.close()
             raise ExecutorStartError(f"data-parallel rank 0 at {settings.host} refuses this worker: {answer.reason}")
         self._connections[0] = connection
+        self.group = answer.group
         return answer.store_port
 
     def _connect(self, deadline: float) -> TcpConnection:

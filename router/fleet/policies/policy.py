@@ -10,7 +10,7 @@ from typing import Generic, Protocol, TypeVar
 
 from common.block_hash import extend_chain
 from router.fleet.load import LoadTracker
-from router.fleet.retries import Session
+from router.fleet.session import Session
 
 HASHES_AT_ONCE = 32
 

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from router.fleet.load import LoadTracker
 from router.fleet.policies.policy import C, Choice, Work
 from router.fleet.prefixes.prefixes import Prefixes
-from router.fleet.retries import Session
+from router.fleet.session import Session
 
 CACHED_WORTH = 2
 """A token that is computed once more delays this request and those behind it, and takes the place of another one in the

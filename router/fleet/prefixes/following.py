@@ -11,7 +11,7 @@ from fissile.v1 import GetWorkerResponse, WatchKvEventsRequest, WorkerServiceStu
 from router.fleet.link import WorkerLink
 from router.fleet.prefixes.kv_feed import KvFeed, KvGapError
 from router.fleet.prefixes.prefixes import Prefixes
-from router.fleet.retries import Session
+from router.fleet.session import Session
 from router.fleet.workers import WorkerSet
 from router.metrics import RouterMetrics
 

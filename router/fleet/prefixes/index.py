@@ -8,7 +8,7 @@ keep to the bound, is found without a search.
 from collections.abc import Collection, Iterable, Reversible
 from itertools import islice
 
-from router.fleet.retries import Session
+from router.fleet.session import Session
 
 BYTES_PER_BLOCK = 256
 """Of one block of one worker, in the table and in the view, at the most."""

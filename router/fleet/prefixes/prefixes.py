@@ -6,7 +6,7 @@ from typing import Protocol
 
 from router.fleet.load import LoadTracker
 from router.fleet.prefixes.index import PrefixIndex, View
-from router.fleet.retries import Session
+from router.fleet.session import Session
 
 DEFAULT_BLOCK_SIZE = 16
 """Where a worker does not say."""

@@ -6,13 +6,14 @@ from fissile.errors import InternalError, ResourceExhaustedError, UnavailableErr
 from router.answering.hop import Loss
 from router.fleet.retries import MAX_DEATHS, TOKENS_PER_DEATH, Retries
 from router.fleet.retry_budget import MAX_SAVED, RetryBudget
+from router.fleet.session import Session
 
 DEATH = Loss("worker a lost", worker_died=True)
 DRAINED = Loss("aborted by the worker: it is shutting down")
 
 
 def session(number):
-    return "a:1", number
+    return Session("a:1", number)
 
 
 def survives(retries, losses):
