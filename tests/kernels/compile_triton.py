@@ -6,6 +6,7 @@ Prints the names of what was compiled.
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -159,6 +160,7 @@ def compute_experts(machine: Machine) -> None:
         (plain, torch.bfloat16, (1, 64, 1024, 8192)),
         (plain, torch.float32, (100,)),
         (clamped, torch.bfloat16, (1, 8)),
+        (replace(plain, activation="gelu_tanh"), torch.bfloat16, (1, 8)),
     ):
         experts, hidden = TritonExperts(spec, machine, dtype), spec.hidden_size
         sizes = ((2 * spec.intermediate_size, hidden), (hidden, spec.intermediate_size))

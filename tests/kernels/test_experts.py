@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from tests.kernels.rig import Rig
 from worker.kernels.experts import (
@@ -111,7 +112,8 @@ class Experts:
             gate, up = gate.clamp(max=clamped.limit), up.clamp(-clamped.limit, clamped.limit) + 1
             gate = gate * torch.sigmoid(clamped.alpha * gate)
         else:
-            gate = torch.nn.functional.silu(gate)
+            is_silu = self.spec.activation == "silu"
+            gate = functional.silu(gate) if is_silu else functional.gelu(gate, approximate="tanh")
         result = self.down[expert].double() @ (gate * up)
         return result if self.down_bias is None else result + self.down_bias[expert].double()
 
@@ -132,6 +134,12 @@ def test_experts(rig: Rig, shape: tuple[int, int], num_tokens: int) -> None:
 @pytest.mark.parametrize("clamped", [None, CLAMPED], ids=["silu", "clamped"])
 def test_biases_and_clamped_gates(rig: Rig, clamped: ClampedSwiglu | None, num_tokens: int) -> None:
     experts = Experts(rig, replace(SPEC, has_bias=True, clamped=clamped), num_tokens)
+    rig.assert_close(experts(), experts.exact())
+
+
+@pytest.mark.parametrize("num_tokens", [1, 30])
+def test_gelu(rig: Rig, num_tokens: int) -> None:
+    experts = Experts(rig, replace(SPEC, activation="gelu_tanh"), num_tokens)
     rig.assert_close(experts(), experts.exact())
 
 

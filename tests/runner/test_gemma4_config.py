@@ -97,7 +97,7 @@ def test_angles_are_those_of_transformers() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"enable_moe_block": True, "num_experts": 128}, "enable_moe_block is True; nothing but False is supported"),
+        ({"enable_moe_block": True, "num_experts": 9, "top_k_experts": 10}, "top_k_experts is 10; a whole number"),
         ({"use_bidirectional_attention": "all"}, "use_bidirectional_attention is 'all'; nothing but 'vision'"),
         ({"hidden_activation": "silu"}, "hidden_activation is 'silu'"),
         ({"layer_types": ["full_attention"] * 34 + ["sliding_attention"]}, "; full_attention in the last layer is"),

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from worker.kernels.interface import Operation
+from worker.kernels.interface import Activation, Operation
 from worker.kernels.weights import Dense, Weight
 
 # --- routing
@@ -70,8 +70,9 @@ class ExpertsSpec:
     top_k: int
     first_expert: int = 0
     """The number of the first one."""
+    activation: Activation = "silu"
     clamped: ClampedSwiglu | None = None
-    """In place of silu(gate) × up."""
+    """In place of activation(gate) × up."""
     has_bias: bool = False
     kind: type[Weight] = Dense
     """Of both weights."""
@@ -98,7 +99,7 @@ class ExpertsKernel(Protocol):
     def __call__(
         self, x: Tensor, weights: Tensor, ids: Tensor, packed: PackedExperts, out: Tensor | None = None
     ) -> Tensor:
-        """The sum over a token's experts of weight × down(silu(gate(x)) × up(x)): [T, H], into `out` where given.
+        """The sum over a token's experts of weight × down(activation(gate(x)) × up(x)): [T, H], into `out` where given.
 
         x [T, H]; weights float32 [T, k] and ids, int32 or int64 [T, k], as a `RouteKernel` gives them. Tokens of whom
         this rank has no expert get zeros. On a GPU it waits for nothing, whatever the ids are, and can be captured.

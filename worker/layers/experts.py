@@ -36,8 +36,9 @@ class RoutedExperts(WeightedLayer):
         """On one rank alone, or the sum over ranks would hold it several times."""
         clamped = None if config.swiglu_limit is None else ClampedSwiglu(config.swiglu_alpha, config.swiglu_limit)
         spec = ExpertsSpec(
-            self.num_experts, hidden_size, self.size, config.top_k, self.first_expert, clamped, config.has_bias
-        )
+            self.num_experts, hidden_size, self.size, config.top_k, self.first_expert,
+            "gelu_tanh" if config.is_gelu else "silu", clamped, config.has_bias,
+        )  # fmt: skip
         self._kernel = setup.kernels.choose(EXPERTS, spec, setup.dtype)
         empty = partial(torch.empty, dtype=setup.dtype, device=setup.device)
         zeros = partial(torch.zeros, dtype=setup.dtype, device=setup.device)

@@ -1,7 +1,7 @@
 """Gemma 4's decoder: layers between two norms each, which may be told of their token beside the hidden state, and whose
 result is scaled."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -11,30 +11,14 @@ from worker.attention.context import current_context
 from worker.layers.blocks import GatedMLP, rows_of
 from worker.layers.decoder import SandwichDecoder
 from worker.layers.embedding import TokenEmbedding
+from worker.layers.experts import stacked
 from worker.layers.linear import MergedColumnLinear
+from worker.layers.moe import MoeBlock
 from worker.layers.norm import RMSNorm
+from worker.layers.scales import ScaledRouter, Scales
 from worker.layers.setup import LayerSetup
 from worker.layers.shared_kv import OwnKvAttention, SharedKv, SharedKvAttention
-from worker.layers.weighted import WeightedLayer, expect_shape
-from worker.loader.checkpoint import LazyTensor, WeightTarget
-
-
-class LayerScalar(WeightedLayer):
-    """A number that a layer's result is multiplied by."""
-
-    def __init__(self, setup: LayerSetup) -> None:
-        super().__init__()
-        self.number = torch.ones(1, dtype=setup.dtype, device=setup.device)
-
-    def weight_targets(self, path: str) -> dict[str, WeightTarget]:
-        return {path: self._load}
-
-    def weights(self) -> Iterable[Tensor]:
-        return [self.number]
-
-    def _load(self, tensor: LazyTensor) -> None:
-        expect_shape(tensor, (1,))
-        self.number.copy_(tensor.read())
+from worker.loader.experts import ExpertsConfig
 
 
 class Gemma4Layer(nn.Module):
@@ -59,7 +43,7 @@ class Gemma4Layer(nn.Module):
         self.post_attention_layernorm, self.post_feedforward_layernorm = (
             RMSNorm(setup, hidden_size, eps) for _ in range(2)
         )
-        self.layer_scalar = LayerScalar(setup)
+        self.layer_scalar = Scales(setup, 1, setup.dtype)
         if self._is_told:
             # Too small to be worth a sum over ranks: each has all of both.
             self.gate = MergedColumnLinear(setup, hidden_size, {"per_layer_input_gate": (1, per_layer_size)})
@@ -72,13 +56,46 @@ class Gemma4Layer(nn.Module):
         """As `SandwichLayer.forward`; told: [T, per_layer_size] of all tokens."""
         x, residual = self.self_attn.attend(self.input_layernorm, x, residual, shared, wanted)
         x = self.post_attention_layernorm(self._tp.all_reduce(x))
-        x, residual = self.mlp(self.pre_feedforward_layernorm, x, residual)
-        x = self.post_feedforward_layernorm(self._tp.all_reduce(x))
+        x, residual = self._feed_forward(x, residual)
+        x = self.post_feedforward_layernorm(x)
         if told is not None:
             residual = residual.add_(x)
             gate = functional.gelu(self.gate(residual), approximate="tanh")
             x = self.post_per_layer_input_norm(self.projection(gate.mul_(rows_of(told, wanted))))
-        return x.mul_(self.layer_scalar.number), residual.mul_(self.layer_scalar.number)
+        return x.mul_(self.layer_scalar.numbers), residual.mul_(self.layer_scalar.numbers)
+
+    def _feed_forward(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """(of residual + x, complete on every rank, residual + x)"""
+        x, residual = self.mlp(self.pre_feedforward_layernorm, x, residual)
+        return self._tp.all_reduce(x), residual
+
+
+class Gemma4ExpertsLayer(Gemma4Layer):
+    """Experts beside the MLP, each with norms of its own."""
+
+    def __init__(
+        self,
+        setup: LayerSetup,
+        attention: OwnKvAttention | SharedKvAttention,
+        mlp: GatedMLP,
+        hidden_size: int,
+        per_layer_size: int,
+        eps: float,
+        experts: ExpertsConfig,
+    ) -> None:
+        super().__init__(setup, attention, mlp, hidden_size, per_layer_size, eps)
+        self.moe = MoeBlock(setup, hidden_size, experts, stacked, ScaledRouter(setup, hidden_size, experts, eps))
+        self.pre_feedforward_layernorm_2 = RMSNorm(setup, hidden_size, eps, takes_parts=False)
+        self.post_feedforward_layernorm_1, self.post_feedforward_layernorm_2 = (
+            RMSNorm(setup, hidden_size, eps) for _ in range(2)
+        )
+
+    def _feed_forward(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        routed, residual = self.moe(self.pre_feedforward_layernorm_2, x, residual)
+        routed = self.post_feedforward_layernorm_2(self._tp.all_reduce(routed))
+        hidden = self.pre_feedforward_layernorm(residual)
+        dense = self._tp.all_reduce(self.mlp.down_proj(self.mlp.gate_up_proj(hidden)))
+        return self.post_feedforward_layernorm_1(dense).add_(routed), residual
 
 
 class Gemma4Decoder(SandwichDecoder):

@@ -67,10 +67,14 @@ class Router(WeightedLayer):
             found = self._route.of_norm(x, residual, norm.weight, norm.eps, self.weight, self.bias)
         if found is None:
             hidden, residual = norm.add_norm(x, residual)
-            logits = self._linear(hidden.to(self._dtype), self._packed).float()
-        else:
-            logits, hidden, residual = found
+            return hidden, residual, *self.choose(hidden)
+        logits, hidden, residual = found
         return hidden, residual, *self._route(logits, self.correction)
+
+    def choose(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """(weights [T, k], expert numbers [T, k])"""
+        logits = self._linear(hidden.to(self._dtype), self._packed).float()
+        return self._route(logits, self.correction)
 
 
 class MoeBlock(nn.Module):
@@ -81,10 +85,16 @@ class MoeBlock(nn.Module):
     """
 
     def __init__(
-        self, setup: LayerSetup, hidden_size: int, config: ExpertsConfig, layout: ExpertsLayout = apart
+        self,
+        setup: LayerSetup,
+        hidden_size: int,
+        config: ExpertsConfig,
+        layout: ExpertsLayout = apart,
+        router: Router | None = None,
     ) -> None:
+        """`router`: another one than the plain one."""
         super().__init__()
-        self.gate = Router(setup, hidden_size, config)
+        self.gate = router or Router(setup, hidden_size, config)
         self.experts = RoutedExperts(setup, hidden_size, config, layout)
         self.shared_experts = GatedMLP(setup, hidden_size, config.shared_size) if config.shared_size else None
         self.shared_gate = None

@@ -29,6 +29,8 @@ class ExpertsConfig:
     """The shared experts' sum is multiplied by the sigmoid of a product of its own."""
     has_bias: bool = False
     """Of the router and the experts."""
+    is_gelu: bool = False
+    """The experts' activation is GELU (by tanh); else SiLU."""
     swiglu_alpha: float = 1.0
     swiglu_limit: float | None = None
-    """See `ClampedSwiglu`; None: the experts' activation is SiLU."""
+    """See `ClampedSwiglu`; None: the activation is not clamped."""

@@ -4,7 +4,7 @@ everything have heads and angles of their own, and the last layers may see what 
 from dataclasses import replace
 
 from worker.layers.blocks import GatedMLP
-from worker.layers.gemma4 import Gemma4Decoder, Gemma4Layer
+from worker.layers.gemma4 import Gemma4Decoder, Gemma4ExpertsLayer, Gemma4Layer
 from worker.layers.rope import rope_table
 from worker.layers.setup import LayerSetup
 from worker.layers.shared_kv import OwnKvAttention, SharedKvAttention
@@ -34,9 +34,8 @@ class Gemma4ForCausalLM(DecoderForCausalLM):
                 attention = SharedKvAttention(setup, shape, own, config.rms_norm_eps)
             size = config.intermediate_size * (2 if config.is_wide and source is not None else 1)
             mlp = GatedMLP(setup, config.hidden_size, size, activation="gelu_tanh")
-            layers.append(
-                Gemma4Layer(setup, attention, mlp, config.hidden_size, config.per_layer_size, config.rms_norm_eps)
-            )
+            parts = (setup, attention, mlp, config.hidden_size, config.per_layer_size, config.rms_norm_eps)
+            layers.append(Gemma4Layer(*parts) if config.experts is None else Gemma4ExpertsLayer(*parts, config.experts))
         decoder = Gemma4Decoder(
             setup, config.vocab_size, config.hidden_size, layers, config.rms_norm_eps, config.per_layer_size,
             config.per_layer_vocab_size,
@@ -49,11 +48,20 @@ class Gemma4ForCausalLM(DecoderForCausalLM):
         }
 
     def weight_targets(self) -> dict[str, WeightTarget]:
-        """Where keys are values, too, checkpoints have their projection once."""
-        targets = super().weight_targets()
+        """Where keys are values, too, checkpoints have their projection once; experts and their router are parts of the
+        layer."""
+        targets = {_stored_name(name): target for name, target in super().weight_targets().items()}
         for name in list(targets):
             path, _, part = name.partition(".v_proj.")
             if path in self._has_keys_as_values and part:
                 key = f"{path}.k_proj.{part}"
                 targets[key] = both(targets[key], targets.pop(name))
         return targets
+
+
+def _stored_name(name: str) -> str:
+    layer, is_moe, part = name.partition(".moe.")
+    if not is_moe:
+        return name
+    part = part.replace("gate.weight", "gate.proj.weight").replace("gate.", "router.")
+    return f"{layer}.{part}"

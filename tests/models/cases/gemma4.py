@@ -1,4 +1,4 @@
-"""Gemma 4 (text, dense)."""
+"""Gemma 4 (text)."""
 
 from transformers import Gemma4Config, Gemma4ForCausalLM, Gemma4ForConditionalGeneration, Gemma4TextConfig
 
@@ -19,9 +19,13 @@ VISION = {
     "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1,
     "num_key_value_heads": 1, "head_dim": 16, "position_embedding_size": 4, "patch_size": 2,
 }  # fmt: skip
+MOE_GEMMA4 = LARGE_GEMMA4 | {
+    "enable_moe_block": True, "num_experts": 6, "top_k_experts": 2, "moe_intermediate_size": 24,
+}  # fmt: skip
 ATTENTION = "GQA, in most layers a window and smaller heads; last layers may share keys, or keys be values"
 CASES = {
     "gemma4": lambda: Gemma4ForCausalLM(Gemma4TextConfig(**SMALL_GEMMA4)),
+    "gemma4-moe": lambda: Gemma4ForCausalLM(Gemma4TextConfig(**MOE_GEMMA4)),
     "gemma4-vision": lambda: Gemma4ForConditionalGeneration(
         Gemma4Config(text_config=LARGE_GEMMA4, vision_config=VISION)
     ),

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from worker.kernels.experts import ClampedSwiglu, ExpertsSpec, ExpertWeights
+from worker.kernels.experts import ExpertsSpec, ExpertWeights
 from worker.kernels.interface import LinearKernel, LinearSpec, PackedWeight
-from worker.kernels.torch.elementwise import silu_and_mul
+from worker.kernels.torch.elementwise import gelu_and_mul, silu_and_mul
 from worker.kernels.torch.linear import OneDnnLinear, PlainLinear, supports_onednn
 from worker.kernels.weights import Dense
 
@@ -17,10 +17,11 @@ Products = Sequence[tuple[PackedWeight, PackedWeight]]
 """Of each expert: gate and up, down."""
 
 
-def gated(x: Tensor, clamped: ClampedSwiglu | None) -> Tensor:
+def gated(x: Tensor, spec: ExpertsSpec) -> Tensor:
     """[..., 2 I] → [..., I]. May overwrite x."""
+    clamped = spec.clamped
     if clamped is None:
-        return silu_and_mul(x)
+        return silu_and_mul(x) if spec.activation == "silu" else gelu_and_mul(x)
     gate, up = x.chunk(2, -1)
     gate, up = gate.clamp(max=clamped.limit), up.clamp(-clamped.limit, clamped.limit)
     return (up + 1).mul_(gate).mul_(torch.sigmoid(gate * clamped.alpha))
@@ -47,7 +48,7 @@ class HostExperts:
             if start < end:
                 gate_up, down = packed[expert]
                 pairs = order[start:end]
-                inner = gated(self._linear(x[pairs // spec.top_k], gate_up), spec.clamped)
+                inner = gated(self._linear(x[pairs // spec.top_k], gate_up), spec)
                 parts[pairs] = self._linear(inner, down)
         return weighted_sum(parts.view(*ids.shape, -1), weights, out)
 
@@ -72,7 +73,7 @@ class GroupedExperts:
         experts = torch.arange(spec.num_experts, device=x.device)
         ends = torch.searchsorted(chosen, experts, right=True).int()
         expert = chosen.clamp_(max=spec.num_experts - 1)
-        inner = gated(_runs(x[order // spec.top_k], gate_up, ends, expert), spec.clamped)
+        inner = gated(_runs(x[order // spec.top_k], gate_up, ends, expert), spec)
         parts = x.new_empty(len(order), spec.hidden_size)
         parts[order] = _runs(inner, down, ends, expert)
         parts.masked_fill_(~is_here[:, None], 0)  # what the product left there is undefined
@@ -90,7 +91,7 @@ class DenseExperts(GroupedExperts):
         total = torch.zeros_like(x, dtype=torch.float32)
         for expert, (gate_up, down) in enumerate(zip(_apart(packed.gate_up), _apart(packed.down), strict=True)):
             weight = (weights * (ids == expert + spec.first_expert)).sum(-1, keepdim=True)
-            inner = gated(functional.linear(x, gate_up.weight, gate_up.bias), spec.clamped)
+            inner = gated(functional.linear(x, gate_up.weight, gate_up.bias), spec)
             result = functional.linear(inner, down.weight, down.bias)
             total += torch.where(weight == 0, 0, weight * result)
         return total.to(x.dtype) if out is None else out.copy_(total)

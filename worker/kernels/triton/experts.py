@@ -24,6 +24,7 @@ class TritonExperts:
     def __init__(self, spec: ExpertsSpec, machine: Machine, dtype: torch.dtype) -> None:
         self._spec, self._machine, self._dtype = spec, machine, dtype
         self._clamped = spec.clamped or NOT_CLAMPED
+        self._gate = spec.activation if spec.clamped is None else "clamped"
 
     def pack(self, weights: ExpertWeights) -> tuple[Dense, Dense]:
         gate_up, down = weights.gate_up, weights.down
@@ -51,7 +52,7 @@ class TritonExperts:
         gate_kernel[(ids.numel(), triton.cdiv(spec.intermediate_size, gate.features))](
             x, ids, packed[0].weight, _bias(packed[0]), inner, x.stride(0), spec.first_expert, spec.num_experts,
             self._clamped.alpha, self._clamped.limit, spec.intermediate_size, spec.hidden_size, spec.top_k,
-            gate.features, gate.piece, packed[0].bias is not None, spec.clamped is not None, overlaps,
+            gate.features, gate.piece, packed[0].bias is not None, self._gate, overlaps,
             num_warps=gate.num_warps, **launch_options(overlaps),
         )  # fmt: skip
         down_kernel[(len(x), triton.cdiv(spec.hidden_size, down.features))](
@@ -86,7 +87,7 @@ class TritonExperts:
             x, sorted_pairs.pairs, sorted_pairs.tiles, weight.weight, _bias(weight), out, num_tiles, x.stride(0),
             self._clamped.alpha, self._clamped.limit, num_outputs, num_inputs, self._spec.top_k, tile.rows,
             tile.features, tile.piece, tile.num_stages, tile.band, num_inputs % tile.piece == 0,
-            weight.bias is not None, is_gated, self._spec.clamped is not None, overlaps, num_warps=tile.num_warps,
+            weight.bias is not None, is_gated, self._gate, overlaps, num_warps=tile.num_warps,
             **launch_options(overlaps),
         )  # fmt: skip
 

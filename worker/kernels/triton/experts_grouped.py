@@ -52,7 +52,7 @@ def grouped_kernel(
     x, pairs, tiles, weight, bias, out, num_tiles, x_stride, alpha, limit, N, K,
     TOP_K: tl.constexpr, ROWS: tl.constexpr, FEATURES: tl.constexpr, PIECE: tl.constexpr, STAGES: tl.constexpr,
     BAND: tl.constexpr, IS_EVEN: tl.constexpr, HAS_BIAS: tl.constexpr, IS_GATED: tl.constexpr,
-    IS_CLAMPED: tl.constexpr, OVERLAPS: tl.constexpr,
+    GATE: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """out[pair, n], of N, for a tile of pairs and some features. IS_GATED: x has a row for TOP_K pairs, and of an
     output's two features, weight[n] and weight[N + n], the gate is in an even column and the up behind it; otherwise x
@@ -101,7 +101,7 @@ def grouped_kernel(
     if IS_GATED:
         gate, up = tl.split(tl.reshape(total, [ROWS, FEATURES // 2, 2]))
         n = block * (FEATURES // 2) + tl.arange(0, FEATURES // 2)
-        result = gated(gate, up, alpha, limit, IS_CLAMPED)
+        result = gated(gate, up, alpha, limit, GATE)
     else:
         n = block * FEATURES + column
         result = total

@@ -25,7 +25,7 @@ class PairTile:
 @triton.jit
 def gate_kernel(
     x, ids, weight, bias, out, x_stride, first_expert, num_experts, alpha, limit, N, K: tl.constexpr,
-    TOP_K: tl.constexpr, FEATURES: tl.constexpr, PIECE: tl.constexpr, HAS_BIAS: tl.constexpr, IS_CLAMPED: tl.constexpr,
+    TOP_K: tl.constexpr, FEATURES: tl.constexpr, PIECE: tl.constexpr, HAS_BIAS: tl.constexpr, GATE: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """out[pair, n], of N: what expert ids[pair] makes of a row's gate and up, which are n and N + n of its weight."""
@@ -57,7 +57,7 @@ def gate_kernel(
     if HAS_BIAS:
         gate_sum += tl.load(bias + expert * 2 * N + feature).to(tl.float32)
         up_sum += tl.load(bias + expert * 2 * N + N + feature).to(tl.float32)
-    value = gated(gate_sum, up_sum, alpha, limit, IS_CLAMPED)
+    value = gated(gate_sum, up_sum, alpha, limit, GATE)
     tl.store(out + pair.to(tl.int64) * N + n, value.to(out.dtype.element_ty), mask=n < N)
 
 

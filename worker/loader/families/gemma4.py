@@ -1,8 +1,9 @@
-"""What a dense Gemma 4's config.json says."""
+"""What a Gemma 4's config.json says."""
 
 from dataclasses import dataclass, replace
 
 from worker.loader.config import MAX_SIZE, ModelConfig
+from worker.loader.experts import ExpertsConfig
 from worker.loader.families.dense import (
     FULL,
     SLIDING,
@@ -13,6 +14,7 @@ from worker.loader.families.dense import (
     layer_windows,
     num_kv_heads,
 )
+from worker.loader.families.moe import gemma4_experts
 from worker.loader.fields import Fields
 from worker.loader.hf_rope import hf_rope_of_type
 from worker.loader.rope import RopeConfig
@@ -41,14 +43,14 @@ class Gemma4Config(ModelConfig):
     """Of what each layer is told of the token beside the hidden state; 0: nothing."""
     per_layer_vocab_size: int
     logit_soft_cap: float | None
+    experts: ExpertsConfig | None
+    """Beside the MLP of each layer."""
 
 
 def gemma4_config(fields: Fields) -> Gemma4Config:
     """Raises ModelConfigError."""
     fields.expect("hidden_activation", "gelu_pytorch_tanh")
     fields.expect("use_bidirectional_attention", "vision")  # of images alone
-    fields.expect("enable_moe_block", False)
-    fields.ignore("moe_intermediate_size", "num_experts", "top_k_experts")
     rope, full_rope = _ropes(fields)
     fields.integer("num_key_value_heads", most=MAX_SIZE)
     base = dense_config(fields, "Gemma4ForCausalLM", "gemma4_text", rope=rope, has_silu=False)
@@ -77,6 +79,7 @@ def gemma4_config(fields: Fields) -> Gemma4Config:
         per_layer_size=size,
         per_layer_vocab_size=fields.integer("vocab_size_per_layer_input", least=base.vocab_size) if size else 0,
         logit_soft_cap=fields.number("final_logit_softcapping") if "final_logit_softcapping" in fields else None,
+        experts=gemma4_experts(fields),
         windows=layer_windows(fields, types, fields.integer("sliding_window", DEFAULT_WINDOW), base.max_model_len),
         skipped_weights=tuple(
             f"model.layers.{layer}.self_attn.{part}"

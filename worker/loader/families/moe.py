@@ -56,3 +56,17 @@ def deepseek_experts(fields: Fields, default_scale: float | None = None) -> Expe
         is_normalised=fields.flag("norm_topk_prob"),
         scale=fields.number("routed_scaling_factor", default_scale),
     )
+
+
+def gemma4_experts(fields: Fields) -> ExpertsConfig | None:
+    """None: there are none. Raises ModelConfigError."""
+    if not fields.flag("enable_moe_block", False):
+        fields.ignore("moe_intermediate_size", "num_experts", "top_k_experts")
+        return None
+    num_experts = fields.integer("num_experts", most=MAX_SIZE)
+    return ExpertsConfig(
+        num_experts=num_experts,
+        top_k=fields.integer("top_k_experts", most=num_experts),
+        intermediate_size=fields.integer("moe_intermediate_size", most=MAX_SIZE),
+        is_gelu=True,
+    )
