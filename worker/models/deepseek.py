@@ -1,17 +1,17 @@
 """DeepseekV3ForCausalLM and DeepseekV32ForCausalLM: latent attention, dense layers first, then experts beside shared
 ones. Kimi-K2 and Moonlight are such models, too."""
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from worker.layers.blocks import DecoderLayer, GatedMLP
+from worker.layers.blocks import DecoderLayer
 from worker.layers.decoder import Decoder
 from worker.layers.embedding import OutputHead
 from worker.layers.mla import IndexShape, LatentSelfAttention, MlaShape
-from worker.layers.moe import MoeBlock
 from worker.layers.rope import rope_table
 from worker.layers.setup import LayerSetup
 from worker.loader.families.deepseek import DeepseekConfig
 from worker.models.base import CausalLM
+from worker.models.moe import moe_or_mlp
 
 
 class DeepseekForCausalLM(CausalLM):
@@ -26,7 +26,7 @@ class DeepseekForCausalLM(CausalLM):
             DecoderLayer(
                 setup,
                 LatentSelfAttention(setup, shape, rope),
-                _mlp(config, setup, number),
+                moe_or_mlp(config, setup, number),
                 config.hidden_size,
                 config.rms_norm_eps,
             )
@@ -60,9 +60,3 @@ def _attention_shape(config: DeepseekConfig) -> MlaShape:
         if index is None
         else IndexShape(num_heads=index.num_heads, head_dim=index.head_dim, top_k=index.top_k),
     )
-
-
-def _mlp(config: DeepseekConfig, setup: LayerSetup, number: int) -> nn.Module:
-    if number >= config.num_dense_layers and config.experts is not None:
-        return MoeBlock(setup, config.hidden_size, config.experts)
-    return GatedMLP(setup, config.hidden_size, config.intermediate_size)

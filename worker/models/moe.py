@@ -33,6 +33,6 @@ class MoeForCausalLM(DecoderForCausalLM):
 
 def moe_or_mlp(config: MoeConfig, setup: LayerSetup, layer: int, layout: ExpertsLayout = apart) -> nn.Module:
     """What stands behind that layer's attention."""
-    if layer in config.dense_layers:
+    if config.experts is None or layer in config.dense_layers:
         return GatedMLP(setup, config.hidden_size, config.intermediate_size)
     return MoeBlock(setup, config.hidden_size, config.experts, layout)

@@ -4,16 +4,16 @@ from dataclasses import replace
 
 from torch import nn
 
-from worker.layers.blocks import DecoderLayer, GatedMLP, SelfAttention
+from worker.layers.blocks import DecoderLayer, SelfAttention
 from worker.layers.decoder import Decoder
 from worker.layers.delta import DeltaShape, GatedDeltaNet, StoredAs
 from worker.layers.experts import apart, stacked
-from worker.layers.moe import MoeBlock
 from worker.layers.rope import rope_table
 from worker.layers.setup import LayerSetup
 from worker.loader.checkpoint import WeightTarget
 from worker.loader.families.qwen3_next import HybridConfig
 from worker.models.dense import DecoderForCausalLM, attention_shape
+from worker.models.moe import moe_or_mlp
 
 
 class HybridForCausalLM(DecoderForCausalLM):
@@ -30,7 +30,7 @@ class HybridForCausalLM(DecoderForCausalLM):
             else:
                 shape = attention_shape(config, layer, has_qk_norm=True)
                 mixer = SelfAttention(setup, replace(shape, has_offset_norms=True, is_gated=True), rope)
-            mlp = _mlp(config, setup, layer)
+            mlp = moe_or_mlp(config, setup, layer, stacked if config.has_stacked_experts else apart)
             layers.append(
                 DecoderLayer(setup, mixer, mlp, config.hidden_size, config.rms_norm_eps, has_offset_norms=True)
             )
@@ -66,9 +66,3 @@ def _delta_shape(config: HybridConfig, stored_as: StoredAs) -> DeltaShape:
         norm_eps=config.rms_norm_eps,
         stored_as=stored_as,
     )
-
-
-def _mlp(config: HybridConfig, setup: LayerSetup, layer: int) -> nn.Module:
-    if config.experts is None or layer in config.dense_layers:
-        return GatedMLP(setup, config.hidden_size, config.intermediate_size)
-    return MoeBlock(setup, config.hidden_size, config.experts, stacked if config.has_stacked_experts else apart)

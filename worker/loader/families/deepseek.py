@@ -2,10 +2,9 @@
 
 from dataclasses import dataclass
 
-from worker.loader.config import MAX_CONTEXT, MAX_LAYERS, MAX_SIZE, MAX_VOCABULARY, ModelConfig
-from worker.loader.experts import ExpertsConfig
+from worker.loader.config import MAX_CONTEXT, MAX_LAYERS, MAX_SIZE, MAX_VOCABULARY
 from worker.loader.families.dense import DTYPES
-from worker.loader.families.moe import deepseek_experts, num_dense_layers
+from worker.loader.families.moe import MoeConfig, deepseek_experts, first_dense_layers
 from worker.loader.families.mtp import mtp_weights
 from worker.loader.fields import Fields
 from worker.loader.hf_rope import hf_rope
@@ -24,7 +23,7 @@ class IndexConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeepseekConfig(ModelConfig):
+class DeepseekConfig(MoeConfig):
     """`head_dim` is that of the rotated part."""
 
     q_lora_rank: int | None
@@ -34,10 +33,6 @@ class DeepseekConfig(ModelConfig):
     attention_scale: float
     is_interleaved: bool
     index: IndexConfig | None = None
-    num_dense_layers: int
-    """At the beginning; the others have experts."""
-    experts: ExpertsConfig | None
-    """None where all layers are dense."""
 
 
 def deepseek_v3_config(fields: Fields) -> DeepseekConfig:
@@ -87,7 +82,7 @@ def _config(fields: Fields, architecture: str, index: IndexConfig | None = None)
     if q_lora_rank is None:
         fields.expect("attention_bias", False)
     rope = hf_rope(fields, max_model_len)
-    num_dense = num_dense_layers(fields, num_layers)
+    dense = first_dense_layers(fields, num_layers)
     return DeepseekConfig(
         architecture=architecture,
         hidden_size=fields.integer("hidden_size", most=MAX_SIZE),
@@ -110,8 +105,8 @@ def _config(fields: Fields, architecture: str, index: IndexConfig | None = None)
         attention_scale=(nope_dim + rope_dim) ** -0.5 * _mscale(fields, rope) ** 2,
         is_interleaved=fields.flag("rope_interleave", True),
         index=index,
-        num_dense_layers=num_dense,
-        experts=deepseek_experts(fields) if num_dense < num_layers or "n_routed_experts" in fields else None,
+        dense_layers=dense,
+        experts=deepseek_experts(fields) if len(dense) < num_layers or "n_routed_experts" in fields else None,
         skipped_weights=mtp_weights(fields, num_layers),
     )
 

@@ -2,7 +2,7 @@
 
 from worker.loader.config import MAX_CONTEXT
 from worker.loader.families.dense import dense_config, extended
-from worker.loader.families.moe import MoeConfig, deepseek_experts, num_dense_layers
+from worker.loader.families.moe import MoeConfig, deepseek_experts, first_dense_layers
 from worker.loader.families.mtp import mtp_weights
 from worker.loader.fields import Fields
 from worker.loader.hf_rope import hf_partial_rope
@@ -21,7 +21,7 @@ def glm4_moe_config(fields: Fields) -> MoeConfig:
         base,
         MoeConfig,
         experts=deepseek_experts(fields),
-        dense_layers=frozenset(range(num_dense_layers(fields, base.num_layers))),
+        dense_layers=first_dense_layers(fields, base.num_layers),
         has_qk_norm=fields.flag("use_qk_norm", False),
         qkv_bias=fields.flag("attention_bias", False),
         skipped_weights=mtp_weights(fields, base.num_layers),

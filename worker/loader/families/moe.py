@@ -1,4 +1,4 @@
-"""A decoder with experts in place of most gated MLPs."""
+"""A decoder with experts in place of gated MLPs, in most layers or in none."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,8 @@ from worker.loader.fields import Fields
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoeConfig(ModelConfig):
-    experts: ExpertsConfig
+    experts: ExpertsConfig | None = None
+    """None: all layers are dense."""
     dense_layers: frozenset[int] = frozenset()
     """Those with a gated MLP in place of experts."""
     has_qk_norm: bool = False
@@ -22,14 +23,14 @@ def qwen_dense_layers(fields: Fields, num_layers: int) -> frozenset[int]:
     return frozenset(i for i in range(num_layers) if i in named or (i + 1) % step)
 
 
-def num_dense_layers(fields: Fields, num_layers: int) -> int:
-    """At the beginning, before those with experts. Raises ModelConfigError."""
+def first_dense_layers(fields: Fields, num_layers: int) -> frozenset[int]:
+    """Those at the beginning, before those with experts. Raises ModelConfigError."""
     fields.expect("moe_layer_freq", 1)
     num_dense = min(fields.integer("first_k_dense_replace", least=0), num_layers)
     kinds = ["dense"] * num_dense + ["sparse"] * (num_layers - num_dense)
     if fields.texts("mlp_layer_types", kinds) != kinds:
         raise fields.error("mlp_layer_types", f"dense in the first {num_dense} layers and sparse in the others")
-    return num_dense
+    return frozenset(range(num_dense))
 
 
 def deepseek_experts(fields: Fields, default_scale: float | None = None) -> ExpertsConfig:

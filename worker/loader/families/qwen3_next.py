@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from worker.loader.config import MAX_CONTEXT, MAX_SIZE, ModelConfig
+from worker.loader.config import MAX_CONTEXT, MAX_SIZE
 from worker.loader.experts import ExpertsConfig
 from worker.loader.families.dense import FULL, dense_config, extended
-from worker.loader.families.moe import qwen_dense_layers
+from worker.loader.families.moe import MoeConfig, qwen_dense_layers
 from worker.loader.families.mtp import MTP_NAMES
 from worker.loader.fields import Fields
 from worker.loader.hf_rope import hf_partial_rope
@@ -27,14 +27,10 @@ class DeltaConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HybridConfig(ModelConfig):
+class HybridConfig(MoeConfig):
     delta: DeltaConfig
     linear_layers: frozenset[int]
     """Those with gated DeltaNet; the others have gated attention."""
-    experts: ExpertsConfig | None = None
-    """None: all layers are dense."""
-    dense_layers: frozenset[int] = frozenset()
-    """Those with a gated MLP in place of experts."""
 
 
 def qwen3_next_config(fields: Fields) -> HybridConfig:
