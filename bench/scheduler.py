@@ -6,6 +6,7 @@ import time
 from bench import core_cost
 from bench.common import finish, median, parse_arguments
 from common.block_hash import default_hasher
+from common.garbage import freeze_loaded
 from worker.core.batch import BatchOutput
 from worker.core.block_chain import BlockChain
 from worker.core.cache.block_manager import build_index
@@ -13,7 +14,6 @@ from worker.core.config import CacheConfig, SchedulerConfig
 from worker.core.params import SamplingParams, StopConditions
 from worker.core.scheduler import Scheduler
 from worker.core.sequence import Sequence
-from worker.garbage import freeze_loaded
 
 PROMPT = 128
 LOOKUP_TOKENS = 4096

@@ -7,6 +7,7 @@ from tests.core.fake_runner import FakeRunner, log_probs, next_token
 from worker.core.batch import ScheduledBatch
 from worker.core.beam import BeamSearch
 from worker.core.config import CacheConfig, SchedulerConfig
+from worker.core.drafter import Drafter
 from worker.core.outputs import Hypothesis, SequenceOutput
 from worker.core.params import BeamParams, SamplingParams, StopConditions
 from worker.core.scheduler import Scheduler
@@ -113,6 +114,7 @@ class Engine:
         num_groups: int = 0,
         num_checkpoints: int = 0,
         hasher: Callable[[bytes], int] | None = None,
+        drafter: Drafter | None = None,
         **config: object,
     ) -> None:
         self.clock = Clock()
@@ -137,7 +139,7 @@ class Engine:
             num_checkpoints=num_checkpoints,
         )
         more = {"hasher": hasher} if hasher is not None else {}
-        self.scheduler = Scheduler(self.config, cache, self.clock, **more)
+        self.scheduler = Scheduler(self.config, cache, self.clock, drafter=drafter, **more)
         self.runner = FakeRunner(num_blocks, block_size, num_host_blocks)
         self.steps = Steps(self.scheduler, self.runner, async_depth=self.config.async_depth, step_timeout=0)
         self.tokens: dict[int, list[int]] = {}

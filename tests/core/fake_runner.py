@@ -80,9 +80,16 @@ class FakeRunner:
         candidates: dict[int, list[tuple[int, float]]] = {}
         at = 0
         for row, slot in enumerate(batch.slots):
-            num = batch.num_scheduled_tokens[row]
-            context = self._compute(slot, batch.num_computed_tokens[row], batch.input_ids[at : at + num])
+            num, start = batch.num_scheduled_tokens[row], batch.num_computed_tokens[row]
+            input_ids = batch.input_ids[at : at + num]
             at += num
+            if row in batch.num_draft_tokens:
+                assert batch.samples[row] and row not in batch.beam_rows
+                outputs.append(self._verify(slot, start, input_ids, batch.num_draft_tokens[row]))
+                if not outputs[row]:
+                    errors[row] = "output is not finite"
+                continue
+            context = self._compute(slot, start, input_ids)
             outputs.append([])
             if context is None:
                 errors[row] = "output is not finite"
@@ -99,6 +106,23 @@ class FakeRunner:
                 self.slots[slot].tokens.append(token)
                 outputs[row] = [token]
         return BatchOutput(step=batch.step, token_ids=outputs, errors=errors, candidates=candidates, run_seconds=0.01)
+
+    def _verify(self, slot: int, start: int, input_ids: "array[int]", num_drafts: int) -> list[int]:
+        """The tokens of a row of one known token and drafts; none if not even the first can be sampled."""
+        state = self.slots[slot]
+        assert num_drafts > 0 and len(input_ids) == 1 + num_drafts and start + 1 == len(state.tokens)
+        known = list(state.tokens)
+        state.tokens += input_ids[1:]
+        self._compute(slot, start, input_ids)
+        found: list[int] = []
+        for position, draft in enumerate([*input_ids[1:], None], start=start):
+            if self.kv[state.table[position // self.block_size]][position % self.block_size] == NAN:
+                break
+            found.append(next_token([*known, *found], state.seed))
+            if found[-1] != draft:
+                break
+        state.tokens = [*known, *found]
+        return found
 
     def _move_blocks(self, batch: ScheduledBatch) -> None:
         for block in batch.blocks_to_zero:

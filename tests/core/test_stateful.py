@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 from tests.core.builders import Engine, expected_hypotheses, expected_output, make_group, make_sequence
+from tests.core.drafters import RandomDrafter
 from worker.core.errors import InvalidSequenceError, QueueFullError
 from worker.core.params import BeamParams
 from worker.core.scheduling.preemption import belongs_to_senior
@@ -55,10 +56,24 @@ class SchedulerMachine(RuleBasedStateMachine):
         host_blocks=st.integers(1, 5),
         may_preempt=st.booleans(),
         num_checkpoints=st.integers(0, 3),
+        num_drafts=st.sampled_from([0, 0, 1, 3, 7]),
+        drafts_seed=st.integers(0, 99),
     )
-    def start(self, config: dict, blocks: int, host_blocks: int, may_preempt: bool, num_checkpoints: int) -> None:
-        """With `num_checkpoints`, of a model with state: it has neither swap nor beam search."""
+    def start(
+        self,
+        config: dict,
+        blocks: int,
+        host_blocks: int,
+        may_preempt: bool,
+        num_checkpoints: int,
+        num_drafts: int,
+        drafts_seed: int,
+    ) -> None:
+        """With `num_checkpoints`, of a model with state: it has neither swap nor beam search nor drafts."""
         self.may_preempt = may_preempt
+        if num_drafts and not num_checkpoints:
+            config = config | {"async_depth": 0, "num_speculative_tokens": num_drafts}
+            config["drafter"] = RandomDrafter(drafts_seed)
         if num_checkpoints:
             config = config | {"preemption_mode": "recompute", "num_groups": config["max_num_seqs"]}
             config["num_checkpoints"] = num_checkpoints if config["prefix"] != "off" else 0

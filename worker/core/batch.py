@@ -80,6 +80,12 @@ class ScheduledBatch:
     """Beam search: when positive, return this many best next tokens with log probabilities for each beam row."""
     beam_rows: list[int] = field(default_factory=list)
     """Rows (indices into `slots`) that belong to a beam; they return candidates in place of a sampled token."""
+    num_draft_tokens: dict[int, int] = field(default_factory=dict)
+    """Row → how many of its tokens, the last ones, are drafts: guesses of what follows its one committed token.
+
+    A token is sampled at each position of such a row, as if there were no drafts. The row gets them up to the first
+    that is not the draft of its place, that one included.
+    """
     is_dummy: bool = False
 
     @property
@@ -94,13 +100,13 @@ class BatchOutput:
 
     step: int
     token_ids: list[list[int]]
-    """New tokens of each row, in order: one for a sampling row (under speculation the accepted drafts plus one), else
-    none."""
+    """New tokens of each row, in order: one for a sampling row, the accepted drafts and one more for a row with drafts,
+    else none."""
     errors: dict[int, str] = field(default_factory=dict)
     """Row → what went wrong: what the model computed is not finite, be the row sampled or not, or nothing is allowed.
 
-    Such a row has no tokens. A row without an error has only finite keys and values in the cache, up to its last token:
-    that one has looked at all of them.
+    Such a row has no tokens. A row without an error has only finite keys and values in the cache, up to its last token
+    or accepted draft: that one has looked at all of them.
     """
     unsatisfiable_rows: list[int] = field(default_factory=list)
     """Of the rows in `errors`, those whose own request is to blame: its rules leave no token."""

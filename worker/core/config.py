@@ -47,6 +47,8 @@ class SchedulerConfig:
     """Bound of the waiting queue; 0 means none."""
     async_depth: int = 1
     """Steps that may be in flight when the next one is scheduled: 0 or 1."""
+    num_speculative_tokens: int = 0
+    """Most draft tokens of one sequence in one step; 0: no speculation."""
 
     def __post_init__(self) -> None:
         _require_choice("scheduling_policy", self.scheduling_policy, SchedulingPolicy)
@@ -74,6 +76,23 @@ class SchedulerConfig:
         _require(0 <= self.watermark < 1, "watermark", f"is {self.watermark}; a share of 0 to below 1 is needed")
         _require(self.max_num_waiting >= 0, "max_num_waiting", f"is {self.max_num_waiting}; 0 or more is needed")
         _require(self.async_depth in (0, 1), "async_depth", f"is {self.async_depth}; 0 or 1 is needed")
+        self._check_speculation()
+
+    def _check_speculation(self) -> None:
+        num = self.num_speculative_tokens
+        _require(num >= 0, "num_speculative_tokens", f"is {num}; 0 or more is needed")
+        _require(
+            not num or self.async_depth == 0,
+            "async_depth",
+            f"is {self.async_depth} with num_speculative_tokens {num}: a step is planned once it is known which drafts "
+            "of the one before were right; 0 is needed",
+        )
+        _require(
+            not num or self.max_num_batched_tokens >= self.max_num_seqs + num,
+            "max_num_batched_tokens",
+            f"is {self.max_num_batched_tokens}, but {self.max_num_seqs} sequences decode a token each, and one of them "
+            f"{num} drafts more; at least {self.max_num_seqs + num} is needed",
+        )
 
     @property
     def can_chunk(self) -> bool:
@@ -139,6 +158,12 @@ def check_together(scheduler: SchedulerConfig, cache: CacheConfig) -> None:
         scheduler.preemption_mode == "recompute" or cache.num_host_blocks > 0,
         "num_host_blocks",
         "is 0 with preemption_mode 'swap'; at least 1 is needed",
+    )
+    _require(
+        not (scheduler.num_speculative_tokens and cache.num_groups),
+        "num_speculative_tokens",
+        f"is {scheduler.num_speculative_tokens} for a model with recurrent state, which cannot be taken back to before "
+        "a draft that was wrong; 0 is needed",
     )
     _require(
         cache.num_groups == 0 or cache.num_groups >= scheduler.max_num_seqs,

@@ -45,6 +45,9 @@ class SequenceOutput:
     num_cached_tokens: int = 0
     """Set on the terminal output, as is `timings`."""
     timings: SequenceTimings | None = None
+    num_draft_tokens: int = 0
+    """Set on the terminal output: drafts that were tried, and of these, those that were right."""
+    num_accepted_tokens: int = 0
     hypotheses: list[Hypothesis] | None = None
     logprobs: list[TokenLogprobs] | None = None
     """One for each of `token_ids`, if asked for."""
@@ -81,3 +84,9 @@ class LoadSnapshot:
     num_scheduled_tokens: int
     num_generated_tokens: int
     num_finished: int
+    num_draft_tokens: int
+    """Drafts that were tried."""
+    num_accepted_tokens: int
+    """Of these, those that were right."""
+    accepted_counts: tuple[int, ...]
+    """Rows with drafts by how many of them were right, from 0 on; empty without speculation."""

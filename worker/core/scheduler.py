@@ -8,6 +8,7 @@ from worker.core.batch import BatchOutput, ScheduledBatch
 from worker.core.cache.block_manager import BlockManager
 from worker.core.cache.kv_events import KvEvents
 from worker.core.config import CacheConfig, SchedulerConfig, check_together
+from worker.core.drafter import Drafter
 from worker.core.errors import InvalidSequenceError, QueueFullError
 from worker.core.outputs import LoadSnapshot, SequenceOutput
 from worker.core.scheduling.beam_steps import BeamSteps
@@ -34,14 +35,18 @@ class Scheduler:
         cache: CacheConfig,
         clock: Callable[[], float] = time.monotonic,
         hasher: BlockHasher = default_hasher,
+        drafter: Drafter | None = None,
     ) -> None:
-        """Raises `ConfigError` if the two configs cannot work together."""
+        """`drafter` is asked for what `config.num_speculative_tokens` allows, and needed if that is not 0. Raises
+        `ConfigError` if the two configs cannot work together."""
         check_together(config, cache)
+        if (drafter is not None) != (config.num_speculative_tokens > 0):
+            raise ValueError(f"num_speculative_tokens is {config.num_speculative_tokens}, and the drafter {drafter}")
         self._config = config
         self._cache = cache
         self._blocks = BlockManager(cache, hasher)
         self._state = SchedulerState(config, self._blocks, clock)
-        self._planner = StepPlanner(self._state, cache.num_blocks)
+        self._planner = StepPlanner(self._state, cache.num_blocks, drafter)
         self._beams = BeamSteps(self._state)
         self._committer = Committer(self._state, self._beams)
         self._num_added = 0
@@ -169,6 +174,9 @@ class Scheduler:
             num_scheduled_tokens=counters.scheduled_tokens,
             num_generated_tokens=counters.generated_tokens,
             num_finished=counters.finished,
+            num_draft_tokens=counters.draft_tokens,
+            num_accepted_tokens=counters.accepted_tokens,
+            accepted_counts=tuple(counters.accepted_counts),
         )
 
     def check_integrity(self) -> None:

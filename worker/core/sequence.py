@@ -2,7 +2,8 @@
 
 `token_ids` holds committed tokens only. What the device has sampled and the host has not seen is a count,
 `num_in_flight_tokens`. KV progress is `num_computed_tokens`, advanced when a step is scheduled: steps run in order, so
-whatever is scheduled next finds it done.
+whatever is scheduled next finds it done. While a step with drafts is in flight both count as if all were right; when it
+comes back they are put right, and nothing is scheduled in between.
 """
 
 import enum
@@ -67,6 +68,9 @@ class Sequence:
     num_cached_tokens: int = field(default=0, init=False)
     """Prompt tokens that its first admission found in the cache."""
     num_preemptions: int = field(default=0, init=False)
+    num_draft_tokens: int = field(default=0, init=False)
+    """Drafts that were tried, and of these, those that were right."""
+    num_accepted_tokens: int = field(default=0, init=False)
     time_queued: float = field(init=False)
     time_scheduled: float | None = field(default=None, init=False)
     time_first_token: float | None = field(default=None, init=False)

@@ -1,5 +1,6 @@
 """Collects one step while it is scheduled."""
 
+from collections.abc import Sequence as Seq
 from dataclasses import replace
 
 from worker.core.batch import DEFERRED_TOKEN, NewSequence, ScheduledBatch
@@ -23,6 +24,7 @@ class BatchBuilder:
         "new_sequences",
         "num_candidates",
         "num_computed_tokens",
+        "num_draft_tokens",
         "num_scheduled_tokens",
         "pinned_blocks",
         "rows",
@@ -55,6 +57,7 @@ class BatchBuilder:
         """Host blocks of sequences swapped in: free only after the step, because copies out come before copies in."""
         self.beam_rows: list[int] = []
         self.num_candidates = 0
+        self.num_draft_tokens: dict[int, int] = {}
 
     def add_row(self, seq: Sequence, num_tokens: int) -> bool:
         """Gives `seq` its next `num_tokens`, for which it has blocks; returns whether a token will be sampled."""
@@ -76,6 +79,23 @@ class BatchBuilder:
         if num_tokens > 1 or computed < seq.num_prompt_tokens:
             self.has_prefill = True
         return samples
+
+    def add_decode(self, seq: Sequence, drafts: Seq[int]) -> None:
+        """Gives `seq`, which has one token to compute, that one and `drafts` after it. It has blocks for them."""
+        computed, num_tokens = seq.num_computed_tokens, 1 + len(drafts)
+        if drafts:
+            self.num_draft_tokens[len(self.rows)] = len(drafts)
+        self.rows.append(seq)
+        self.slots.append(seq.slot)
+        self.num_scheduled_tokens.append(num_tokens)
+        self.num_computed_tokens.append(computed)
+        self.input_ids.append(seq.token_ids[-1])
+        self.input_ids.extend(drafts)
+        self.samples.append(True)
+        self.budget -= num_tokens
+        seq.num_computed_tokens = computed + num_tokens
+        seq.num_in_flight_tokens += num_tokens
+        seq.last_step = self.step
 
     def mark_beam(self, num_candidates: int) -> None:
         """The last row returns candidates in place of a sampled token."""
@@ -120,6 +140,7 @@ class BatchBuilder:
             blocks_to_zero=blocks_to_zero,
             num_candidates=self.num_candidates,
             beam_rows=self.beam_rows,
+            num_draft_tokens=self.num_draft_tokens,
         )
 
 

@@ -23,7 +23,7 @@ class Committer:
     def commit(self, step: InFlightStep, output: BatchOutput) -> None:
         """The hot loop: in the common case one token per row that does not stop anything (see stopping.py)."""
         state = self._state
-        number, errors = step.batch.step, output.errors
+        number = step.batch.step
         state.retire(number)
         now = state.clock()
         emit = state.outputs.append
@@ -31,6 +31,7 @@ class Committer:
         running = SequenceStatus.RUNNING
         over = (SequenceStatus.FINISHED, SequenceStatus.ABORTED)
         num_generated = 0
+        special = output.errors.keys() | step.batch.num_draft_tokens.keys()
         for row, (seq, tokens, computed, scheduled) in enumerate(
             zip(
                 step.rows,
@@ -41,8 +42,8 @@ class Committer:
             )
         ):
             status = seq.status
-            if errors and row in errors:
-                self._fail(seq, errors[row], is_request_fault=row in output.unsatisfiable_rows)
+            if special and row in special:
+                num_generated += self._commit_special(row, step, output)
                 continue
             if status is not running and status in over:
                 continue
@@ -80,6 +81,16 @@ class Committer:
         if step.has_prefill:
             state.last_prefill_seconds = output.run_seconds
 
+    def _commit_special(self, row: int, step: InFlightStep, output: BatchOutput) -> int:
+        """A row that failed, or one with drafts. Returns how many tokens are kept."""
+        seq = step.rows[row]
+        if row in output.errors:
+            self._fail(seq, output.errors[row], is_request_fault=row in output.unsatisfiable_rows)
+        elif not seq.is_ended:
+            num_drafts = step.batch.num_draft_tokens[row]
+            return self._commit_verified(seq, output.token_ids[row], num_drafts, output.logprobs.get(row))
+        return 0
+
     def _fail(self, seq: Sequence, detail: str, *, is_request_fault: bool) -> None:
         if not is_request_fault:
             # What it found in the cache may be as broken as what it computed, so neither is found again. That holds
@@ -94,16 +105,42 @@ class Committer:
     def _commit_with_stops(self, seq: Sequence, tokens: list[int], logprobs: list[TokenLogprobs] | None) -> int:
         """Returns how many are kept: what comes after a stop is neither emitted nor counted."""
         kept, reason = find_stop(seq.token_ids, tokens, seq.num_prompt_tokens, seq.stop, seq.max_length)
-        tokens = tokens[:kept]
-        seq.token_ids.extend(tokens)
+        seq.token_ids.extend(tokens[:kept])
+        self._report(seq, tokens[:kept], reason, logprobs)
+        return kept
+
+    def _commit_verified(
+        self, seq: Sequence, tokens: list[int], num_drafts: int, logprobs: list[TokenLogprobs] | None
+    ) -> int:
+        """What came of a row with drafts: those that were right, and a token more. Returns how many are kept.
+
+        The cache has what was right; what is behind that will be written anew before anybody reads it.
+        """
+        num_accepted = len(tokens) - 1
+        self._state.counters.draft_tokens += num_drafts
+        self._state.counters.accepted_counts[num_accepted] += 1
+        seq.num_draft_tokens += num_drafts
+        seq.num_accepted_tokens += num_accepted
+        seq.num_in_flight_tokens -= 1 + num_drafts
+        kept, reason = find_stop(seq.token_ids, tokens, seq.num_prompt_tokens, seq.stop, seq.max_length)
+        seq.token_ids.extend(tokens[:kept])
+        # Nothing was scheduled in between, so it is where every decoding sequence is: one token behind.
+        seq.num_computed_tokens = seq.num_tokens - 1
+        if seq.num_computed_tokens >= seq.publish_at:
+            self._blocks.publish(seq, seq.num_computed_tokens)
+        self._report(seq, tokens[:kept], reason, logprobs)
+        return kept
+
+    def _report(
+        self, seq: Sequence, tokens: list[int], reason: FinishReason | None, logprobs: list[TokenLogprobs] | None
+    ) -> None:
+        """Tokens that are committed already, and the end, if this is it."""
         if reason is not None:
             self._state.end(seq, reason, "", tokens)
         else:
             offset = seq.num_generated_tokens - len(tokens)
             self._state.outputs.append(SequenceOutput(seq.id, seq.index, offset, tokens))
-        news = self._state.outputs[-1]
-        news.logprobs = logprobs[:kept] if logprobs is not None else None
-        return kept
+        self._state.outputs[-1].logprobs = logprobs[: len(tokens)] if logprobs is not None else None
 
     def _report_prompt_logprobs(self, seq: Sequence, num_computed_tokens: int, entries: list[TokenLogprobs]) -> None:
         """At once, so that nobody holds those of a long prompt. `entries` belong to the tokens after

@@ -1,8 +1,10 @@
 """Plans one step: which sequence gets how many tokens, and whose blocks make room."""
 
 from worker.core.batch import DEFERRED_TOKEN
+from worker.core.drafter import Drafter
 from worker.core.scheduling.admission import Admission, Entrance
 from worker.core.scheduling.batch_builder import BatchBuilder
+from worker.core.scheduling.drafts import DraftedDecodes
 from worker.core.scheduling.room import Room
 from worker.core.scheduling.state import SchedulerState
 from worker.core.sequence import Sequence
@@ -13,15 +15,16 @@ class StepPlanner:
 
     A sequence has `num_known_tokens`, and `num_computed_tokens` whose KV is in the cache; a step lets the second catch
     up with the first. Decode (one token behind), prefill, a chunk of it, a prompt with cached prefix and the return
-    after a preemption are all this case, so a row is only ever (sequence, number of tokens). What differs is who goes
-    first: `prefill_first` looks for prefills and lets decodes have the steps without any, `chunked` serves decodes and
-    fills the rest of the budget with chunks.
+    after a preemption are all this case, so a row is only ever (sequence, number of tokens); drafts are tokens behind
+    the known ones, see `DraftedDecodes`. What differs is who goes first: `prefill_first` looks for prefills and lets
+    decodes have the steps without any, `chunked` serves decodes and fills the rest of the budget with chunks.
     """
 
-    def __init__(self, state: SchedulerState, num_blocks: int) -> None:
+    def __init__(self, state: SchedulerState, num_blocks: int, drafter: Drafter | None = None) -> None:
         self._state = state
         self._config = state.config
         self._room = Room(state)
+        self._drafted = DraftedDecodes(state, self._room, drafter) if drafter is not None else None
         self._admission = Admission(state, self._room, int(state.config.watermark * num_blocks))
         self._num_prefill_steps = 0
         """Prefill steps in a row while sequences decode."""
@@ -59,7 +62,19 @@ class StepPlanner:
             self._schedule_prefills(builder)
 
     def _schedule_decodes(self, builder: BatchBuilder) -> None:
-        """One token for every decoding sequence that is not at its limit. The hot loop: no calls in the common case."""
+        """Every decoding sequence that is not at its limit, those that come back, and beams."""
+        if self._drafted is None:
+            self._schedule_single_tokens(builder)
+        else:
+            self._drafted.schedule(builder)
+        if self._state.swapped and not builder.is_blocked:
+            self._swap_in(builder)
+        if self._state.beams:
+            for seq in list(self._state.beams.values()):
+                self._schedule_prefill(seq, builder)
+
+    def _schedule_single_tokens(self, builder: BatchBuilder) -> None:
+        """One token for each. The hot loop: no calls in the common case."""
         step = builder.step
         rows_append = builder.rows.append
         slots_append = builder.slots.append
@@ -85,11 +100,6 @@ class StepPlanner:
         builder.num_scheduled_tokens += [1] * num_rows
         builder.samples += [True] * num_rows
         builder.budget -= num_rows
-        if self._state.swapped and not builder.is_blocked:
-            self._swap_in(builder)
-        if self._state.beams:
-            for seq in list(self._state.beams.values()):
-                self._schedule_prefill(seq, builder)
 
     def _swap_in(self, builder: BatchBuilder) -> None:
         """Brings back swapped sequences while there is room. They stand in one line with those that wait."""

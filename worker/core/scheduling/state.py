@@ -1,7 +1,7 @@
 """Where every sequence is, and what it holds: the queues, the slots, the endings."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from worker.core.batch import ScheduledBatch
 from worker.core.cache.block_manager import BlockManager
@@ -42,6 +42,13 @@ class Counters:
     scheduled_tokens: int = 0
     generated_tokens: int = 0
     finished: int = 0
+    draft_tokens: int = 0
+    accepted_counts: list[int] = field(default_factory=list)
+    """Rows with drafts by how many of them were right."""
+
+    @property
+    def accepted_tokens(self) -> int:
+        return sum(count * num_rows for count, num_rows in enumerate(self.accepted_counts))
 
 
 class SchedulerState:
@@ -75,7 +82,8 @@ class SchedulerState:
         self.next_step = 0
         self.retired_step = -1
         self.outputs: list[SequenceOutput] = []
-        self.counters = Counters()
+        num_drafts = config.num_speculative_tokens
+        self.counters = Counters(accepted_counts=[0] * (num_drafts + 1) if num_drafts else [])
         self.last_prefill_seconds = 0.0
         self.swap_out: list[tuple[int, int]] = []
         """(device, host) copies that the next step starts with."""
@@ -214,6 +222,8 @@ class SchedulerState:
                 detail=detail,
                 num_cached_tokens=seq.num_cached_tokens,
                 timings=SequenceTimings(seq.time_queued, seq.time_scheduled, seq.time_first_token, seq.num_preemptions),
+                num_draft_tokens=seq.num_draft_tokens,
+                num_accepted_tokens=seq.num_accepted_tokens,
                 hypotheses=hypotheses,
             )
         )
