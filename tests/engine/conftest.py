@@ -9,6 +9,7 @@ import torch
 from tests.engine.loop import Loop
 from tests.runner.conftest import greedy_reference, random_prompt, save_llama
 from worker.core.config import CacheConfig, SchedulerConfig
+from worker.core.drafter import Drafter
 from worker.parallel.group import Group
 from worker.runner.build import build_runner
 from worker.runner.config import RunnerConfig
@@ -43,10 +44,11 @@ class TinyModel:
         self.references = [greedy_reference(self.reference_model, prompt, NUM_TOKENS) for prompt in PROMPTS]
         self.runner = cache(self._runner)
 
-    def _runner(self, block_size: int) -> ModelRunner:
+    def _runner(self, block_size: int, kernel_backend: str = "auto") -> ModelRunner:
         config = RunnerConfig(
             model=str(self.path),
             device="cpu",
+            kernel_backend=kernel_backend,
             block_size=block_size,
             num_blocks=1024 // block_size,
             max_num_seqs=16,
@@ -56,12 +58,20 @@ class TinyModel:
         )
         return build_runner(config, Group())[0]
 
-    def loop(self, block_size: int, num_tokens_in_cache: int = 1024, prefix: str = "off", **scheduler) -> Loop:
+    def loop(
+        self,
+        block_size: int,
+        num_tokens_in_cache: int = 1024,
+        prefix: str = "off",
+        kernel_backend: str = "auto",
+        drafter: Drafter | None = None,
+        **scheduler,
+    ) -> Loop:
         """A fresh scheduler over the runner of this block size."""
         num_host_blocks = 512 // block_size if scheduler.get("preemption_mode") == "swap" else 0
         options = {"max_model_len": MAX_MODEL_LEN, "max_num_seqs": 16, "max_num_batched_tokens": 256}
         return Loop(
-            self.runner(block_size),
+            self.runner(block_size, kernel_backend),
             SchedulerConfig(**(options | scheduler)),
             CacheConfig(
                 num_blocks=num_tokens_in_cache // block_size,
@@ -70,6 +80,7 @@ class TinyModel:
                 enable_prefix_caching=prefix != "off",
                 prefix_index="hash" if prefix == "off" else prefix,
             ),
+            drafter,
         )
 
 

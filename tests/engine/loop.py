@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from worker.core.batch import BatchOutput, ScheduledBatch, TokenLogprobs
 from worker.core.config import CacheConfig, SchedulerConfig
+from worker.core.drafter import Drafter
 from worker.core.outputs import SequenceOutput
 from worker.core.params import SamplingParams, StopConditions
 from worker.core.scheduler import Scheduler
@@ -50,6 +51,7 @@ class Loop:
     runner: ModelRunner
     scheduler_config: SchedulerConfig
     cache_config: CacheConfig
+    drafter: Drafter | None = None
     scheduler: Scheduler = field(init=False)
     tokens: dict[int, list[int]] = field(default_factory=dict)
     ended: dict[int, SequenceOutput] = field(default_factory=dict)
@@ -58,7 +60,7 @@ class Loop:
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.scheduler = Scheduler(self.scheduler_config, self.cache_config)
+        self.scheduler = Scheduler(self.scheduler_config, self.cache_config, drafter=self.drafter)
         self.executor = InProcess(self.runner)
         depth = self.scheduler_config.async_depth
         self.steps = Steps(self.scheduler, self.executor, async_depth=depth, step_timeout=0)

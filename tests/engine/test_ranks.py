@@ -4,6 +4,7 @@ import pytest
 
 from tests.engine.conftest import MAX_MODEL_LEN, NUM_TOKENS, PROMPTS
 from tests.engine.loop import Loop, make_sequence
+from tests.engine.test_speculation import Reciter
 from worker.core.batch import BatchOutput, ScheduledBatch
 from worker.core.config import CacheConfig, SchedulerConfig
 from worker.executor.executor import Executor
@@ -24,6 +25,20 @@ class Ranks:
 
     def result(self) -> BatchOutput:
         return self._executor.collect(60)
+
+
+def _run_with_drafts(ranks: Ranks, tokens: dict[int, list[int]]) -> dict[int, list[int]]:
+    """Wrong drafts are turned down alike by all: each rank looks at what rank 0 has sampled."""
+    config = SchedulerConfig(
+        max_model_len=MAX_MODEL_LEN, max_num_seqs=16, max_num_batched_tokens=256, async_depth=0,
+        num_speculative_tokens=4, watermark=0.0,
+    )  # fmt: skip
+    cache = CacheConfig(num_blocks=NUM_BLOCKS)
+    loop = Loop(ranks, config, cache, Reciter(dict(tokens), 1))
+    drafted = loop.run(*(make_sequence(i, prompt, NUM_TOKENS) for i, prompt in enumerate(PROMPTS)))
+    load = loop.scheduler.load()
+    assert 0 < load.num_accepted_tokens < load.num_draft_tokens and load.num_preemptions > 0
+    return drafted
 
 
 @pytest.mark.parametrize("mode", ["recompute", "swap"])
@@ -54,7 +69,9 @@ def test_preemption_on_two_ranks(tiny, mode):
             CacheConfig(num_blocks=NUM_BLOCKS, num_host_blocks=32 if mode == "swap" else 0),
         )
         tokens = loop.run(*(make_sequence(i, prompt, NUM_TOKENS) for i, prompt in enumerate(PROMPTS)))
+        drafted = _run_with_drafts(Ranks(executor), tokens) if mode == "recompute" else tokens
     finally:
         executor.shutdown()
     assert [tokens[i] for i in range(len(PROMPTS))] == tiny.references
+    assert drafted == tokens
     assert loop.scheduler.load().num_preemptions > 0

@@ -162,7 +162,7 @@ def main() -> None:
     assembly = build_assembly()
     asked_for.clear()
     with CompileAhead(assembly.kernels.device, 1).rehearsal():
-        rehearse(assembly.parts(NOTHING), assembly.max_model_len)
+        rehearse(assembly.parts(NOTHING), assembly.max_model_len, assembly.config.max_num_seqs)
         rehearsed = set(asked_for)
         run_steps(assembly.runner(NOTHING), random.Random(0))
     late = {key: text for key, text in asked_for.items() if key not in rehearsed}

@@ -79,3 +79,12 @@ def test_the_largest_step_asks_for_all_that_sampling_can_do(tiny: tuple[Path, Ll
     driver = make_driver(tiny[0])
     output = driver.runner.execute(largest_batch(40, 16, max_model_len=256))
     assert not output.errors and all(len(output.logprobs[row][0]) == 1 + 20 for row in range(16))
+
+
+def test_the_largest_step_has_logits_for_every_draft(tiny: tuple[Path, LlamaForCausalLM]) -> None:
+    driver = make_driver(tiny[0])
+    pending = driver.runner.submit(largest_batch(40, 16, max_model_len=256, num_drafts=2))
+    # 8 rows of 2 tokens, 8 of 3.
+    assert pending.token_ids.shape == (40,) and pending.num_new.shape == (16,)
+    assert not pending.result().errors
+    driver.runner.execute(dummy_batch(1, 16, max_model_len=256))

@@ -106,7 +106,9 @@ def size_cache(assembly: Assembly) -> SizedCache:
     elif device.type == "cpu":
         num_blocks = plan_on_cpu(config, specs, config.max_num_seqs * assembly.blocks_per_seq).num_blocks
     else:
-        largest = largest_batch(config.max_num_batched_tokens, config.max_num_seqs, assembly.max_model_len)
+        largest = largest_batch(
+            config.max_num_batched_tokens, config.max_num_seqs, assembly.max_model_len, config.num_speculative_tokens
+        )
         sizes = assembly.graph_sizes
         peak = measure_peak(assembly.runner(NOTHING), largest, sizes.largest() if sizes else None, device)
         activations, graphs = peak.activations, peak.graphs
@@ -121,7 +123,8 @@ def compile_ahead(assembly: Assembly, watch: Stopwatch) -> None:
     """What the kernels' backend compiles, all together; otherwise each of the first steps would wait for some of it."""
     compiler = assembly.kernels.compiler(torch.get_num_threads())
     if compiler is not None:
-        compile_kernels(compiler, assembly.parts(NOTHING), assembly.max_model_len)
+        max_logits = assembly.config.max_num_seqs * (1 + assembly.config.num_speculative_tokens)
+        compile_kernels(compiler, assembly.parts(NOTHING), assembly.max_model_len, max_logits)
         watch.lap("kernels")
 
 

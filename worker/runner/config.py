@@ -38,6 +38,8 @@ class RunnerConfig:
     max_num_batched_tokens: int = 16384
     max_model_len: int | None = None
     """None: the model's own."""
+    num_speculative_tokens: int = 0
+    """Most drafts of a row: for each there are logits in one step."""
     num_blocks: int | None = None
     """Size of the cache in blocks; wins over the sizes below."""
     kv_cache_gib: float | None = None

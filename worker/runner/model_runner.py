@@ -30,6 +30,7 @@ from worker.sampling.edits import History
 from worker.sampling.logprobs import LogprobTensors
 from worker.sampling.rules import RowRules
 from worker.sampling.sampler import Sampler, SamplingRows
+from worker.sampling.verify import count_new
 
 logger = logging.getLogger(__name__)
 
@@ -143,16 +144,29 @@ class ModelRunner:
         self, batch: ScheduledBatch, inputs: StepInputs, outputs: Outputs, logits: Tensor | None, pending: PendingStep,
         masks: PendingMasks | None,
     ) -> Tensor:  # fmt: skip
-        """The tokens of the sampled rows, int64 [R], which their slots remember."""
+        """The sampled tokens, int64 [S], of which the slots remember those that count."""
         rules = self._slots.rules.of([batch.slots[row] for row in inputs.sampled_rows])
         if outputs.greedy is not None and rules.is_greedy and not batch.beam_rows and not batch.is_dummy:
             return outputs.greedy.choose()[: len(inputs.sampled_rows)]
-        slots, positions = inputs.of_sampled(inputs.rows.slots), self._positions(inputs.of_sampled)
+        slots = inputs.of_sampled(inputs.rows.slots)
+        positions = self._positions(inputs.of_sampled) if inputs.drafts is None else self._drafted_positions(inputs)
         history = History(self._slots.tables.tokens, slots, positions, inputs.longest_sampled)
         token_ids = self._sample(batch, inputs, logits, rules, history, pending, masks)
+        newest = token_ids
+        if (drafts := inputs.drafts) is not None:
+            # Drafts that were right are in the slots' tables already.
+            num_new = count_new(token_ids, drafts)
+            last = drafts.firsts + num_new - 1
+            slots, positions, newest = (by_token.index_select(0, last) for by_token in (slots, positions, token_ids))
+            pending.num_new = self._to_host(num_new)
         if not batch.is_dummy:
-            self._remember(self._slots.tables, slots, positions, token_ids)
+            self._remember(self._slots.tables, slots, positions, newest)
         return token_ids
+
+    def _drafted_positions(self, inputs: StepInputs) -> Tensor:
+        """As `_positions`, of each sampled token."""
+        after = inputs.last_tokens[: len(inputs.sampled_rows)]
+        return self._parts.preparer.buffers.positions.index_select(0, after) + 1
 
     def _choose_greedily(self, logits: Tensor, rows: StagedRows) -> Tensor:
         """See `GreedyChoice`."""

@@ -21,10 +21,12 @@ class PendingStep:
 
     batch: ScheduledBatch
     sampled_rows: list[int]
-    """Batch rows that get a token, in the order of `token_ids`."""
+    """Batch row of each of `token_ids`; those of one row stand together."""
     timing: Timing
     token_ids: Tensor | None = None
-    """int64 [R], FAILED or NOTHING_ALLOWED; None when no row is sampled."""
+    """int64 [S], FAILED or NOTHING_ALLOWED; None when no row is sampled."""
+    num_new: Tensor | None = None
+    """int64, of each sampled row: how many of its tokens count, the first ones; None: all."""
     other_rows: list[int] = field(default_factory=list)
     """Batch rows that get no token."""
     others_finite: Tensor | None = None
@@ -35,7 +37,7 @@ class PendingStep:
     """(ids, log probabilities) of the beam rows, [beam rows, num_candidates]."""
     logprob_rows: LogprobRows | None = None
     logprobs: LogprobTensors | None = None
-    """Of the sampled rows that `logprob_rows` names."""
+    """Of the sampled tokens that `logprob_rows` names."""
     prompt_rows: list[tuple[int, int, int]] | None = None
     """(batch row, number of tokens, most likely tokens it asks for)."""
     prompt_logprobs: LogprobTensors | None = None
@@ -54,19 +56,19 @@ class PendingStep:
         seconds = self.timing.wait()
         if self.failure is not None:
             return self._failed(self.failure, seconds)
-        sampled = dict(zip(self.sampled_rows, self._sampled_tokens(), strict=True))
-        unmet = {row: NO_TOKEN_LEFT for row, token in sampled.items() if token == NOTHING_ALLOWED} | self.grammar_errors
-        broken = [row for row, token in sampled.items() if token == FAILED] + self._broken_other_rows()
+        sampled = self._sampled()
+        unmet = {row: NO_TOKEN_LEFT for row, ids in sampled.items() if ids[0] == NOTHING_ALLOWED} | self.grammar_errors
+        broken = [row for row, ids in sampled.items() if ids[0] == FAILED] + self._broken_other_rows()
         errors = unmet | dict.fromkeys(broken, NOT_FINITE)
         tokens: list[list[int]] = [[] for _ in self.batch.slots]
         for row in sampled.keys() - errors.keys() - set(self.batch.beam_rows):
-            tokens[row] = [sampled[row]]
+            tokens[row] = sampled[row]
         return BatchOutput(
             step=self.batch.step,
             token_ids=tokens,
             errors=errors,
             unsatisfiable_rows=sorted(unmet.keys() - broken),
-            logprobs=self._logprobs(),
+            logprobs=self._logprobs(tokens),
             prompt_logprobs=self._prompt_logprobs(),
             candidates=self._candidates(errors),
             run_seconds=seconds,
@@ -78,8 +80,16 @@ class PendingStep:
             step=self.batch.step, token_ids=[[] for _ in rows], errors=dict.fromkeys(rows, why), run_seconds=seconds
         )
 
-    def _sampled_tokens(self) -> list[int]:
-        return [] if self.token_ids is None else self.token_ids.tolist()
+    def _sampled(self) -> dict[int, list[int]]:
+        """Row → its tokens that count."""
+        ids = [] if self.token_ids is None else self.token_ids.tolist()
+        if self.num_new is None:
+            return {row: [token] for row, token in zip(self.sampled_rows, ids, strict=True)}
+        sampled: dict[int, list[int]] = {}
+        for row, token in zip(self.sampled_rows, ids, strict=True):
+            sampled.setdefault(row, []).append(token)
+        counts = self.num_new.tolist()
+        return {row: ids[:num] for (row, ids), num in zip(sampled.items(), counts, strict=True)}
 
     def _broken_other_rows(self) -> list[int]:
         if self.others_finite is None:
@@ -87,11 +97,15 @@ class PendingStep:
         finite = self.others_finite.tolist()
         return [row for row, is_finite in zip(self.other_rows, finite, strict=True) if not is_finite]
 
-    def _logprobs(self) -> dict[int, list[TokenLogprobs]]:
+    def _logprobs(self, tokens: list[list[int]]) -> dict[int, list[TokenLogprobs]]:
+        """Of the rows' new `tokens`."""
         if self.logprobs is None or self.logprob_rows is None:
             return {}
+        found: dict[int, list[TokenLogprobs]] = {}
         asked = zip(self.logprob_rows.indices, self.logprob_rows.numbers, self.logprobs.to_host(), strict=True)
-        return {self.sampled_rows[index]: [entries[: 1 + num]] for index, num, entries in asked}
+        for index, num, entries in asked:
+            found.setdefault(self.sampled_rows[index], []).append(entries[: 1 + num])
+        return {row: entries[: len(tokens[row])] for row, entries in found.items()}
 
     def _prompt_logprobs(self) -> dict[int, list[TokenLogprobs]]:
         if self.prompt_logprobs is None or self.prompt_rows is None:

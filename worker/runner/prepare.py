@@ -14,6 +14,7 @@ from worker.kernels.select import Kernels
 from worker.kernels.step import Chunk, Round, StagedRows, Step, StepBuffers
 from worker.runner.slots import SlotState
 from worker.runner.staging import Staging
+from worker.sampling.verify import NO_DRAFT, Drafts
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,15 +24,18 @@ class StepInputs:
     step: Step
     rows: StagedRows
     sampled_rows: list[int]
-    """Batch rows that get a token, in the order of the tensors below."""
+    """Batch row of each token that is sampled, in the order of the tensors below: a row with drafts is there as many
+    times as it has tokens."""
     other_rows: list[int]
     """Batch rows that get none: all but the last chunk of a prompt."""
     last_tokens: Tensor
-    """int64 [R + U]: which token of the step is the last one of each sampled row, and of each of the others."""
+    """int64 [S + U]: after which token of the step each one is sampled, and the last token of each of the others."""
     sampled: Tensor | None
-    """int64 [R]: which of the step's rows these are; None: the first R."""
+    """int64 [S]: which of the step's rows these are; None: the first S."""
     longest_sampled: int
     """Upper bound of these; 0 if there is none."""
+    drafts: Drafts | None
+    """None: no row has drafts."""
     prompt: "PromptInputs | None"
     """None: nobody asks for log probabilities of prompt tokens of this step."""
 
@@ -101,22 +105,30 @@ class StepPreparer:
         sampled = [place for place, row in enumerate(order) if batch.samples[row]]
         others = [place for place, row in enumerate(order) if not batch.samples[row]]
         prompt_rows = self._prompt_rows(batch, order)
+        last_tokens = first_tokens + lens - 1
         arrays = {
             "slots": slots,
             "starts": computed,
             "lens": lens,
             "sampled": np.array(sampled, np.int64),
-            "last_tokens": (first_tokens + lens - 1)[sampled + others],
+            "last_tokens": last_tokens[sampled + others],
         }
+        width = 1 + max(batch.num_draft_tokens.values(), default=0)
+        if width > 1:
+            arrays |= _draft_arrays(batch, order, sampled, others, last_tokens, width)
         staged = self._to_device(arrays | news | _prompt_arrays(batch, prompt_rows, first_tokens))
+        drafts = None
+        if width > 1:
+            drafts = Drafts(staged["expected"], staged["draft_rows"], staged["firsts"], width)
         return StepInputs(
             step=step,
             rows=StagedRows(staged["slots"], staged["starts"], staged["lens"]),
-            sampled_rows=[order[place] for place in sampled],
+            sampled_rows=[order[place] for place in arrays["sampled"].tolist()],
             other_rows=[order[place] for place in others],
             last_tokens=staged["last_tokens"],
             sampled=staged["sampled"],
             longest_sampled=int(ends[sampled].max(initial=0)),
+            drafts=drafts,
             prompt=PromptInputs(
                 [(row, num, most) for _, row, num, most in prompt_rows],
                 staged["prompt_tokens"], staged["prompt_slots"], staged["prompt_positions"],
@@ -144,6 +156,7 @@ class StepPreparer:
             last_tokens=self._places[:num_rows],
             sampled=None,
             longest_sampled=longest,
+            drafts=None,
             prompt=None,
         )
 
@@ -195,6 +208,31 @@ def _uniform_first(batch: ScheduledBatch) -> tuple[list[int], int]:
     is_uniform = [num == 1 and samples for num, samples in zip(batch.num_scheduled_tokens, batch.samples, strict=True)]
     uniform = [row for row, yes in enumerate(is_uniform) if yes]
     return uniform + [row for row, yes in enumerate(is_uniform) if not yes], len(uniform)
+
+
+def _draft_arrays(
+    batch: ScheduledBatch, order: list[int], sampled: list[int], others: list[int], last_tokens: np.ndarray, width: int
+) -> dict[str, np.ndarray]:
+    """Where rows have drafts: `StepInputs.sampled` and `last_tokens` with an element for each token that is sampled,
+    and what `Drafts` has. `sampled` and `others` are places in the step's order, as is `last_tokens`."""
+    num_drafts = np.array([batch.num_draft_tokens.get(order[place], 0) for place in sampled])
+    num_tokens = 1 + num_drafts
+    firsts = num_tokens.cumsum() - num_tokens
+    number = np.arange(num_tokens.sum()) - firsts.repeat(num_tokens)
+    token_ends = np.cumsum(batch.num_scheduled_tokens)
+    input_ids = np.array(batch.input_ids, np.int64)
+    # The draft after each token of a row, which for its last one may be another row's, or none.
+    after = (token_ends[[order[place] for place in sampled]] - num_drafts).repeat(num_tokens) + number
+    is_last = number == num_drafts.repeat(num_tokens)
+    return {
+        "sampled": np.array(sampled, np.int64).repeat(num_tokens),
+        "last_tokens": np.concatenate(
+            [(last_tokens[sampled] - num_drafts).repeat(num_tokens) + number, last_tokens[others]]
+        ),
+        "expected": np.where(is_last, NO_DRAFT, input_ids[np.minimum(after, len(input_ids) - 1)]),
+        "draft_rows": np.arange(len(sampled)).repeat(num_tokens) * width + number,
+        "firsts": firsts,
+    }
 
 
 def _prompt_arrays(

@@ -67,8 +67,11 @@ def dummy_batch(num_tokens: int, num_slots: int, max_model_len: int, *, num_rows
     )  # fmt: skip
 
 
-def largest_batch(num_tokens: int, num_slots: int, max_model_len: int) -> ScheduledBatch:
-    """As `dummy_batch`, with all that sampling can be asked for. It stays bound to the spare slot."""
+def largest_batch(num_tokens: int, num_slots: int, max_model_len: int, num_drafts: int = 0) -> ScheduledBatch:
+    """As `dummy_batch`, with all that sampling can be asked for, and `num_drafts` of each row as far as it has so many
+    tokens. It stays bound to the spare slot."""
     batch = dummy_batch(num_tokens, num_slots, max_model_len)
+    drafts = {row: min(num - 1, num_drafts) for row, num in enumerate(batch.num_scheduled_tokens)}
+    batch.num_draft_tokens.update({row: num for row, num in drafts.items() if num})
     batch.new_sequences.append(NewSequence(num_slots, token_array([0]), 1, DEMANDING, ()))
     return batch

@@ -21,10 +21,11 @@ MOST_TOKENS = 4096
 """Of rehearsed passes: what a kernel compiles in of the number of tokens, it does below."""
 
 
-def compile_kernels(compiler: KernelCompiler, parts: RunnerParts, max_context_len: int) -> None:
+def compile_kernels(compiler: KernelCompiler, parts: RunnerParts, max_context_len: int, max_logits: int) -> None:
+    """`max_logits`: most tokens that are sampled in one step."""
     start = time.perf_counter()
     with compiler.threads(), compiler.rehearsal():
-        rehearse(parts, max_context_len)
+        rehearse(parts, max_context_len, max_logits)
     logger.info(
         "kernels: %d made ready on %d threads in %.1f s",
         compiler.num_kernels, compiler.num_threads, time.perf_counter() - start,
@@ -32,7 +33,7 @@ def compile_kernels(compiler: KernelCompiler, parts: RunnerParts, max_context_le
 
 
 @torch.inference_mode()
-def rehearse(parts: RunnerParts, max_context_len: int) -> None:
+def rehearse(parts: RunnerParts, max_context_len: int, max_logits: int) -> None:
     """Caches must be bound; their content, and the buffers', may be anything. All ranks must do this alike."""
     parts.preparer.prepare_padding()
     buffers = parts.preparer.buffers
@@ -50,7 +51,7 @@ def rehearse(parts: RunnerParts, max_context_len: int) -> None:
     for num_tokens in _sizes(min(max_tokens, MOST_TOKENS)):
         with forward_context(ForwardContext((), cut, positions=buffers.positions[:num_tokens])):
             hidden = parts.model(buffers.input_ids[:num_tokens])
-        logits = parts.model.logits(hidden[:max_rows])
+        logits = parts.model.logits(hidden[:max_logits])
     if logits is not None:
         Sampler(parts.kernels).rehearse(logits, parts.slots.parameters)
     # Builders are in the order in which their kinds of layers come.

@@ -1,6 +1,7 @@
 """Per-slot state that stays from step to step: tokens, block tables, sampling parameters."""
 
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -77,6 +78,8 @@ class SlotState:
             table = dict(zip(places, blocks, strict=True))
             staged["table_places"] = np.fromiter(table.keys(), np.int64, len(table))
             staged["table_blocks"] = np.fromiter(table.values(), np.int64, len(table))
+        if batch.num_draft_tokens:
+            staged |= self._stage_drafts(batch)
         if batch.new_sequences:
             by_slot = {new.slot: new for new in batch.new_sequences}
             staged |= self._stage_bindings(by_slot) | self._stage_lists(by_slot)
@@ -95,6 +98,8 @@ class SlotState:
             tables.groups.index_copy_(0, slots, staged["new_groups"])
             tables.tokens.view(-1).index_copy_(0, staged["token_places"], staged["tokens"].int())
             self.allowed.index_fill_(0, slots, -1)
+        if "draft_places" in staged:
+            tables.tokens.view(-1).index_copy_(0, staged["draft_places"], staged["drafts"].int())
         if "restricted_slots" in staged:
             slots, num_words = staged["restricted_slots"], self.allowed.shape[1]
             words = staged["allowed_words"].view(torch.int32)[: len(slots) * num_words]
@@ -120,6 +125,16 @@ class SlotState:
             "token_places": np.concatenate(places),
             "tokens": np.concatenate([np.array(new.token_ids, np.int64) for new in news]),
         }
+
+    def _stage_drafts(self, batch: ScheduledBatch) -> dict[str, np.ndarray]:
+        """Behind the known tokens of their slots, where the step's rows, penalties and bad sequences find them."""
+        ends = list(accumulate(batch.num_scheduled_tokens))
+        places, drafts = [], []
+        for row, num in batch.num_draft_tokens.items():
+            end = batch.num_computed_tokens[row] + batch.num_scheduled_tokens[row]
+            places.append(np.arange(end - num, end) + batch.slots[row] * self._max_tokens)
+            drafts.append(np.array(batch.input_ids[ends[row] - num : ends[row]], np.int64))
+        return {"draft_places": np.concatenate(places), "drafts": np.concatenate(drafts)}
 
     def _stage_lists(self, by_slot: dict[int, NewSequence]) -> dict[str, np.ndarray]:
         restricted = [new for new in by_slot.values() if is_restricted(new.sampling)]
