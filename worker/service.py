@@ -237,7 +237,7 @@ async def _receive(requests: AsyncIterator[v1.ExecuteRequest], stream: ExecuteSt
 
 
 def _capabilities(settings: WorkerSettings, model: ModelInfo) -> list[str]:
-    capabilities = [] if model.num_groups else ["beam_search"]
+    capabilities = ["beam_search"]
     if settings.reuses_prefixes(model.num_groups, model.num_checkpoints):
         capabilities += ["prefix_caching", "kv_events"]
     if settings.swap_space_gib:

@@ -7,10 +7,11 @@ import random
 
 import pytest
 
-from tests.core.builders import Engine, expected_output, make_group, make_sequence
+from tests.core.builders import Engine, expected_hypotheses, expected_output, make_group, make_sequence
 from worker.core.cache.checkpoints import Checkpoints
 from worker.core.config import CacheConfig
 from worker.core.errors import ConfigError
+from worker.core.params import BeamParams
 
 TURN = list(range(100, 140))
 """40 tokens: a checkpoint after 32."""
@@ -152,7 +153,7 @@ def test_streams_survive_random_traffic(seed: int) -> None:
         max_prefill_chunk=rnd.choice([0, 11, 16]),
         max_num_batched_tokens=96,
     )
-    wanted = {}
+    wanted, searches = {}, {}
     ids = iter(range(1, 2000, 10))
     for _ in range(100):
         if rnd.random() < 0.4:
@@ -160,13 +161,20 @@ def test_streams_survive_random_traffic(seed: int) -> None:
             group = make_group(next(ids), prompt, rnd.choice([1, 1, 3]), rnd.randrange(1, 40))
             wanted |= {seq.id: expected_output(seq, 256)[0] for seq in group}
             engine.scheduler.add_group(group)
+        if rnd.random() < 0.1:
+            search = make_sequence(next(ids), rnd.randrange(1, 13), 20, beam=BeamParams(width=rnd.randrange(2, 5)))
+            searches[search.id] = expected_hypotheses(search, 256)
+            engine.add(search)
         if wanted and rnd.random() < 0.2:
             engine.scheduler.abort(rnd.choice(list(wanted)))
         engine.runner.failing_slots = {0} if rnd.random() < 0.03 else set()
         engine.step()
     engine.runner.failing_slots = set()
     engine.run()
-    assert engine.ended.keys() == wanted.keys()
+    assert engine.ended.keys() == wanted.keys() | searches.keys()
+    for id, hypotheses in searches.items():
+        ended = engine.ended.pop(id)
+        assert ended.hypotheses == hypotheses or ended.finish_reason.name == "ERROR"
     for id, ended in engine.ended.items():
         tokens = wanted[id] if ended.finish_reason.name == "LENGTH" else wanted[id][: len(engine.tokens.get(id, []))]
         assert engine.tokens.get(id, []) == tokens

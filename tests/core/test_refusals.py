@@ -39,7 +39,6 @@ def refusal_of(engine: Engine, *sequences: Sequence) -> InvalidSequenceError:
         ({"block_size": 1, "num_blocks": 8}, {"prompt": 6, "max_tokens": 4}, "max_tokens", 4, 3, "enough for 9"),
         ({}, {"prompt": 5, "beam": BeamParams(width=0)}, "beam.width", 0, 8, "beam width 0; 1 to 8"),
         ({}, {"prompt": 5, "beam": BeamParams(width=9)}, "beam.width", 9, 8, "beam width 9; 1 to 8"),
-        ({"num_groups": 8, "prefix": "off"}, {"prompt": 5, "beam": BeamParams(width=2)}, "beam.width", 2, 0, "state"),
         ({}, {"prompt": 5, "output": [1], "beam": BeamParams(width=2)}, "token_ids", 6, 5, "from its prompt alone"),
     ],
 )

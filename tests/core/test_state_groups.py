@@ -4,9 +4,10 @@ import random
 
 import pytest
 
-from tests.core.builders import Engine, expected_output, make_group, make_sequence
+from tests.core.builders import Engine, expected_hypotheses, expected_output, make_group, make_sequence
 from worker.core.cache.block_manager import BlockManager
 from worker.core.config import CacheConfig
+from worker.core.params import BeamParams
 from worker.core.slices import exhaust
 
 
@@ -98,6 +99,19 @@ def test_members_of_a_request_compute_the_prompt_each(depth: int) -> None:
     assert engine.tokens == wanted
     assert engine.runner.num_tokens == 3 * (20 + 3)
     assert sorted(new.group_id for batch in engine.batches for new in batch.new_sequences) == [0, 1, 2]
+    engine.assert_drained()
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_beams_go_on_from_their_parents_states(depth: int) -> None:
+    """In as many groups as there are beams; the fake runner compares each row's state with the tokens before it."""
+    engine = make_engine(4, async_depth=depth)
+    searches = [make_sequence(id, prompt, 24, beam=BeamParams(width=4)) for id, prompt in ((1, 20), (2, 21))]
+    wanted = {seq.id: expected_hypotheses(seq, 256) for seq in searches}
+    engine.add(*searches)
+    engine.run()
+    assert {id: ended.hypotheses for id, ended in engine.ended.items()} == wanted
+    assert engine.runner.num_tokens == 20 + 21 + 2 * 4 * 23
     engine.assert_drained()
 
 

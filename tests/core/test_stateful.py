@@ -69,7 +69,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_drafts: int,
         drafts_seed: int,
     ) -> None:
-        """With `num_checkpoints`, of a model with state: it has neither swap nor beam search nor drafts."""
+        """With `num_checkpoints`, of a model with state: it has neither swap nor drafts."""
         self.may_preempt = may_preempt
         if num_drafts and not num_checkpoints:
             config = config | {"async_depth": 0, "num_speculative_tokens": num_drafts}

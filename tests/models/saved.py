@@ -55,14 +55,14 @@ class Saved:
 
 
 def save(make: Callable[[], PreTrainedModel], path: Path, options: dict[str, object] | None = None) -> Saved:
-    """In float32. Nothing is left at zero or one where a mistake would not show: norms, biases, sinks."""
+    """In float32. Nothing is left at zero or one where a mistake would not show: norms, biases, sinks, scales."""
     torch.manual_seed(0)
     model = make().eval()
     dtype = model.dtype
     model.float()
     with torch.no_grad():
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-            if tensor.is_floating_point() and any(part in name for part in ("norm", "bias", "sinks", "scalar")):
+            if tensor.is_floating_point() and any(part in name for part in ("norm", "bias", "sinks", "scal")):
                 tensor.add_(torch.randn_like(tensor) * 0.2)
     model.save_pretrained(path)
     return Saved(path, model.to(dtype), options or {})

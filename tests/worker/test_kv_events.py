@@ -164,10 +164,10 @@ def test_a_model_with_state_has_prefix_caching_where_states_are_kept():
         return list((await system.stub.GetWorker(GetWorkerRequest())).capabilities)
 
     settings = {"num_groups": 4, "num_checkpoints": 2, "max_num_seqs": 4}
-    assert run_worker(scenario, **settings) == ["prefix_caching", "kv_events"]
+    assert run_worker(scenario, **settings) == ["beam_search", "prefix_caching", "kv_events"]
 
 
 def test_a_model_with_state_is_served_without_prefix_caching_where_none_is_kept(caplog):
     caplog.set_level("INFO")
-    assert run_worker(ask_in_vain, num_groups=4, max_num_seqs=4) == ("UNIMPLEMENTED", [])
+    assert run_worker(ask_in_vain, num_groups=4, max_num_seqs=4) == ("UNIMPLEMENTED", ["beam_search"])
     assert "prefix caching is off: the state of this model's requests is not checkpointed" in caplog.messages

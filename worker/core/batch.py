@@ -41,7 +41,7 @@ class NewSequence(NamedTuple):
     group_id: int = -1
     """State group of the request (see `PoolKind.STATE`), −1 if the model has none."""
     restored_group: int = -1
-    """Whose content that group begins with; −1: with zeros."""
+    """Whose content that group begins with: its own, if that is there already; −1: with zeros."""
     min_length: int = 0
     """No ending token is sampled for a position before this (prompt and min_tokens together)."""
     ending_token_ids: tuple[int, ...] = ()

@@ -88,7 +88,7 @@ class Sequence:
     slot: int = field(default=-1, init=False)
     group_id: int = field(default=-1, init=False)
     restored_group: int = field(default=-1, init=False)
-    """Whose content its own group begins with; −1: with zeros."""
+    """Whose content its own group begins with: its own, if that is there already; −1: with zeros."""
     checkpoints_at: list[int] = field(default_factory=list, init=False)
     """Computed tokens, rising, at which a step ends so that its state can be kept."""
     block_table: list[int] = field(default_factory=list, init=False)

@@ -45,14 +45,20 @@ class EntryMover:
         news = [(new.restored_group, new.group_id) for new in batch.new_sequences if new.group_id >= 0]
         for tensor, num in self._states:
             self._copy_groups(tensor, num, batch.states_to_copy)
-            self._copy_groups(tensor, num, [(source, group) for source, group in news if source >= 0])
+            self._copy_groups(tensor, num, [(source, group) for source, group in news if 0 <= source != group])
             if fresh := [group for source, group in news if source < 0]:
                 self._kernel.zero(tensor, self._entries(fresh, num))
 
     def _copy_groups(self, tensor: Tensor, num_entries: int, pairs: list[tuple[int, int]]) -> None:
-        if pairs:
-            sources, destinations = zip(*pairs, strict=True)
-            self._kernel.copy(tensor, self._entries(sources, num_entries), self._entries(destinations, num_entries))
+        """One after the other, which only matters where one reads what another writes."""
+        if not pairs:
+            return
+        sources, destinations = zip(*pairs, strict=True)
+        if not set(sources).isdisjoint(destinations) and len(pairs) > 1:
+            for pair in pairs:
+                self._copy_groups(tensor, num_entries, [pair])
+            return
+        self._kernel.copy(tensor, self._entries(sources, num_entries), self._entries(destinations, num_entries))
 
     def _entries(self, groups: Sequence[int], num_entries: int) -> Tensor:
         return self._indices([group * num_entries + i for group in groups for i in range(num_entries)])

@@ -37,7 +37,6 @@ class BlockManager:
         self.pool = BlockPool(cache.num_blocks, self.index, secure=cache.secure, checkpoints=self.checkpoints)
         self.host_pool = BlockPool(cache.num_host_blocks, None)
         self._hasher = hasher
-        self._has_groups = cache.num_groups > 0
         self._free_groups = list(range(cache.num_groups - 1, -1, -1))
         self._num_groups = cache.num_groups
         self.num_prefix_queries = 0
@@ -46,7 +45,7 @@ class BlockManager:
     @property
     def has_groups(self) -> bool:
         """Whether each sequence with blocks also holds a state group."""
-        return self._has_groups
+        return self._num_groups > 0
 
     def listen(self, capacity: int) -> KvEvents | None:
         """Events of the prefix index from now on, the same object for all observers; None if caching is off."""
@@ -115,7 +114,7 @@ class BlockManager:
         """
         num_free_hits = sum(1 for block in hits if self.pool.ref_count(block) == 0) if hits else 0
         num_needed = num_blocks - len(hits) + num_free_hits + num_spare
-        return self.pool.can_take(num_needed) and (not self._has_groups or bool(self._free_groups))
+        return self.pool.can_take(num_needed) and (not self.has_groups or bool(self._free_groups))
 
     def allocate(self, seq: Sequence, hits: list[int], anchor: Anchor | None, num_blocks: int) -> None:
         """Claims `hits` and takes the rest of `num_blocks`. The caller has asked `can_allocate`.
@@ -134,15 +133,43 @@ class BlockManager:
             self.num_prefix_hits += num_cached
 
     def fork(self, parent: Sequence, child: Sequence, num_tokens: int) -> None:
-        """Gives `child` the parent's blocks of the first `num_tokens` tokens, all shared.
+        """Gives `child` the parent's blocks of the first `num_tokens` tokens, all shared, and no group yet.
 
         Before the child writes into one of them, `make_writable` must be called for it.
         """
         table = parent.block_table[: self.num_blocks_for(num_tokens)]
         self.pool.share(table)
-        self._bind(child, table)
+        self._bind_table(child, table)
         child.anchor = None
         child.publish_at = self.block_size if self.index is not None else NEVER
+
+    def hand_on_groups(self, parents: list[Sequence], forks: list[tuple[Sequence, Sequence]]) -> list[tuple[int, int]]:
+        """Gives the child of each (parent, child) a group: to a parent's first one its own, to others those of parents
+        without a child, or free ones. There are enough: as many sequences as there are groups have slots, the beams of
+        a search among them from its start on; a group that only a step under way uses had one when that was planned.
+
+        Returns the (source, destination) of states to copy before any of them goes on; no source is a destination.
+        """
+        if not self.has_groups:
+            return []
+        inherited = {parent.id: parent.group_id for parent, _ in forks}
+        spare = [parent for parent in parents if parent.group_id >= 0 and parent.id not in inherited]
+        copies = []
+        for parent, child in forks:
+            child.restored_group = child.group_id = parent.group_id
+            parent.group_id = -1
+            if child.group_id < 0:
+                child.restored_group = child.group_id = self._take_group(spare)
+                copies.append((inherited[parent.id], child.group_id))
+        return copies
+
+    def _take_group(self, spare: list[Sequence]) -> int:
+        """Of one who needs it no longer, or a free one."""
+        if not spare:
+            return self._free_groups.pop()
+        owner = spare.pop()
+        group_id, owner.group_id = owner.group_id, -1
+        return group_id
 
     def is_shared(self, seq: Sequence, index: int, pinned_blocks: list[int]) -> bool:
         """Whether others hold block `index` of its table, too, if it has that many: then it must not be written.
@@ -250,10 +277,13 @@ class BlockManager:
         return chain
 
     def _bind(self, seq: Sequence, block_table: list[int]) -> None:
+        self._bind_table(seq, block_table)
+        if self.has_groups:
+            seq.group_id = self._free_groups.pop()
+
+    def _bind_table(self, seq: Sequence, block_table: list[int]) -> None:
         seq.block_table = block_table
         seq.num_block_tokens = len(block_table) * self.block_size
-        if self._has_groups:
-            seq.group_id = self._free_groups.pop()
 
     def integrity_slices(self, held: dict[int, int], host_held: dict[int, int], num_groups_held: int) -> Iterator[None]:
         """Raises `RuntimeError` unless what the pools count is what the caller says is held."""

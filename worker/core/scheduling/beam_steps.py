@@ -45,6 +45,7 @@ class BeamSteps:
         parents = group.members
         group.candidates.clear()
         group.members = [self._make(group, at, parents[beam.parent], beam) for at, beam in enumerate(next_beams)]
+        self._share_memory(parents, [(parents[beam.parent], group.members[at]) for at, beam in enumerate(next_beams)])
         # Only after all forks, so that no block that lives on is free in between.
         for parent in parents:
             self._state.drop_beam(parent)
@@ -75,14 +76,21 @@ class BeamSteps:
         member.time_queued = root.time_queued
         member.time_scheduled = root.time_scheduled
         member.beam_group = group
-        if parent.status is SequenceStatus.RUNNING:
+        return member
+
+    def _share_memory(self, parents: list[Sequence], forks: list[tuple[Sequence, Sequence]]) -> None:
+        """Lets each child of a running (parent, child) run on from what the parent has computed; others wait and are
+        computed again."""
+        running = [fork for fork in forks if fork[0].status is SequenceStatus.RUNNING]
+        for parent, member in running:
             self._blocks.fork(parent, member, parent.num_computed_tokens)
             member.num_computed_tokens = parent.num_computed_tokens
             member.chain = parent.chain.copy() if parent.chain is not None else None
             member.anchor = parent.anchor
             member.publish_at = parent.publish_at
             member.move_to(SequenceStatus.RUNNING)
-        return member
+        for source, group in self._blocks.hand_on_groups(parents, running):
+            self._state.states_to_copy[group] = source
 
     def _finish(self, group: BeamGroup) -> None:
         root, best = group.root, group.search.hypotheses[0]

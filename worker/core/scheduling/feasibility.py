@@ -40,7 +40,7 @@ def check_sequence(seq: Sequence, config: SchedulerConfig, cache: CacheConfig) -
         )
     _check_blocks(seq, config, cache)
     if seq.beam is not None:
-        _check_beam(seq, config, cache)
+        _check_beam(seq, config)
 
 
 def _check_tokens(seq: Sequence, config: SchedulerConfig) -> None:
@@ -76,15 +76,13 @@ def _check_blocks(seq: Sequence, config: SchedulerConfig, cache: CacheConfig) ->
     raise InvalidSequenceError("max_tokens", max_tokens, max(num_fitting - seq.num_prompt_tokens, 0), message)
 
 
-def _check_beam(seq: Sequence, config: SchedulerConfig, cache: CacheConfig) -> None:
+def _check_beam(seq: Sequence, config: SchedulerConfig) -> None:
     assert seq.beam is not None
     width = seq.beam.width
     if not 1 <= width <= config.max_num_seqs:
         raise InvalidSequenceError(
             "beam.width", width, config.max_num_seqs, f"beam width {width}; 1 to {config.max_num_seqs} is possible"
         )
-    if cache.num_groups:
-        raise InvalidSequenceError("beam.width", width, 0, "a model with recurrent state has no beam search")
     if seq.num_resumed_tokens:
         raise InvalidSequenceError(
             "token_ids", seq.num_tokens, seq.num_prompt_tokens, "a beam search starts from its prompt alone"

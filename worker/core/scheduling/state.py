@@ -88,7 +88,8 @@ class SchedulerState:
         self.swap_out: list[tuple[int, int]] = []
         """(device, host) copies that the next step starts with."""
         self.states_to_copy: dict[int, int] = {}
-        """Checkpoint → group that the last planned step leaves it in: the next one starts with these copies."""
+        """Checkpoint, or group of a forked beam → group that the last planned step leaves it in: the next one starts
+        with these copies, in this order."""
         self.deferred: list[DeferredFree] = []
 
     def running(self) -> Iterable[Sequence]:
