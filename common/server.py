@@ -8,12 +8,13 @@ import inspect
 import logging
 import os
 import signal
+import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 from grpc_channelz.v1.channelz import add_channelz_servicer
@@ -33,6 +34,7 @@ CHANNELZ = "grpc.channelz.v1.Channelz"
 OPEN_SERVICES = frozenset({health.SERVICE_NAME, REFLECTION})
 """For everybody: load balancers and tools have no key, and what these say is no secret."""
 
+S = TypeVar("S")
 Handler = Any  # grpc.RpcMethodHandler, which has no types
 Parse = Callable[[bytes], Any]
 """`FromString` of a message."""
@@ -187,41 +189,63 @@ class ServiceServer:
         options: Mapping[str, int] = MappingProxyType({}),
         reflection: bool = True,
         channelz: bool = False,
+        num_listeners: int = 1,
     ) -> None:
         """`interceptors` see a call before it is read, `admit` when its handler begins; `take` receives requests of
         calls that have one; `options` go before ours. `reflection` tells everyone the contract, `channelz` tells whom
-        `admit` lets in of connections and calls."""
+        `admit` lets in of connections and calls.
+
+        `num_listeners`: on the one port, between which the system spreads connections at random. Each takes up its
+        calls one after the other, with several turns of the event loop for each.
+        """
         self._service_name = service_name
         self._tls = tls
         self._closing = asyncio.Lock()
-        self.server = grpc.aio.server(
-            interceptors=[*interceptors, ErrorInterceptor(admit, take)],
-            options=list(
-                (dict(SERVER_OPTIONS) | {"grpc.max_receive_message_length": max_request_bytes} | dict(options)).items()
-            ),
-        )
+        all_options = {
+            **dict(SERVER_OPTIONS),
+            "grpc.max_receive_message_length": max_request_bytes,
+            **options,
+            "grpc.so_reuseport": int(num_listeners > 1),
+        }
+        self._listeners = [
+            grpc.aio.server(
+                interceptors=[*interceptors, ErrorInterceptor(admit, take)], options=list(all_options.items())
+            )
+            for _ in range(num_listeners)
+        ]
         self._health = health.aio.HealthServicer()
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self.server)
-        names = [service_name, health.SERVICE_NAME]
-        if channelz:
-            add_channelz_servicer(self.server)
-            names.append(CHANNELZ)
-        if reflection:
-            enable_server_reflection([*names, REFLECTION], self.server)
+        names = [service_name, health.SERVICE_NAME, *([CHANNELZ] if channelz else ())]
+        for listener in self._listeners:
+            health_pb2_grpc.add_HealthServicer_to_server(self._health, listener)
+            if channelz:
+                add_channelz_servicer(listener)
+            if reflection:
+                enable_server_reflection([*names, REFLECTION], listener)
+
+    def serve(self, add_to_server: Callable[[S, grpc.aio.Server], None], servicer: S) -> None:
+        """Before `start`. `add_to_server`: of the servicer's class, from its stubs."""
+        for listener in self._listeners:
+            add_to_server(servicer, listener)
 
     async def start(self, host: str, port: int) -> int:
         """Bind and serve; returns the port (of use when 0 was asked for). Raises UnavailableError if it is taken."""
+        if port and len(self._listeners) > 1:
+            _check_is_free(host, port)
+        for listener in self._listeners:
+            port = self._bind(listener, host, port)
+        await self.set_serving(False)
+        for listener in self._listeners:
+            await listener.start()
+        return port
+
+    def _bind(self, listener: grpc.aio.Server, host: str, port: int) -> int:
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         try:
             if self._tls is None:
-                bound = self.server.add_insecure_port(address)
-            else:
-                bound = self.server.add_secure_port(address, self._tls.credentials())
+                return listener.add_insecure_port(address)
+            return listener.add_secure_port(address, self._tls.credentials())
         except RuntimeError as error:
             raise UnavailableError(f"cannot listen on {address}: is the port taken?") from error
-        await self.set_serving(False)
-        await self.server.start()
-        return bound
 
     async def set_serving(self, serving: bool) -> None:
         status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
@@ -237,7 +261,15 @@ class ServiceServer:
         """The same without a word. Idempotent, but one after another: grpc.aio lets a second `stop` go on with a server
         that the first has freed meanwhile, and the process dies of it (segmentation fault, seen in 1.85)."""
         async with self._closing:
-            await self.server.stop(grace)
+            await asyncio.gather(*(listener.stop(grace) for listener in self._listeners))
+
+
+def _check_is_free(host: str, port: int) -> None:
+    """Where listeners share a port, those of another process would share it, too."""
+    try:
+        socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
+    except OSError as error:
+        raise UnavailableError(f"cannot listen on {host}:{port}: is the port taken?") from error
 
 
 def stop_event_on_signals() -> asyncio.Event:

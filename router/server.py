@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -48,6 +49,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SERVICE_NAME = "fissile.v1.GenerationService"
+MAX_LISTENERS = 8
+LISTENER_CONNECTIONS = 256
+"""At least so many are allowed to each: they are spread at random, and the bound is of each listener."""
 CLOSE_SECONDS = 1.0
 """For calls other than requests, such as health watches, which never end by themselves; and for last bytes."""
 
@@ -73,7 +77,7 @@ class RouterServer:
         dispatcher = Dispatcher(
             self.workers, policy, settings, self.metrics, Quarantine(), RetryBudget(), admission.queue
         )
-        self.pacer = Pacer(settings.max_message_rate)
+        self.pacer = Pacer(settings.max_message_rate, admission.ration)
         self._tracer = tracer_of("router", settings.otlp_traces_endpoint)
         preparation = Preparation(settings, VersionChoice(self.workers, settings.shares(), admission.queue))
         self.api = GenerationApi(
@@ -94,14 +98,15 @@ class RouterServer:
             settings.server_tls(),
             [KeyInterceptor(self.callers.check)] if self.callers.wants_key else [],
             request_limit(settings.max_prompt_bytes),
-            take=Reception(self.callers, admission.turns, settings.receive_timeout).take,
+            take=Reception(self.callers, admission.turns, admission.ration, settings.receive_timeout).take,
             options=connection_options(settings),
             reflection=settings.reflection,
             channelz=settings.channelz,
+            num_listeners=num_listeners(settings.max_connections),
         )
-        add_GenerationServiceServicer_to_server(
+        self._server.serve(
+            add_GenerationServiceServicer_to_server,
             GenerationService(self.api, self.callers, Readers(settings.write_timeout, admission)),
-            self._server.server,
         )
         self.port = 0
         self.http_port: int | None = None
@@ -237,10 +242,16 @@ def http_server(
     return HttpServer(build_app(api, is_ready, config), bounds, settings.write_timeout, settings.server_tls())
 
 
+def num_listeners(max_connections: int) -> int:
+    """Of the gRPC port. A listener takes up one call after the other, so a client that opens many at once is in the
+    way of those that share its listener. Only Linux spreads connections over several."""
+    return max(1, min(MAX_LISTENERS, max_connections // LISTENER_CONNECTIONS)) if sys.platform == "linux" else 1
+
+
 def connection_options(settings: RouterSettings) -> dict[str, int]:
     """Of gRPC."""
     return {
-        "grpc.max_allowed_incoming_connections": settings.max_connections,
+        "grpc.max_allowed_incoming_connections": settings.max_connections // num_listeners(settings.max_connections),
         # gRPC takes up calls in the order in which they come, whoever sends them: what one connection may have open is
         # what it can put in front of others at once.
         "grpc.max_concurrent_streams": settings.max_connection_calls,

@@ -96,7 +96,7 @@ class WorkerServer:
             reflection=settings.reflection,
             channelz=settings.channelz,
         )
-        v1.add_WorkerServiceServicer_to_server(self._service, self._server.server)
+        self._server.serve(v1.add_WorkerServiceServicer_to_server, self._service)
         self._engine: Engine | None = None
         self._broker: Broker | None = None
         self._stop_metrics: Callable[[], None] | None = None

@@ -42,7 +42,7 @@ class Echo(GenerationServiceServicer):
 def with_server(scenario, **options):
     async def run():
         service = ServiceServer(NAME, **options)
-        add_GenerationServiceServicer_to_server(Echo(), service.server)
+        service.serve(add_GenerationServiceServicer_to_server, Echo())
         port = await service.start("127.0.0.1", 0)
         try:
             async with aio_channel(f"127.0.0.1:{port}") as channel:
@@ -116,13 +116,34 @@ def test_message_over_the_limit_is_a_status():
     assert with_server(scenario) == grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
-def test_taken_port_is_an_error_and_not_shared():
-    async def scenario(service, channel, port):
-        second = ServiceServer(NAME)
-        with pytest.raises(UnavailableError, match=str(port)):
-            await second.start("127.0.0.1", port)
+@pytest.mark.parametrize("num_listeners", [(1, 1), (1, 4), (4, 1), (4, 4)])
+def test_taken_port_is_an_error_and_not_shared(num_listeners):
+    first, second = num_listeners
 
-    with_server(scenario)
+    async def scenario(service, channel, port):
+        other = ServiceServer(NAME, num_listeners=second)
+        with pytest.raises(UnavailableError, match=str(port)):
+            await other.start("127.0.0.1", port)
+
+    with_server(scenario, num_listeners=first)
+
+
+def test_listeners_of_one_port_serve_the_same_and_end_together():
+    async def scenario(service, channel, port):
+        await service.set_serving(True)
+        channels = [aio_channel(f"127.0.0.1:{port}") for _ in range(24)]
+        calls = (GenerationServiceStub(each).Tokenize(TokenizeRequest(text="abc")) for each in channels)
+        answers = {tuple(answer.token_ids) for answer in await asyncio.gather(*calls)}
+        watches = [health_pb2_grpc.HealthStub(each).Watch(health_pb2.HealthCheckRequest()) for each in channels]
+        states = {(await watch.read()).status for watch in watches}
+        await service.stop(0)
+        for each in channels:
+            await each.close()
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection("127.0.0.1", port)
+        return answers, states
+
+    assert with_server(scenario, num_listeners=8) == ({(3,)}, {SERVING})
 
 
 def test_unwritten_rpc_is_unimplemented():
@@ -165,7 +186,7 @@ def test_thousands_of_calls_at_once_are_all_taken_up():
 def test_a_request_that_is_too_large_is_not_read():
     async def scenario():
         service = ServiceServer(NAME, max_request_bytes=1000)
-        add_GenerationServiceServicer_to_server(Echo(), service.server)
+        service.serve(add_GenerationServiceServicer_to_server, Echo())
         port = await service.start("127.0.0.1", 0)
         async with aio_channel(f"127.0.0.1:{port}") as channel:
             stub = GenerationServiceStub(channel)

@@ -173,7 +173,7 @@ class FakeWorker(WorkerServiceServicer):
 
     async def start(self, serving: bool = True) -> "FakeWorker":
         self.service = ServiceServer(NAME, self.tls, admit=self.access.check)
-        add_WorkerServiceServicer_to_server(self, self.service.server)
+        self.service.serve(add_WorkerServiceServicer_to_server, self)
         self.port = await self.service.start(self.host, self.port)
         await self.service.set_serving(serving)
         return self

@@ -44,7 +44,7 @@ class Raising(GenerationServiceServicer):
 async def call_both(error: Exception) -> list[FissileError]:
     """The error as a unary and as a streaming client see it."""
     service = ServiceServer("fissile.v1.GenerationService")
-    add_GenerationServiceServicer_to_server(Raising(error), service.server)
+    service.serve(add_GenerationServiceServicer_to_server, Raising(error))
     port = await service.start("127.0.0.1", 0)
     seen = []
     async with aio_channel(f"127.0.0.1:{port}") as channel:
