@@ -12,6 +12,7 @@ import grpc
 from common.server import Decode, receive
 from fissile.errors import DeadlineExceededError, UnauthenticatedError
 from router.admission.gate import Gate
+from router.admission.ration import Ration
 from router.admission.turns import Turns
 from router.callers.caller import host_of_peer
 from router.callers.callers import Callers
@@ -23,10 +24,11 @@ MAX_INCOMING = 32
 class Reception:
     """Used on one event loop."""
 
-    def __init__(self, callers: Callers, turns: Turns, timeout: float) -> None:
+    def __init__(self, callers: Callers, turns: Turns, ration: Ration, timeout: float) -> None:
         """`timeout`: seconds that a request has to come in once it is its turn."""
         self._callers = callers
         self._turns = turns
+        self._ration = ration
         self._timeout = timeout
         self._gates: dict[str, Gate] = {}
         """Of clients that have some on their way."""
@@ -37,6 +39,7 @@ class Reception:
         gate = self._gates.setdefault(client, Gate(MAX_INCOMING))
         try:
             async with gate.entered(client, 1.0):
+                await self._ration.granted(1.0)
                 raw = await self._received(context)
                 async with self._turns.turn_if_large(client, len(raw)):
                     return await decode(raw)

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 
 from router.admission.gate import Gate
+from router.admission.ration import CALL, Ration
 
 LARGE_BYTES = 64 * 1024
 """From here on a request is large."""
@@ -23,8 +24,9 @@ BASE_BYTES = 1024
 class Turns:
     """Used on one event loop."""
 
-    def __init__(self, num_threads: int) -> None:
+    def __init__(self, num_threads: int, ration: Ration) -> None:
         """`num_threads` make requests ready; large ones leave one of them to small ones."""
+        self._ration = ration
         self._small = Gate(SMALL)
         self._large = Gate(max(1, num_threads - 1))
 
@@ -38,6 +40,7 @@ class Turns:
         gate = self._small if num_bytes < LARGE_BYTES else self._large
         await gate.enter(client, num_bytes + BASE_BYTES)
         try:
+            await self._ration.granted(CALL)
             yield
         finally:
             if gate is self._small:

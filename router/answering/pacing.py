@@ -8,13 +8,14 @@ first message and the last one, goes out of turn. A message with many log probab
 loop sends less (`headroom.py`).
 
 Who waits is served when tokens come, for whatever stream: messages leave together, since each wakes threads here and at
-the client, and with the newest tokens in them.
+the client, and with the newest tokens in them; over some turns of the event loop where they are many.
 """
 
 import asyncio
 import time
 
 from router.admission.fair_queue import FairQueue, Ticket
+from router.admission.ration import Ration
 from router.answering.headroom import Headroom
 
 BURST_SECONDS = 0.1
@@ -28,13 +29,24 @@ class News(asyncio.Event):
     def __init__(self, client: str) -> None:
         super().__init__()
         self.client = client
+        self.is_due = False
+        """It is set, or about to be."""
+
+    def set(self) -> None:
+        self.is_due = True
+        super().set()
+
+    def clear(self) -> None:
+        self.is_due = False
+        super().clear()
 
 
 class Pacer:
     """One per router. A stream is known by the event that wakes it."""
 
-    def __init__(self, rate: float) -> None:
+    def __init__(self, rate: float, ration: Ration) -> None:
         self._rate = rate
+        self._ration = ration
         self._headroom = Headroom()
         self._burst = max(1.0, rate * BURST_SECONDS)
         self._allowance = self._burst
@@ -49,11 +61,11 @@ class Pacer:
 
     def wake_in_turn(self, news: News) -> None:
         """Set `news`: now if the rate allows it, else in turn. Does nothing for one that is set or waits already."""
-        if news.is_set():
+        if news.is_due:
             return
         self._refill()
         self._serve()
-        if news.is_set() or news in self._waiting:
+        if news.is_due or news in self._waiting:
             return
         if not self._waiting and self._allowance >= 1.0:
             self._queue.serve(news.client, 1.0)
@@ -66,15 +78,19 @@ class Pacer:
     def wake_now(self, news: News) -> None:
         """Set `news` out of turn; it counts all the same."""
         self.forget(news)
-        if not news.is_set():
-            self.charge(news, 1.0)
-            news.set()
+        if not news.is_due:
+            self._count(news, 1.0)
+            self._wake(news, is_urgent=True)
 
     def charge(self, news: News, num_messages: float) -> None:
         """What it sends counts as so many messages more."""
         if num_messages:
-            self._allowance -= num_messages
-            self._queue.charge(news.client, num_messages)
+            self._ration.spend(num_messages)
+            self._count(news, num_messages)
+
+    def _count(self, news: News, num_messages: float) -> None:
+        self._allowance -= num_messages
+        self._queue.charge(news.client, num_messages)
 
     def forget(self, news: News) -> None:
         """This stream sends no more."""
@@ -105,7 +121,11 @@ class Pacer:
 
     def _send(self, news: News) -> None:
         self._allowance -= 1.0
-        news.set()
+        self._wake(news)
+
+    def _wake(self, news: News, *, is_urgent: bool = False) -> None:
+        news.is_due = True
+        self._ration.wake(news.set, is_urgent=is_urgent)
 
     def _come_back(self) -> None:
         self._timer = asyncio.get_running_loop().call_later(_TICK_SECONDS, self._advance)

@@ -8,7 +8,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -16,7 +16,6 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from fissile.channel import KeyedChannel, aio_channel
 from fissile.errors import (
-    STATUS_DETAILS_KEY,
     FissileError,
     InvalidArgumentError,
     PermissionDeniedError,
@@ -37,6 +36,7 @@ from fissile.v1 import (
 )
 from router.answering.hop import Sink
 from router.config import RouterSettings
+from router.fleet.endings import is_alive_after, until_first_ends
 from router.fleet.health.breaker import Attempt, Breaker
 from router.fleet.health.liveness import Liveness, WorkerStuckError
 from router.fleet.health.lockstep import LockstepGroups
@@ -51,6 +51,8 @@ from router.model.tokenizer import Tokenizer, TokenizerStore, receive_files
 logger = logging.getLogger(__name__)
 
 MAX_BACKOFF_SECONDS = 1.0
+OUTPUTS_PER_TURN = 64
+"""Of the event loop."""
 
 
 class LinkLostError(Exception):
@@ -160,7 +162,7 @@ class WorkerLink:
                 lost = from_rpc_error(error)
                 detail = lost.message
                 is_refused = isinstance(lost, (UnauthenticatedError, PermissionDeniedError))
-                worker_died = not _is_alive_after(error)
+                worker_died = not is_alive_after(error)
             except WorkerStuckError as error:
                 detail, worker_died = str(error), True
                 self.breaker.trip(detail)
@@ -218,7 +220,7 @@ class WorkerLink:
         self.session = Session(self.address, self.session.number + 1, info.lockstep_group)
         self._liveness = Liveness(self._settings)
         self._on_change()
-        await _until_first_ends(
+        await until_first_ends(
             self._read(call),
             self._write(call),
             self._watch_health(channel),
@@ -231,13 +233,14 @@ class WorkerLink:
             response: ExecuteResponse = await call.read()
             if response is grpc.aio.EOF:
                 raise LinkLostError("the worker ended the stream")
-            self._deliver(response)
+            await self._deliver(response)
 
-    def _deliver(self, response: ExecuteResponse) -> None:
+    async def _deliver(self, response: ExecuteResponse) -> None:
+        """A large step in parts: others come in between."""
         now, num_endings = time.monotonic(), 0
         self._sequences.on_step(response.step, response.load, response.last_sequence_id)
         awaits_answers = self.load.awaits_answers
-        for output in response.outputs:
+        for number, output in enumerate(response.outputs, 1):
             if awaits_answers:
                 self.load.answered(output.sequence_id)
             sink = self._sequences.take(output, now)
@@ -249,6 +252,8 @@ class WorkerLink:
                     self.load.closed(output.sequence_id)
             if sink is not None:
                 sink.on_output(output, now)
+            if number % OUTPUTS_PER_TURN == 0:
+                await asyncio.sleep(0)
         self._liveness.heard(response.step, num_endings, now)
         if response.HasField("load"):
             self.load.reported(response.load)
@@ -279,22 +284,3 @@ class WorkerLink:
             await asyncio.sleep(self._settings.load_interval)
             for sink, detail in self._sequences.stalled(time.monotonic()):
                 sink.on_stalled(f"worker {self.address}: {detail}")
-
-
-async def _until_first_ends(*loops: Coroutine[Any, Any, None]) -> None:
-    """Run all; when one ends (they end by raising), cancel the others and raise what it raised."""
-    tasks = [asyncio.create_task(loop) for loop in loops]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _is_alive_after(error: grpc.aio.AioRpcError) -> bool:
-    """The worker itself ended the call, as it does when it drains; or a message was too large for gRPC."""
-    keys = {key for key, _ in error.trailing_metadata() or ()}
-    return STATUS_DETAILS_KEY in keys or error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED

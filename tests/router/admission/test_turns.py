@@ -3,6 +3,7 @@
 import asyncio
 
 from fissile.v1 import GenerateRequest, GenerationOptions
+from router.admission.ration import Ration
 from router.admission.turns import LARGE_BYTES, SMALL, Turns
 from tests.fakes.system import error_of, run_system
 from tests.fakes.worker import FakeWorker, counts
@@ -16,7 +17,7 @@ async def work(turns, order, client, num_bytes):
 
 def test_clients_take_turns_at_large_requests():
     async def scenario():
-        turns, order = Turns(2), []
+        turns, order = Turns(2, Ration()), []
         flood = [work(turns, order, "flood", LARGE_BYTES) for _ in range(5)]
         await asyncio.gather(*flood, work(turns, order, "other", LARGE_BYTES), work(turns, order, "other", LARGE_BYTES))
         return order
@@ -26,7 +27,7 @@ def test_clients_take_turns_at_large_requests():
 
 def test_clients_take_turns_at_small_requests():
     async def scenario():
-        turns, order = Turns(2), []
+        turns, order = Turns(2, Ration()), []
         flood = [work(turns, order, "flood", 10) for _ in range(10 * SMALL)]
         await asyncio.gather(*flood, work(turns, order, "other", 10))
         return order

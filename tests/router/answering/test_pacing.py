@@ -3,6 +3,7 @@
 import asyncio
 
 from fissile.v1 import FinishReason, GenerateRequest, GenerationOptions, OutputOptions
+from router.admission.ration import Ration
 from router.answering.pacing import BURST_SECONDS, News, Pacer
 from tests.fakes.system import WAIT_SECONDS, collect, run_system
 from tests.fakes.worker import FakeWorker, counts
@@ -13,7 +14,7 @@ NEVER = 1e-6
 
 def pacer_with_burst(num_messages):
     """Lets so many messages go, and then none."""
-    pacer = Pacer(num_messages / BURST_SECONDS)
+    pacer = Pacer(num_messages / BURST_SECONDS, Ration())
     pacer._rate = NEVER
     return pacer
 
@@ -95,6 +96,7 @@ def test_clients_take_turns_and_not_streams_and_large_messages_count_as_several(
         pacer.charge(flood[0], 2)
         pacer._allowance = 4
         pacer._advance()
+        await asyncio.sleep(0.01)  # some turns of the loop
         return sum(n.is_set() for n in flood), sum(n.is_set() for n in other)
 
     assert run(scenario, pacer_with_burst(4)) == (1, 3)
