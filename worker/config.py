@@ -11,7 +11,9 @@ from common.logging import LogFormat
 from fissile.tls import ServerTls
 from worker.config_rules import SECRET_ADVICE, check_keys, check_names, check_places, check_ranks_secret, check_tls
 from worker.core.config import CacheConfig, SchedulerConfig
+from worker.core.drafter import Drafter
 from worker.core.errors import ConfigError
+from worker.core.ngram_drafter import NgramDrafter
 from worker.executor.peers import PeerSettings
 from worker.executor.remote import RemoteRanks
 from worker.loader.source import default_served_name
@@ -158,7 +160,19 @@ class WorkerSettings(Settings):
     preemption_policy: Literal["fcfs", "priority", "shortest_remaining", "cheapest_recompute"] = Field(
         "fcfs", description="Which sequence gives up its blocks first; fcfs: the last one admitted."
     )
-    async_scheduling: bool = Field(True, description="Schedule the next step while the device runs this one.")
+    async_scheduling: bool = Field(
+        True, description="Schedule the next step while the device runs this one; not with --speculative."
+    )
+
+    # Speculative decoding
+    speculative: Literal["none", "ngram"] = Field(
+        "none",
+        description="Who drafts tokens for the model to verify several in one step: 'ngram' looks up what followed the "
+        "last tokens before. The same tokens come, sooner where they repeat what is there.",
+    )
+    num_speculative_tokens: int = Field(4, ge=1, description="Most drafts of a sequence in one step.")
+    min_ngram: int = Field(2, ge=1, description="Tokens that must be the last ones for a place to be looked up.")
+    max_ngram: int = Field(4, ge=1, description="Of several such places, that where most are, up to so many, counts.")
 
     # The KV cache
     block_size: int = Field(16, ge=1, description="Tokens per KV block: 1 or a multiple of 16.")
@@ -188,6 +202,8 @@ class WorkerSettings(Settings):
         check_names(self.served_model_name, self.model_version)
         check_tls(self.tls_certificate, self.tls_key, self.tls_client_ca, self.router_names + self.operator_names)
         check_keys({"--router-key": self.router_key, "--operator-key": self.operator_key})
+        if self.min_ngram > self.max_ngram:
+            raise ValueError(f"--min-ngram {self.min_ngram} is above --max-ngram {self.max_ngram}")
         if self.preemption_mode == "swap" and not self.swap_space_gib:
             raise ValueError("--preemption-mode swap needs --swap-space-gib above 0")
         # The core's own rules, before minutes are spent on loading a model. What only the model can tell is assumed.
@@ -217,8 +233,22 @@ class WorkerSettings(Settings):
             preemption_policy=self.preemption_policy,
             watermark=self.watermark,
             max_num_waiting=self.max_num_waiting,
-            async_depth=int(self.async_scheduling),
+            async_depth=self.async_depth,
+            num_speculative_tokens=self.num_drafts,
         )
+
+    @property
+    def num_drafts(self) -> int:
+        """Most drafts of a sequence in one step; 0: no speculation."""
+        return 0 if self.speculative == "none" else self.num_speculative_tokens
+
+    @property
+    def async_depth(self) -> int:
+        """With drafts, a step is planned when it is known which of the one before were right."""
+        return int(self.async_scheduling and not self.num_drafts)
+
+    def drafter(self) -> Drafter | None:
+        return None if self.speculative == "none" else NgramDrafter(self.min_ngram, self.max_ngram)
 
     def cache_config(
         self, num_blocks: int, num_host_blocks: int, num_groups: int = 0, num_checkpoints: int = 0
@@ -259,6 +289,7 @@ class WorkerSettings(Settings):
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,
             max_model_len=self.max_model_len,
+            num_speculative_tokens=self.num_drafts,
             num_blocks=self.num_blocks,
             kv_cache_gib=self.kv_cache_gib,
             gpu_memory_utilization=self.gpu_memory_utilization,

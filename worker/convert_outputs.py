@@ -104,6 +104,7 @@ def _add_ending(message: v1.RequestOutput, output: SequenceOutput, reason: Finis
         message.field = "sampling" if output.is_request_fault else ""
     if reason in _STOPPED_BY_TOKEN and output.token_ids:
         message.stop_token_id = output.token_ids[-1]
+    message.num_draft_tokens, message.num_accepted_tokens = output.num_draft_tokens, output.num_accepted_tokens
     if output.timings is not None:
         message.timings.CopyFrom(timings_to_pb(phase_seconds(output), output.timings.num_preemptions))
     if output.hypotheses is not None:
@@ -184,6 +185,8 @@ def load_to_pb(load: LoadSnapshot) -> v1.WorkerLoad:
         num_preemptions=load.num_preemptions,
         num_evictions=load.num_evictions,
         num_generated_tokens=load.num_generated_tokens,
+        num_draft_tokens=load.num_draft_tokens,
+        num_accepted_tokens=load.num_accepted_tokens,
     )
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from worker.core.config import CacheConfig, PreemptionMode, SchedulerConfig
+from worker.core.drafter import Drafter
 from worker.core.outputs import LoadSnapshot
 from worker.core.params import SamplingParams, StopConditions
 from worker.core.scheduler import Scheduler
@@ -73,14 +74,17 @@ class LocalEngine:
         async_depth: int = 1,
         num_blocks: int | None = None,
         preemption_mode: PreemptionMode = "recompute",
+        drafter: Drafter | None = None,
     ) -> Run:
         """All prompts, token ids, to their ends; by default greedy, and without an ending but `max_tokens`.
 
         `sampling` has one entry a prompt; `stop` is for all of them, in place of `max_tokens`. `num_blocks` makes the
-        pool smaller than the cache. Raises InvalidSequenceError for a prompt that cannot run, ExecutorError if the
-        model's processes fail.
+        pool smaller than the cache. `drafter` may draft as many tokens of a sequence as the engine's config says
+        (`num_speculative_tokens`); `async_depth` does not count then. Raises InvalidSequenceError for a prompt that
+        cannot run, ExecutorError if the model's processes fail.
         """
-        scheduler = self._scheduler(async_depth, num_blocks, preemption_mode)
+        async_depth = 0 if drafter is not None else async_depth
+        scheduler = self._scheduler(async_depth, num_blocks, preemption_mode, drafter)
         stop = stop or StopConditions(max_tokens=max_tokens)
         for i, (prompt, params) in enumerate(zip(prompts, sampling or [GREEDY] * len(prompts), strict=True)):
             tokens = token_array(prompt)
@@ -98,7 +102,9 @@ class LocalEngine:
         scheduler.check_integrity()
         return run
 
-    def _scheduler(self, async_depth: int, num_blocks: int | None, preemption_mode: PreemptionMode) -> Scheduler:
+    def _scheduler(
+        self, async_depth: int, num_blocks: int | None, preemption_mode: PreemptionMode, drafter: Drafter | None
+    ) -> Scheduler:
         model, config = self.model, self._config
         return Scheduler(
             SchedulerConfig(
@@ -107,6 +113,7 @@ class LocalEngine:
                 max_num_batched_tokens=config.max_num_batched_tokens,
                 async_depth=async_depth,
                 preemption_mode=preemption_mode,
+                num_speculative_tokens=config.num_speculative_tokens if drafter is not None else 0,
             ),
             CacheConfig(
                 num_blocks=num_blocks or model.num_blocks,
@@ -115,4 +122,5 @@ class LocalEngine:
                 num_groups=model.num_groups,
                 enable_prefix_caching=False,
             ),
+            drafter=drafter,
         )

@@ -1,9 +1,10 @@
 """What this worker counts, for Prometheus. Nothing counts before `start`: the warm-up is nobody's request."""
 
 from collections.abc import Callable, Iterator
+from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Info
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
 from common.metrics import ITL_BUCKETS, REQUEST_BUCKETS, Histogram, Series, build_info, loop_lag
@@ -94,9 +95,10 @@ class _LoadCollector(Collector):
     def __init__(self, model: str, load: Callable[[], LoadSnapshot]) -> None:
         self._model = model
         self._load = load
-        self._before = _counters(load())
+        before = load()
+        self._before, self._accepted_before = _counters(before), before.accepted_counts
 
-    def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
+    def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily | HistogramMetricFamily]:
         load = self._load()
         gauges = {
             "running_sequences": ("Sequences being computed.", load.num_running),
@@ -115,6 +117,20 @@ class _LoadCollector(Collector):
             counter = CounterMetricFamily(f"fissile_worker_{name}", text, labels=["model"])
             counter.add_metric([self._model], value - self._before[name][1])
             yield counter
+        yield self._accepted(load.accepted_counts)
+
+    def _accepted(self, counts: tuple[int, ...]) -> HistogramMetricFamily:
+        """Empty without speculation."""
+        histogram = HistogramMetricFamily(
+            "fissile_worker_accepted_drafts", "Drafts of a row that were right.", labels=["model"]
+        )
+        if counts:
+            news = [num - before for num, before in zip(counts, self._accepted_before, strict=True)]
+            bounds = [*map(float, range(len(news) - 1)), "+Inf"]
+            buckets = [(str(bound), float(num)) for bound, num in zip(bounds, accumulate(news), strict=True)]
+            total = sum(accepted * num for accepted, num in enumerate(news))
+            histogram.add_metric([self._model], buckets, sum_value=total)
+        return histogram
 
 
 def _counters(load: LoadSnapshot) -> dict[str, tuple[str, int]]:
@@ -127,4 +143,6 @@ def _counters(load: LoadSnapshot) -> dict[str, tuple[str, int]]:
         "steps": ("Engine steps.", load.num_steps),
         "scheduled_tokens": ("Tokens computed.", load.num_scheduled_tokens),
         "generated_tokens": ("Tokens generated.", load.num_generated_tokens),
+        "draft_tokens": ("Tokens drafted by speculation.", load.num_draft_tokens),
+        "accepted_tokens": ("Of these, accepted.", load.num_accepted_tokens),
     }

@@ -178,11 +178,12 @@ class WorkerServer:
         scheduler = Scheduler(
             self._settings.scheduler_config(model.max_model_len),
             self._settings.cache_config(model.num_blocks, model.num_host_blocks, *groups),
+            drafter=self._settings.drafter(),
         )
         return Engine(
             scheduler,
             self._executor,
-            async_depth=int(self._settings.async_scheduling),
+            async_depth=self._settings.async_depth,
             step_timeout=self._settings.step_timeout,
             on_report=lambda report: self._call_soon(lambda: self._on_report(report)),
             on_failure=lambda error: self._call_soon(lambda: self._on_failure(error)),
@@ -235,6 +236,11 @@ class WorkerServer:
             logger.warning("a step does not end; killing the device's processes")
         if self._is_executor_up:
             await in_thread(self._executor.shutdown)
+        if self._engine is not None and (load := self._engine.load).num_draft_tokens:
+            logger.info(
+                "speculation: %d of %d drafts were right; rows with drafts by how many of them were: %s",
+                load.num_accepted_tokens, load.num_draft_tokens, ", ".join(map(str, load.accepted_counts)),
+            )  # fmt: skip
         await self._tracer.close()
         self._loop_lag.stop()
         if self._stop_metrics is not None:

@@ -242,4 +242,6 @@ def _capabilities(settings: WorkerSettings, model: ModelInfo) -> list[str]:
         capabilities += ["prefix_caching", "kv_events"]
     if settings.swap_space_gib:
         capabilities.append("swap")
+    if settings.num_drafts:
+        capabilities.append("speculation")
     return capabilities

@@ -8,6 +8,7 @@ from common.config import parse_settings
 from fissile.errors import InvalidArgumentError
 from tests.fakes import tokenizer as toys
 from worker.config import WorkerSettings
+from worker.core.ngram_drafter import NgramDrafter
 from worker.served_files import files_reader
 
 
@@ -27,6 +28,10 @@ def parse(*argv):
         (["--max-num-batched-tokens", "100"], "max_num_seqs of at most 100"),
         (["--max-prefill-chunk", "99999"], "max_prefill_chunk: is 99999"),
         (["--secure-kv", "--swap-space-gib", "1"], "secure: is set with num_host_blocks"),
+        (["--speculative", "ngram", "--num-speculative-tokens", "16000"], "max_num_batched_tokens: is 16384"),
+        (["--num-speculative-tokens", "0"], "--num-speculative-tokens: "),
+        (["--speculative", "eagle"], "--speculative: "),
+        (["--min-ngram", "5"], "--min-ngram 5 is above --max-ngram 4"),
     ],
 )
 def test_what_cannot_work_is_named(argv, said, capsys):
@@ -46,6 +51,22 @@ def test_flags_reach_scheduler_cache_and_runner():
     assert (scheduler.max_num_seqs, scheduler.async_depth, scheduler.max_prefill_chunk) == (7, 0, 64)
     assert (cache.block_size, cache.enable_prefix_caching, cache.num_blocks) == (32, False, 9)
     assert (runner.max_num_seqs, runner.block_size, runner.num_blocks, runner.dtype) == (7, 32, 9, "bfloat16")
+
+
+def test_speculation_reaches_scheduler_runner_and_drafter():
+    """The steps are planned one by one then."""
+    settings = parse("--speculative", "ngram", "--num-speculative-tokens", "3", "--min-ngram", "1")
+    scheduler = settings.scheduler_config(100)
+    assert (scheduler.num_speculative_tokens, scheduler.async_depth, settings.async_depth) == (3, 0, 0)
+    assert settings.runner_config().num_speculative_tokens == 3
+    assert isinstance(settings.drafter(), NgramDrafter)
+
+
+def test_without_speculation_there_are_no_drafts():
+    settings = parse("--num-speculative-tokens", "3")
+    assert (settings.scheduler_config(100).num_speculative_tokens, settings.async_depth) == (0, 1)
+    assert settings.runner_config().num_speculative_tokens == 0
+    assert settings.drafter() is None
 
 
 def test_every_setting_has_a_description_and_a_variable(monkeypatch):

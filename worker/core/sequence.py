@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from worker.core.beam import BeamSearch, Candidates
 from worker.core.block_chain import Anchor, BlockChain
+from worker.core.ngram_index import NgramIndex
 from worker.core.params import BeamParams, SamplingParams, StopConditions
 from worker.core.tokens import token_array
 
@@ -71,6 +72,8 @@ class Sequence:
     num_draft_tokens: int = field(default=0, init=False)
     """Drafts that were tried, and of these, those that were right."""
     num_accepted_tokens: int = field(default=0, init=False)
+    ngrams: NgramIndex | None = field(default=None, init=False)
+    """Of its tokens, where an n-gram drafter has been asked about it."""
     time_queued: float = field(init=False)
     time_scheduled: float | None = field(default=None, init=False)
     time_first_token: float | None = field(default=None, init=False)
