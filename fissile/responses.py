@@ -262,6 +262,8 @@ def _worker(message: generation_pb2.WorkerStats) -> Worker:
         num_generated_tokens=message.load.num_generated_tokens,
         num_prefix_queries=message.load.num_prefix_queries,
         num_prefix_hits=message.load.num_prefix_hits,
+        num_draft_tokens=message.load.num_draft_tokens,
+        num_accepted_tokens=message.load.num_accepted_tokens,
         model=message.model,
         model_version=message.model_version,
         epoch=message.epoch,

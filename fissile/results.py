@@ -217,11 +217,15 @@ class Worker:
     num_blocks: int
     num_used_blocks: int
     num_generated_tokens: int
-    """Since its start, as are the next two."""
+    """Since its start, as are the next four."""
     num_prefix_queries: int
     """Prompt tokens looked up in its prefix cache."""
     num_prefix_hits: int
     """Of these, found there."""
+    num_draft_tokens: int
+    """Tokens that speculation has drafted."""
+    num_accepted_tokens: int
+    """Of these, right."""
     model: str
     """Empty as long as it was never reached."""
     model_version: str

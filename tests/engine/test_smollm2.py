@@ -6,6 +6,7 @@ import pytest
 
 from tests.data.greedy_reference import FILE
 from tests.engine.loop import Loop, make_sequence
+from tests.engine.test_speculation import Reciter
 from worker.core.config import CacheConfig, SchedulerConfig
 from worker.parallel.group import Group
 from worker.runner.build import build_runner
@@ -16,15 +17,15 @@ CASES = [json.loads(FILE.read_text())["cases"][i] for i in (0, 1, 7, 9, 13, 17)]
 
 
 @pytest.mark.parametrize(
-    ("block_size", "policy", "depth", "prefix", "mode", "chunk"),
+    ("block_size", "policy", "depth", "prefix", "mode", "chunk", "num_drafts"),
     [
-        (1, "chunked", 0, "radix", "swap", 16),
-        (16, "prefill_first", 1, "off", "recompute", 0),
-        (16, "chunked", 1, "hash", "recompute", 16),
-        (32, "prefill_first", 1, "hash", "swap", 32),
+        (1, "chunked", 0, "radix", "swap", 16, 3),
+        (16, "prefill_first", 1, "off", "recompute", 0, 0),
+        (16, "chunked", 1, "hash", "recompute", 16, 0),
+        (32, "prefill_first", 1, "hash", "swap", 32, 0),
     ],
 )
-def test_greedy_tokens(block_size, policy, depth, prefix, mode, chunk):
+def test_greedy_tokens(block_size, policy, depth, prefix, mode, chunk, num_drafts):
     runner, info = build_runner(
         RunnerConfig(
             device="cpu",
@@ -48,6 +49,7 @@ def test_greedy_tokens(block_size, policy, depth, prefix, mode, chunk):
             async_depth=depth,
             preemption_mode=mode,
             max_prefill_chunk=chunk,
+            num_speculative_tokens=num_drafts,
             watermark=0.0,
         ),
         CacheConfig(
@@ -57,7 +59,10 @@ def test_greedy_tokens(block_size, policy, depth, prefix, mode, chunk):
             enable_prefix_caching=prefix != "off",
             prefix_index="hash" if prefix == "off" else prefix,
         ),
+        Reciter({i: case["tokens"] for i, case in enumerate(CASES)}, 1) if num_drafts else None,
     )
     tokens = loop.run(*(make_sequence(i, case["prompt"], NUM_TOKENS) for i, case in enumerate(CASES)))
     assert [tokens[i] for i in range(len(CASES))] == [case["tokens"][:NUM_TOKENS] for case in CASES]
-    assert loop.scheduler.load().num_preemptions > 0
+    load = loop.scheduler.load()
+    assert load.num_preemptions > 0
+    assert (0 < load.num_accepted_tokens < load.num_draft_tokens) == (num_drafts > 0)

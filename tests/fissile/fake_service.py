@@ -135,6 +135,8 @@ class FakeService(v1.GenerationServiceServicer):
             num_generated_tokens=6 + 100 * self.num_stats,
             num_prefix_queries=40 * self.num_stats,
             num_prefix_hits=10 * self.num_stats,
+            num_draft_tokens=20,
+            num_accepted_tokens=15,
         )
         return v1.GetStatsResponse(
             ttft=v1.LatencyQuantiles(count=2, mean=0.5, p50=0.5, p90=0.9, p95=0.95, p99=0.99, max=1.0),

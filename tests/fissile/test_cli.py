@@ -253,7 +253,8 @@ def test_models(run):
 def test_stats(run):
     assert json.loads(run("stats", "--json").output)["finished"] == {"eos": 7}
     shown = run("stats").output
-    assert "KV blocks 5 of 10 used" in shown and "127.0.0.1:50062\n  down: connection refused\n" in shown
+    assert "KV blocks 5 of 10 used" in shown and "15 of 20 drafts right" in shown
+    assert "127.0.0.1:50062\n  down: connection refused\n" in shown
 
 
 def test_nothing_is_cut_in_a_narrow_terminal(run, monkeypatch):

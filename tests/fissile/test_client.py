@@ -147,6 +147,7 @@ def test_stats(client):
     assert stats.ttft == Quantiles(2, 0.5, 0.5, 0.9, 0.95, 0.99, 1.0)
     assert stats.finished == {"eos": 7}
     assert (stats.workers[0].num_running, stats.workers[0].num_used_blocks, stats.uptime) == (3, 5, 3.0)
+    assert (stats.workers[0].num_draft_tokens, stats.workers[0].num_accepted_tokens) == (20, 15)
 
 
 def test_tls(tmp_path):

@@ -32,7 +32,8 @@ def worker(address="w:1", **fields):
     values = {
         "address": address, "healthy": True, "detail": "", "num_open_requests": 2, "num_running": 1, "num_waiting": 3,
         "num_blocks": 200, "num_used_blocks": 50, "num_generated_tokens": 0, "num_prefix_queries": 0,
-        "num_prefix_hits": 0, "model": "llama", "model_version": "", "epoch": "e1", "ttft": QUICK, "tpot": NOTHING,
+        "num_prefix_hits": 0, "num_draft_tokens": 0, "num_accepted_tokens": 0, "model": "llama", "model_version": "",
+        "epoch": "e1", "ttft": QUICK, "tpot": NOTHING,
     }  # fmt: skip
     return Worker(**(values | fields))
 

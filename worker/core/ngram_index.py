@@ -2,8 +2,9 @@
 
 from array import array
 
-BUCKETS_BITS = 14
-MULTIPLIER = 0x9E3779B1
+NUM_BUCKETS = 1 << 14
+MASK = NUM_BUCKETS - 1
+"""Of the hash of a tuple of numbers, which is the same in every process."""
 MOST_CANDIDATES = 32
 """Places that a search looks at, the latest first: what bounds its cost."""
 
@@ -19,7 +20,7 @@ class NgramIndex:
     def __init__(self, size: int) -> None:
         """`size`: tokens of an n-gram, at least 1."""
         self._size = size
-        self._heads = array("i", bytes(4 << BUCKETS_BITS))
+        self._heads = array("i", bytes(4 * NUM_BUCKETS))
         """By hash: where the latest n-gram ends, which is the place of the token after it; 0: none."""
         self._previous = array("i")
         """Of each place from `size` on: the one before it in its chain."""
@@ -31,11 +32,11 @@ class NgramIndex:
 
     def extend(self, token_ids: "array[int]", most: int) -> int:
         """Takes in the tokens it has not seen, at most `most`; returns how many."""
-        start = self.num_indexed
+        size, start = self._size, self.num_indexed
         end = min(len(token_ids), start + most)
         heads, previous = self._heads, self._previous
         for place in range(start, end):
-            bucket = self._bucket(token_ids, place)
+            bucket = hash(tuple(token_ids[place - size : place])) & MASK
             previous.append(heads[bucket])
             heads[bucket] = place
         return max(end - start, 0)
@@ -47,7 +48,7 @@ class NgramIndex:
         if num <= size:
             return 0
         found, found_length = 0, size - 1
-        place = self._heads[self._bucket(token_ids, num)]
+        place = self._heads[hash(tuple(token_ids[-size:])) & MASK]
         for _ in range(MOST_CANDIDATES):
             if not place or found_length >= longest:
                 break
@@ -56,12 +57,6 @@ class NgramIndex:
                 found, found_length = place, length
             place = self._previous[place - size]
         return found
-
-    def _bucket(self, token_ids: "array[int]", end: int) -> int:
-        mixed = 0
-        for token in token_ids[end - self._size : end]:
-            mixed = (mixed ^ token) * MULTIPLIER & 0xFFFFFFFF
-        return mixed >> (32 - BUCKETS_BITS)
 
 
 def _match(token_ids: "array[int]", place: int, end: int, longest: int) -> int:
