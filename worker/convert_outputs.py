@@ -104,9 +104,10 @@ def _add_ending(message: v1.RequestOutput, output: SequenceOutput, reason: Finis
         message.field = "sampling" if output.is_request_fault else ""
     if reason in _STOPPED_BY_TOKEN and output.token_ids:
         message.stop_token_id = output.token_ids[-1]
-    message.num_draft_tokens, message.num_accepted_tokens = output.num_draft_tokens, output.num_accepted_tokens
     if output.timings is not None:
         message.timings.CopyFrom(timings_to_pb(phase_seconds(output), output.timings.num_preemptions))
+        message.num_draft_tokens = output.timings.num_draft_tokens
+        message.num_accepted_tokens = output.timings.num_accepted_tokens
     if output.hypotheses is not None:
         del message.token_ids[:]
         for hypothesis in output.hypotheses:

@@ -47,7 +47,8 @@ def test_counts_are_a_sequences_and_the_schedulers():
     load = engine.scheduler.load()
     ends = engine.ended.values()
     # Of 19 tokens after the first, in steps of 1, 2, 3, 1, 2, 3, … the last of one token that has no room for a draft.
-    assert [(end.num_draft_tokens, end.num_accepted_tokens) for end in ends] == [(18, 9)] * 2
+    counts = [(end.timings.num_draft_tokens, end.timings.num_accepted_tokens) for end in ends]
+    assert counts == [(18, 9)] * 2
     assert (load.num_draft_tokens, load.num_accepted_tokens, load.accepted_counts) == (36, 18, (6, 6, 6, 0, 0))
     assert load.num_generated_tokens == 40
 
@@ -149,7 +150,7 @@ def test_a_row_of_a_grammar_gets_none(policy):
     engine.add(constrained, make_sequence(2, 6, 5))
     engine.run()
     assert engine.batches[1].num_draft_tokens == {1: 3}
-    assert engine.ended[1].num_draft_tokens == 0
+    assert engine.ended[1].timings.num_draft_tokens == 0
 
 
 def test_beams_get_none_beside_rows_that_do():

@@ -8,12 +8,15 @@ from worker.core.stopping import FinishReason
 
 @dataclass(slots=True)
 class SequenceTimings:
-    """Times on the scheduler's clock, in seconds; None if it never came to that."""
+    """Times on the scheduler's clock, in seconds, None if it never came to that; and what happened in between."""
 
     queued: float
     scheduled: float | None
     first_token: float | None
     num_preemptions: int
+    num_draft_tokens: int = 0
+    """Drafts that were tried, and of these, those that were right."""
+    num_accepted_tokens: int = 0
 
 
 @dataclass(slots=True)
@@ -45,9 +48,6 @@ class SequenceOutput:
     num_cached_tokens: int = 0
     """Set on the terminal output, as is `timings`."""
     timings: SequenceTimings | None = None
-    num_draft_tokens: int = 0
-    """Set on the terminal output: drafts that were tried, and of these, those that were right."""
-    num_accepted_tokens: int = 0
     hypotheses: list[Hypothesis] | None = None
     logprobs: list[TokenLogprobs] | None = None
     """One for each of `token_ids`, if asked for."""

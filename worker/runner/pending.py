@@ -57,8 +57,9 @@ class PendingStep:
         if self.failure is not None:
             return self._failed(self.failure, seconds)
         sampled = self._sampled()
-        unmet = {row: NO_TOKEN_LEFT for row, ids in sampled.items() if ids[0] == NOTHING_ALLOWED} | self.grammar_errors
-        broken = [row for row, ids in sampled.items() if ids[0] == FAILED] + self._broken_other_rows()
+        failed = {row: ids[0] for row, ids in sampled.items() if ids[0] < 0}
+        unmet = {row: NO_TOKEN_LEFT for row, token in failed.items() if token == NOTHING_ALLOWED} | self.grammar_errors
+        broken = [row for row, token in failed.items() if token == FAILED] + self._broken_other_rows()
         errors = unmet | dict.fromkeys(broken, NOT_FINITE)
         tokens: list[list[int]] = [[] for _ in self.batch.slots]
         for row in sampled.keys() - errors.keys() - set(self.batch.beam_rows):

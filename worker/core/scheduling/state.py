@@ -222,9 +222,14 @@ class SchedulerState:
                 finish_reason=reason,
                 detail=detail,
                 num_cached_tokens=seq.num_cached_tokens,
-                timings=SequenceTimings(seq.time_queued, seq.time_scheduled, seq.time_first_token, seq.num_preemptions),
-                num_draft_tokens=seq.num_draft_tokens,
-                num_accepted_tokens=seq.num_accepted_tokens,
+                timings=SequenceTimings(
+                    seq.time_queued,
+                    seq.time_scheduled,
+                    seq.time_first_token,
+                    seq.num_preemptions,
+                    seq.num_draft_tokens,
+                    seq.num_accepted_tokens,
+                ),
                 hypotheses=hypotheses,
             )
         )
