@@ -5,10 +5,11 @@ Used on the event loop only.
 """
 
 import asyncio
-import itertools
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Sequence as Items
 from dataclasses import dataclass
+from itertools import chain, count
 from typing import Any
 
 from fissile import v1
@@ -22,11 +23,10 @@ from fissile.errors import (
 from worker.convert import ModelLimits, group_from_pb
 from worker.convert_outputs import (
     EngineLostError,
+    add_output,
     error_to_pb,
     load_to_pb,
-    outputs_to_pb,
     refusal_to_error,
-    responses_of,
 )
 from worker.core.outputs import SequenceOutput, SequenceTimings
 from worker.core.sequence import Sequence
@@ -39,8 +39,9 @@ from worker.grammars.uncompiled import UncompiledRequests
 from worker.kv_watch import Progress
 from worker.metrics import WorkerMetrics
 from worker.open_sequences import OpenSequences
+from worker.reports import joined_outputs
 from worker.requirements import require_at_most
-from worker.streams import MAX_JOINED_OUTPUTS, ExecuteStream
+from worker.streams import MAX_JOINED_OUTPUTS, ExecuteStream, Messages
 from worker.traces import SequenceTraces
 
 logger = logging.getLogger(__name__)
@@ -78,7 +79,7 @@ class Broker:
         self._max_queued = max_queued
         self._streams: set[ExecuteStream] = set()
         self._open = OpenSequences(grammars)
-        self._next_engine_id = itertools.count(1)
+        self._next_engine_id = count(1)
         self._door = Door()
         self.progress = Progress()
         """Of the engine: signalled at each report."""
@@ -117,30 +118,27 @@ class Broker:
         else:
             raise InvalidArgumentError.of("commands", "neither a group of sequences nor an abort is set")
 
-    def on_report(self, report: StepReport) -> None:
-        """Distribute what a step brought: one message to each stream, or several where one would be too large."""
-        responses: dict[ExecuteStream, list[v1.RequestOutput]] = {}
-        if report.finished is not None:
-            self._metrics.observe_step(report.finished)
-            self._traces.step(report.step, report.finished)
-        for output in report.outputs:
+    def on_reports(self, reports: Items[StepReport]) -> None:
+        """Distribute what steps brought: one message to each stream, or several where one would be too large."""
+        messages = Messages(reports[-1].step, load_to_pb(reports[-1].load))
+        for report in reports:
+            if report.finished is not None:
+                self._metrics.observe_step(report.finished)
+                self._traces.step(report.step, report.finished)
+        for output in joined_outputs(reports):
             entry = self._open.get(output.sequence_id)
             if output.finish_reason is not None:
                 self._observe_end(output)
                 self._open.forget(output.sequence_id)
             if entry is not None:
-                responses.setdefault(entry.stream, []).extend(outputs_to_pb(output, entry.sequence_id))
-        for engine_id, refusal in report.refused:
+                add_output(messages.to(entry.stream), output, entry.sequence_id)
+        for engine_id, refusal in chain.from_iterable(report.refused for report in reports):
             entry = self._open.forget(engine_id)
             if entry is not None:
-                error = refusal_to_error(refusal)
-                responses.setdefault(entry.stream, []).append(error_to_pb(error, entry.sequence_id, entry.index))
+                error = error_to_pb(refusal_to_error(refusal), entry.sequence_id, entry.index)
+                messages.to(entry.stream).outputs.append(error)
         self.progress.signal()
-        if responses:
-            load = load_to_pb(report.load)
-            for stream, outputs in responses.items():
-                for response in responses_of(report.step, outputs, load, stream.last_sequence_id):
-                    stream.push(response)
+        messages.push()
 
     def _observe_end(self, output: SequenceOutput) -> None:
         """A terminal output, of a sequence that is not forgotten yet."""
@@ -239,12 +237,12 @@ class Broker:
 
     def _push_error(self, stream: ExecuteStream, sequence_id: int, index: int, error: FissileError) -> None:
         self._metrics.observe_refusal(error)
-        self._push_ending(stream, error_to_pb(error, sequence_id, index))
+        response = self._without_step(stream)
+        response.outputs.append(error_to_pb(error, sequence_id, index))
+        stream.push_endings(response)
 
-    def _push_ending(self, stream: ExecuteStream, output: v1.RequestOutput) -> None:
-        load = load_to_pb(self._engine.load)
-        for response in responses_of(self._engine.step, [output], load, stream.last_sequence_id):
-            stream.push_endings(response)
+    def _without_step(self, stream: ExecuteStream) -> v1.ExecuteResponse:
+        return stream.response(self._engine.step, load_to_pb(self._engine.load))
 
     def _abort(self, stream: ExecuteStream, sequence_id: int) -> None:
         engine_id = stream.engine_ids.get(sequence_id)
@@ -271,8 +269,9 @@ class Broker:
         self._observe_end(output)
         entry = self._open.forget(seq.id)
         if entry is not None:
-            for message in outputs_to_pb(output, entry.sequence_id):
-                self._push_ending(entry.stream, message)
+            response = self._without_step(entry.stream)
+            add_output(response, output, entry.sequence_id)
+            entry.stream.push_endings(response)
 
     def _on_compiled(self, sequences: list[Sequence], error: BaseException | None) -> None:
         if error is None:

@@ -46,15 +46,15 @@ class EngineLostError(UnavailableError):
     """The worker failed while it had a sequence, which may be the reason."""
 
 
-def outputs_to_pb(output: SequenceOutput, sequence_id: int) -> Iterator[v1.RequestOutput]:
-    """One, but for the log probabilities of a long prompt."""
+def add_output(response: v1.ExecuteResponse, output: SequenceOutput, sequence_id: int) -> None:
+    """As one, but for the log probabilities of a long prompt. Made in place: a copy costs as much again."""
     entries = output.prompt_logprobs
     if entries is None:
-        yield _output_to_pb(output, sequence_id)
+        _add_news(response, output, sequence_id)
         return
     num_positions = max(1, MAX_PART_ENTRIES // len(entries[0]))
     for start in range(0, len(entries), num_positions):
-        yield v1.RequestOutput(
+        response.outputs.add(
             sequence_id=sequence_id,
             index=output.index,
             token_offset=output.token_offset,
@@ -63,32 +63,29 @@ def outputs_to_pb(output: SequenceOutput, sequence_id: int) -> Iterator[v1.Reque
         )
 
 
-def responses_of(
-    step: int, outputs: list[v1.RequestOutput], load: v1.WorkerLoad, last_sequence_id: int
-) -> Iterator[v1.ExecuteResponse]:
-    """One message or, where that would be too large, several; the outputs in order."""
-    response = v1.ExecuteResponse(step=step, outputs=outputs, load=load, last_sequence_id=last_sequence_id)
-    if len(outputs) == 1 or response.ByteSize() <= MAX_RESPONSE_BYTES:
+def pieces_of(response: v1.ExecuteResponse) -> Iterator[v1.ExecuteResponse]:
+    """Itself or, where it is too large, several with its outputs in order."""
+    outputs = response.outputs
+    if len(outputs) <= 1 or response.ByteSize() <= MAX_RESPONSE_BYTES:
         yield response
         return
     half = len(outputs) // 2
-    yield from responses_of(step, outputs[:half], load, last_sequence_id)
-    yield from responses_of(step, outputs[half:], load, last_sequence_id)
+    for part in (outputs[:half], outputs[half:]):
+        yield from pieces_of(
+            v1.ExecuteResponse(
+                step=response.step, outputs=part, load=response.load, last_sequence_id=response.last_sequence_id
+            )
+        )
 
 
-def _output_to_pb(output: SequenceOutput, sequence_id: int) -> v1.RequestOutput:
-    message = v1.RequestOutput(
-        sequence_id=sequence_id,
-        index=output.index,
-        token_offset=output.token_offset,
-        token_ids=output.token_ids,
-        num_cached_tokens=output.num_cached_tokens,
+def _add_news(response: v1.ExecuteResponse, output: SequenceOutput, sequence_id: int) -> None:
+    message = response.outputs.add(
+        sequence_id=sequence_id, index=output.index, token_offset=output.token_offset, token_ids=output.token_ids
     )
     if output.logprobs is not None:
         message.logprobs.extend([logprobs_to_pb(entries) for entries in output.logprobs])
     if output.finish_reason is not None:
         _add_ending(message, output, output.finish_reason)
-    return message
 
 
 def logprobs_to_pb(entries: TokenLogprobs) -> v1.PositionLogprobs:
@@ -98,6 +95,7 @@ def logprobs_to_pb(entries: TokenLogprobs) -> v1.PositionLogprobs:
 
 def _add_ending(message: v1.RequestOutput, output: SequenceOutput, reason: FinishReason) -> None:
     message.finish_reason = _FINISH_REASONS[reason]
+    message.num_cached_tokens = output.num_cached_tokens
     message.detail = output.detail
     if reason is FinishReason.ERROR:
         message.error_code = code_pb2.INVALID_ARGUMENT if output.is_request_fault else code_pb2.INTERNAL

@@ -50,6 +50,8 @@ class StepReport:
     load: LoadSnapshot
     finished: FinishedStep | None
     """None when no step ran: something was refused or ended without one."""
+    is_urgent: bool
+    """It has first tokens, endings or refusals."""
 
 
 class Engine:
@@ -180,20 +182,21 @@ class Engine:
         self._collections.run_if_overdue()
         finished = self._steps.finish()
         self._step += 1
-        self._report(self._scheduler.take_outputs(), finished)
+        self._report(finished)
 
     def _report_news(self) -> bool:
         """Report what was refused or ended without a step; whether there was anything."""
-        outputs = self._scheduler.take_outputs()
-        if not outputs and not self._refused:
+        if not self._scheduler.has_urgent_outputs and not self._refused:
             return False
-        self._report(outputs, None)
+        self._report(None)
         return True
 
-    def _report(self, outputs: list[SequenceOutput], finished: FinishedStep | None) -> None:
+    def _report(self, finished: FinishedStep | None) -> None:
         self._load = self._scheduler.load()
         refused, self._refused = self._refused, []
-        self._on_report(StepReport(self._step, outputs, refused, self._load, finished))
+        is_urgent = bool(refused) or self._scheduler.has_urgent_outputs
+        outputs = self._scheduler.take_outputs()
+        self._on_report(StepReport(self._step, outputs, refused, self._load, finished, is_urgent))
 
     def _sleep(self) -> None:
         """Until a command comes or the scheduler wants to be asked again."""

@@ -6,7 +6,8 @@ Stop: NOT_SERVING → nothing new → finish or abort → server → engine → 
 
 import asyncio
 import logging
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
@@ -31,6 +32,7 @@ from worker.engine import Engine, EngineExecutor, StepReport
 from worker.engine_watch import until_stuck
 from worker.grammars.in_use import GrammarsInUse
 from worker.metrics import WorkerMetrics
+from worker.reports import Reports, output_rate
 from worker.runner.config import ModelInfo
 from worker.served_files import ServedFiles
 from worker.service import LoadedWorker, RankProfiles, WorkerService
@@ -99,6 +101,7 @@ class WorkerServer:
         self._server.serve(v1.add_WorkerServiceServicer_to_server, self._service)
         self._engine: Engine | None = None
         self._broker: Broker | None = None
+        self._reports: Reports | None = None
         self._stop_metrics: Callable[[], None] | None = None
         self._loop_lag = LoopLag(self._metrics.loop_lag.observe)
         self._watch: asyncio.Task[None] | None = None
@@ -180,12 +183,15 @@ class WorkerServer:
             self._settings.cache_config(model.num_blocks, model.num_host_blocks, *groups),
             drafter=self._settings.drafter(),
         )
+        num_cores = self._settings.num_threads or len(os.sched_getaffinity(0))
+        rate = output_rate(self._settings.max_output_rate, model.device, num_cores)
+        self._reports = Reports(self._on_reports, rate)
         return Engine(
             scheduler,
             self._executor,
             async_depth=self._settings.async_depth,
             step_timeout=self._settings.step_timeout,
-            on_report=lambda report: self._call_soon(lambda: self._on_report(report)),
+            on_report=self._reports.post,
             on_failure=lambda error: self._call_soon(lambda: self._on_failure(error)),
         )
 
@@ -250,9 +256,9 @@ class WorkerServer:
     async def _set_serving(self, serving: bool) -> None:
         await self._server.set_serving(serving)
 
-    def _on_report(self, report: StepReport) -> None:
+    def _on_reports(self, reports: Sequence[StepReport]) -> None:
         if self._broker is not None:
-            self._broker.on_report(report)
+            self._broker.on_reports(reports)
 
     def _on_failure(self, error: Exception) -> None:
         """The first one counts: a thread that has ended stands still, too."""
@@ -260,6 +266,8 @@ class WorkerServer:
             return
         summary = str(error).splitlines()[0] if str(error) else type(error).__name__
         self.failure = WorkerFailedError(summary)
+        if self._reports is not None:
+            self._reports.flush()
         if self._broker is not None:
             self._broker.fail(summary)
         self.failed.set()

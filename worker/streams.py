@@ -8,7 +8,8 @@ from collections import deque
 from dataclasses import dataclass
 
 from fissile.errors import FissileError, ResourceExhaustedError
-from fissile.v1 import ExecuteResponse
+from fissile.v1 import ExecuteResponse, WorkerLoad
+from worker.convert_outputs import pieces_of
 
 MAX_JOINED_OUTPUTS = 1024
 """Endings in one message."""
@@ -43,6 +44,10 @@ class ExecuteStream:
     @property
     def is_cut(self) -> bool:
         return self.cut.done()
+
+    def response(self, step: int, load: WorkerLoad) -> ExecuteResponse:
+        """A message that says nothing of sequences yet."""
+        return ExecuteResponse(step=step, load=load, last_sequence_id=self.last_sequence_id)
 
     def push(self, response: ExecuteResponse) -> None:
         """Queue a message. A reader too far behind has its stream cut with RESOURCE_EXHAUSTED."""
@@ -118,3 +123,24 @@ class ExecuteStream:
         queued = self._queue.popleft()
         self._num_bytes -= queued.num_bytes
         return queued.response
+
+
+class Messages:
+    """What leaves at a time: a message to each stream that there is something for."""
+
+    def __init__(self, step: int, load: WorkerLoad) -> None:
+        self._step, self._load = step, load
+        self._responses: dict[ExecuteStream, ExecuteResponse] = {}
+
+    def to(self, stream: ExecuteStream) -> ExecuteResponse:
+        """For its outputs."""
+        response = self._responses.get(stream)
+        if response is None:
+            response = self._responses[stream] = stream.response(self._step, self._load)
+        return response
+
+    def push(self) -> None:
+        """Queue all of them, those that are too large in pieces."""
+        for stream, response in self._responses.items():
+            for piece in pieces_of(response):
+                stream.push(piece)

@@ -16,6 +16,7 @@ from fissile.errors import FissileError, InvalidArgumentError, UnavailableError
 from fissile.tls import ServerTls
 from fissile.v1 import (
     AbortSequence,
+    ExecuteResponse,
     FinishReason,
     GetLoadResponse,
     GetTokenizerResponse,
@@ -32,7 +33,7 @@ from fissile.v1 import (
 from tests.fakes import tokenizer as toys
 from worker.access import Access
 from worker.convert import ModelLimits, group_from_pb
-from worker.convert_outputs import error_to_pb, logprobs_to_pb, outputs_to_pb, refusal_to_error, responses_of
+from worker.convert_outputs import add_output, error_to_pb, logprobs_to_pb, pieces_of, refusal_to_error
 from worker.core.config import CacheConfig, SchedulerConfig
 from worker.core.errors import InvalidSequenceError
 from worker.core.outputs import SequenceOutput
@@ -241,7 +242,11 @@ class FakeWorker(WorkerServiceServicer):
                 outputs = self._step(stream)
                 if outputs:
                     self.step += 1
-                    for response in responses_of(self.step, outputs, self._load(), self.last_ids[stream]):
+                    last_id = self.last_ids[stream]
+                    whole = ExecuteResponse(
+                        step=self.step, outputs=outputs, load=self._load(), last_sequence_id=last_id
+                    )
+                    for response in pieces_of(whole):
                         yield response
                 if reader.done() and reader.exception():
                     raise UnavailableError(str(reader.exception()))
@@ -344,7 +349,9 @@ class FakeWorker(WorkerServiceServicer):
             entries = [entries_of(token, sampling.num_prompt_logprobs) for token in prompt[start:][: self.prompt_chunk]]
             news = SequenceOutput(0, sequence.index, len(sequence.member.token_ids), [])
             news.prompt_logprobs, news.prompt_logprobs_offset = entries, start
-            yield from outputs_to_pb(news, 0)
+            response = ExecuteResponse()
+            add_output(response, news, 0)
+            yield from response.outputs
 
     def _step(self, stream: int) -> list[RequestOutput]:
         ready = []

@@ -62,7 +62,13 @@ def run_worker(
 
     async def run():
         async with asyncio.timeout(180):
-            options = {"host": "127.0.0.1", "port": 0, "drain_timeout": 5.0, "max_num_batched_tokens": 2048}
+            options = {
+                "host": "127.0.0.1",
+                "port": 0,
+                "drain_timeout": 5.0,
+                "max_num_batched_tokens": 2048,
+                "max_output_rate": 1e9,
+            }
             config = WorkerSettings(**(options | settings))
             executor = FakeExecutor(num_blocks=num_blocks, block_size=config.block_size, max_model_len=max_model_len)
             executor.num_groups, executor.num_checkpoints = num_groups, num_checkpoints

@@ -9,7 +9,7 @@ from fissile.channel import aio_channel
 from fissile.v1 import ExecuteResponse, RequestOutput, WorkerLoad
 from tests.worker.harness import Router, connect, expected, group, quiet, run_worker, sequence, until
 from worker import convert_outputs
-from worker.convert_outputs import MAX_PART_ENTRIES, outputs_to_pb, responses_of
+from worker.convert_outputs import MAX_PART_ENTRIES, add_output, pieces_of
 from worker.core.outputs import SequenceOutput
 from worker.streams import MAX_JOINED_OUTPUTS, ExecuteStream
 
@@ -75,7 +75,9 @@ def test_log_probabilities_of_a_long_prompt_come_in_parts():
     """C8."""
     long = SequenceOutput(7, 2, 0, [])
     long.prompt_logprobs = [[(token, -1.0, 1)] * 65 for token in range(1000)]
-    parts = list(outputs_to_pb(long, 9))
+    response = ExecuteResponse()
+    add_output(response, long, 9)
+    parts = response.outputs
     per_part = MAX_PART_ENTRIES // 65
     assert [part.prompt_logprobs_offset for part in parts] == list(range(0, 1000, per_part))
     assert [p.token_ids[0] for part in parts for p in part.prompt_logprobs] == list(range(1000))
@@ -85,7 +87,8 @@ def test_log_probabilities_of_a_long_prompt_come_in_parts():
 def test_what_a_step_brought_is_split_by_size(monkeypatch):
     monkeypatch.setattr(convert_outputs, "MAX_RESPONSE_BYTES", 1000)
     outputs = [RequestOutput(sequence_id=i, detail="x" * 90) for i in range(1, 100)]
-    responses = list(responses_of(5, outputs, WorkerLoad(num_running=3), 9))
+    whole = ExecuteResponse(step=5, outputs=outputs, load=WorkerLoad(num_running=3), last_sequence_id=9)
+    responses = list(pieces_of(whole))
     assert [output for response in responses for output in response.outputs] == outputs
     assert max(response.ByteSize() for response in responses) <= 1000
     said = {(response.step, response.load.num_running, response.last_sequence_id) for response in responses}

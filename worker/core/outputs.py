@@ -56,6 +56,13 @@ class SequenceOutput:
     prompt_logprobs_offset: int = 0
     """How many came before."""
 
+    def prepend(self, earlier: "SequenceOutput") -> None:
+        """Carry the tokens of the one before, of the same sequence, too. Neither may have those of the prompt."""
+        self.token_offset = earlier.token_offset
+        self.token_ids = earlier.token_ids + self.token_ids
+        if earlier.logprobs is not None:
+            self.logprobs = earlier.logprobs + (self.logprobs or [])
+
 
 @dataclass(frozen=True, slots=True)
 class LoadSnapshot:

@@ -126,9 +126,15 @@ class Scheduler:
         del self._state.in_flight[0]
         self._committer.commit(oldest, output)
 
+    @property
+    def has_urgent_outputs(self) -> bool:
+        """Whether first tokens or endings are among the news, which nobody should have to wait for."""
+        return self._state.has_urgent_outputs
+
     def take_outputs(self) -> list[SequenceOutput]:
         """All news since the last call, in order; the list is the caller's."""
         outputs, self._state.outputs = self._state.outputs, []
+        self._state.has_urgent_outputs = False
         return outputs
 
     def has_unfinished(self) -> bool:

@@ -58,6 +58,7 @@ class Committer:
             seq.num_in_flight_tokens -= 1
             if seq.time_first_token is None:
                 seq.time_first_token = now
+                state.has_urgent_outputs = True
             logprobs = output.logprobs.get(row) if output.logprobs else None
             # One token that ends nothing, be it a stop sequence, below every limit: find_stop would go on.
             if len(tokens) > 1 or tokens[0] in seq.stopping_token_ids or len(token_ids) + 1 >= seq.max_length:
@@ -152,6 +153,7 @@ class Committer:
             news = SequenceOutput(seq.id, seq.index, seq.num_generated_tokens, [])
             news.prompt_logprobs, news.prompt_logprobs_offset = entries, offset
             self._state.outputs.append(news)
+            self._state.has_urgent_outputs = True
 
     def _unpark(self, rows: list[Sequence]) -> None:
         for seq in rows:

@@ -82,6 +82,8 @@ class SchedulerState:
         self.next_step = 0
         self.retired_step = -1
         self.outputs: list[SequenceOutput] = []
+        self.has_urgent_outputs = False
+        """Some of them are first tokens, endings, or large: whoever waits for these waits for nothing else."""
         num_drafts = config.num_speculative_tokens
         self.counters = Counters(accepted_counts=[0] * (num_drafts + 1) if num_drafts else [])
         self.last_prefill_seconds = 0.0
@@ -213,6 +215,7 @@ class SchedulerState:
         self.requeue(self.groups.unpark(seq))
         self.groups.leave(seq)
         self.counters.finished += 1
+        self.has_urgent_outputs = True
         self.outputs.append(
             SequenceOutput(
                 sequence_id=seq.id,

@@ -1,0 +1,93 @@
+"""What steps brought, from the engine's thread to the event loop: several steps at a time where they are short.
+
+A message to a router costs the same whether it carries one step or five: gRPC on both sides, a turn of the router's
+loop, and a message to each client. So after each delivery there is a pause, as long as what was delivered takes at
+`rate` outputs a second, and never longer than `MAX_PAUSE_SECONDS`: steps that end meanwhile are delivered together.
+Whatever somebody waits for ends the pause: the first token of a sequence, its ending, a refusal.
+"""
+
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from worker.core.outputs import SequenceOutput
+from worker.engine import StepReport
+
+MAX_PAUSE_SECONDS = 0.05
+"""A router looks for stop strings in what it has: what is generated after one meanwhile is in vain."""
+OUTPUTS_PER_MESSAGE = 16
+"""That cost as much as the message that they are in."""
+MAX_RATE = 12_000.0
+"""Outputs a second: a third of what one core can do."""
+RATE_PER_CORE = 500.0
+"""Where the model runs on the same cores: a message some 50 times a second on two."""
+
+
+def output_rate(asked: float | None, device: str, num_cores: int) -> float:
+    """Outputs a second; `asked` wins. `num_cores` are the model's, if its `device` is the CPU."""
+    if asked is not None:
+        return asked
+    return min(MAX_RATE, RATE_PER_CORE * num_cores) if device == "cpu" else MAX_RATE
+
+
+class Reports:
+    """`post` from the engine's thread; everything else on the loop."""
+
+    def __init__(self, deliver: Callable[[Sequence[StepReport]], None], rate: float) -> None:
+        """`deliver` is called on the loop that runs now, with one report or more, each exactly once and in order."""
+        self._deliver = deliver
+        self._rate = rate
+        self._loop = asyncio.get_running_loop()
+        self._lock = threading.Lock()
+        self._waiting: list[StepReport] = []
+        self._pause: asyncio.TimerHandle | None = None
+        """Until it ends, only what is urgent wakes the loop."""
+
+    def post(self, report: StepReport) -> None:
+        with self._lock:
+            self._waiting.append(report)
+            wakes = report.is_urgent or self._pause is None
+        if wakes:
+            with suppress(RuntimeError):  # the loop has been closed: nobody is left to tell
+                self._loop.call_soon_threadsafe(self.flush)
+
+    def flush(self) -> None:
+        """Deliver what waits, if anything does."""
+        with self._lock:
+            reports, self._waiting = self._waiting, []
+        if reports:
+            self._begin_pause(sum(len(report.outputs) for report in reports))
+            self._deliver(reports)
+
+    def _begin_pause(self, num_outputs: int) -> None:
+        if self._pause is not None:
+            self._pause.cancel()
+        seconds = min(MAX_PAUSE_SECONDS, (OUTPUTS_PER_MESSAGE + num_outputs) / self._rate)
+        self._pause = self._loop.call_later(seconds, self._end_pause)
+
+    def _end_pause(self) -> None:
+        with self._lock:
+            if not self._waiting:
+                self._pause = None
+                return
+        self.flush()
+
+
+def joined_outputs(reports: Sequence[StepReport]) -> list[SequenceOutput]:
+    """Of all of them, with one output for each sequence, but for log probabilities of its prompt. Takes them over."""
+    if len(reports) == 1:
+        return reports[0].outputs
+    joined: list[SequenceOutput] = []
+    last: dict[int, int] = {}
+    """Sequence → place of its last output."""
+    for report in reports:
+        for output in report.outputs:
+            at = last.get(output.sequence_id)
+            if at is None or joined[at].prompt_logprobs is not None or output.prompt_logprobs is not None:
+                last[output.sequence_id] = len(joined)
+                joined.append(output)
+            else:
+                output.prepend(joined[at])
+                joined[at] = output
+    return joined
