@@ -50,14 +50,17 @@ COMMON = {
 LAYERS_PER_FILE = 6
 
 
-def write_model(name: str, folder: Path, *, weights: bool = False) -> Path:
-    """The folder of the model, without weights unless asked for."""
+def write_model(name: str, folder: Path, *, weights: bool = False, fp8_block: int | None = None) -> Path:
+    """The folder of the model, without weights unless asked for. `fp8_block`: float8_e4m3 in blocks of so many inputs
+    and outputs."""
     folder.mkdir(parents=True, exist_ok=True)
     config = COMMON | CONFIGS[name]
+    if fp8_block is not None:
+        config["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [fp8_block, fp8_block]}
     (folder / "config.json").write_text(json.dumps(config))
     tokenizer(int(str(config["vocab_size"]))).save(str(folder / "tokenizer.json"))
     if weights:
-        write_weights(folder, config)
+        write_weights(folder, config, fp8_block)
     return folder
 
 
@@ -73,7 +76,7 @@ def tokenizer(vocab_size: int) -> Tokenizer:
     return made
 
 
-def write_weights(folder: Path, config: dict[str, object]) -> None:
+def write_weights(folder: Path, config: dict[str, object], fp8_block: int | None) -> None:
     from safetensors.torch import save_file
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -82,6 +85,8 @@ def write_weights(folder: Path, config: dict[str, object]) -> None:
     for number, first in enumerate(range(-1, num_layers, LAYERS_PER_FILE)):
         shapes = dict(shapes_of(config, range(first, min(first + LAYERS_PER_FILE, num_layers))))
         tensors = {name: random_weight(shape, device) for name, shape in shapes.items()}
+        if fp8_block is not None:
+            tensors = {part: x for name, tensor in tensors.items() for part, x in as_float8(name, tensor, fp8_block)}
         file = f"model-{number:05}.safetensors"
         save_file(tensors, folder / file, {"format": "pt"})
         index |= dict.fromkeys(tensors, file)
@@ -92,6 +97,15 @@ def random_weight(shape: tuple[int, ...], device: str) -> Tensor:
     if len(shape) == 1:
         return torch.ones(shape, dtype=torch.bfloat16)
     return torch.empty(shape, dtype=torch.bfloat16, device=device).normal_(0, 0.02).cpu()
+
+
+def as_float8(name: str, weight: Tensor, block: int) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a linear layer, which are weights times 100 and a hundredth in every block; others as they are."""
+    if not name.endswith("_proj.weight"):
+        yield name, weight
+        return
+    yield name, (weight * 100).to(torch.float8_e4m3fn)
+    yield f"{name}_scale_inv", torch.full([-(-size // block) for size in weight.shape], 0.01)
 
 
 def shapes_of(config: dict[str, object], layers: range) -> Iterator[tuple[str, tuple[int, ...]]]:

@@ -55,7 +55,8 @@ class WorkerSettings(Settings):
     )
     quantization: Literal["auto", "none", "int8", "int4"] = Field(
         "auto",
-        description="Of weights, on a CPU: 'auto' keeps whole numbers of 4 or 8 bits as stored, 'none' expands them.",
+        description="Of weights: 'auto' keeps numbers of 4 or 8 bits as stored where kernels read them, 'none' expands "
+        "them.",
     )
     kv_cache_dtype: Literal["auto", "fp8"] = Field(
         "auto",

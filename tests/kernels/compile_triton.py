@@ -7,6 +7,7 @@ Prints the names of what was compiled.
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,12 +25,13 @@ from worker.kernels.triton.elementwise import TritonGatedActivation, TritonRmsNo
 from worker.kernels.triton.experts import TritonExperts
 from worker.kernels.triton.gqa import TritonGqa
 from worker.kernels.triton.linear import TritonLinear
+from worker.kernels.triton.linear_grouped import TritonGroupedLinear
 from worker.kernels.triton.machine import Machine
 from worker.kernels.triton.mla import TritonMla
 from worker.kernels.triton.prepare import prepare_step, remember
 from worker.kernels.triton.route import TritonRoute
 from worker.kernels.triton.sum_norm import sum_and_norm
-from worker.kernels.weights import Dense
+from worker.kernels.weights import Dense, Form, Grouped
 from worker.parallel.group import Group
 from worker.parallel.symmetric import Inboxes
 
@@ -175,6 +177,32 @@ def compute_experts(machine: Machine) -> None:
             experts(empty(num_rows, hidden, dtype=dtype), weights, ids, packed)
 
 
+def multiply_grouped(machine: Machine) -> None:
+    """Numbers of all forms, and experts of them."""
+    for form, group in (("e4m3", 128), ("int8", 4096), ("uint8", 16), ("uint4", 128), ("uint4", 32), ("e2m1", 32)):
+        linear = TritonGroupedLinear(LinearSpec(4096, 6144, Grouped), machine)
+        packed = linear.pack(grouped(form, group, 6144, 4096))
+        for num_rows in (1, 64, 65):
+            linear(empty(num_rows, 4096), packed)
+        linear.gated(empty(8, 4096), packed)
+    spec = ExpertsSpec(32, 2880, 2880, 4, clamped=ClampedSwiglu(1.7, 7.0), kind=Grouped)
+    experts = TritonExperts(spec, machine, torch.bfloat16)
+    packed = experts.pack(ExpertWeights(grouped("e2m1", 32, 32, 5760, 2880), grouped("e2m1", 32, 32, 2880, 2880)))
+    for num_rows in (1, 128, 512, 2048):
+        weights, ids = (empty(num_rows, spec.top_k, dtype=kind) for kind in (torch.float32, torch.int32))
+        experts(empty(num_rows, 2880), weights, ids, packed)
+
+
+def grouped(form: Form, group: int, *shape: int) -> Grouped:
+    *outputs, inputs = shape
+    kinds = {"e4m3": torch.float8_e4m3fn, "int8": torch.int8}
+    numbers = empty(*outputs, inputs // (2 if form in ("uint4", "e2m1") else 1), dtype=kinds.get(form, torch.uint8))
+    scales = partial(empty, *outputs, inputs // group)
+    if form in ("uint4", "uint8"):
+        return Grouped(form, numbers, scales(dtype=torch.float16), scales(dtype=torch.float16))
+    return Grouped(form, numbers, scales(dtype=torch.uint8 if form == "e2m1" else torch.float32))
+
+
 def main() -> None:
     capability = int(sys.argv[1])
     machine = MACHINES[capability]
@@ -186,6 +214,7 @@ def main() -> None:
         linear = TritonLinear(LinearSpec(4096, 6144), machine, torch.bfloat16)
         linear(empty(num_rows, 4096), PackedLinear(empty(6144, 4096), None))
         linear.gated(empty(num_rows, 4096), PackedLinear(empty(6144, 4096), None))
+    multiply_grouped(machine)
     TritonRmsNorm(4096, machine).add_norm(empty(8, 4096), empty(8, 4096), empty(4096), 1e-6, Group())
     linear, packed = (
         TritonLinear(LinearSpec(1024, 6144), machine, torch.bfloat16),

@@ -115,7 +115,7 @@ class Stored:
         self.num_read += part.numel()
         return part
 
-    def blocks(self, start: int, length: int) -> None:
+    def stored(self, dim: int, start: int, length: int) -> None:
         return None
 
 

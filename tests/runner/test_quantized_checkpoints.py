@@ -146,7 +146,7 @@ def test_whole_numbers_stay_as_stored_on_a_cpu(tmp_path: Path, name: str) -> Non
     tensors, exact = maker(weight)
     blocks = checkpoint_of(tmp_path, {f"a.{part}": made for part, made in tensors.items()}, section).tensor(
         "a.weight"
-    ).blocks(8, 24)  # fmt: skip
+    ).stored(0, 8, 24)  # fmt: skip
     assert isinstance(blocks, Blocks)
     assert (blocks.bits, blocks.block) == (8 if "8" in name else 4, 32)
     assert (blocks.floats() - exact[8:32]).abs().max() < 2e-3
@@ -163,7 +163,7 @@ def test_order_of_groups_cannot_stay_in_blocks(tmp_path: Path) -> None:
     maker, section = FORMATS["gptq-order"]
     tensors, _ = maker(torch.randn(8, 64))
     tensor = checkpoint_of(tmp_path, {f"a.{part}": made for part, made in tensors.items()}, section).tensor("a.weight")
-    assert tensor.blocks(0, 8) is None
+    assert tensor.stored(0, 0, 8) is None
 
 
 def test_mxfp4_experts(tmp_path: Path) -> None:

@@ -3,7 +3,8 @@
 O output features, I input features, of this rank's shard.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -13,6 +14,12 @@ from torch import Tensor
 Quantization = Literal["none", "stored", "int8", "int4"]
 """What becomes of a checkpoint's weights: numbers of the model's dtype; the blocks that it has, where it has some;
 blocks of so many bits."""
+
+
+def power_of_two_in(*sizes: int) -> int:
+    """The largest that divides all of them."""
+    common = math.gcd(*sizes)
+    return common & -common
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,28 +32,6 @@ class Dense:
     @property
     def num_bytes(self) -> int:
         return self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)
-
-
-@dataclass(frozen=True, slots=True)
-class Fp8Block:
-    """DeepSeek's form: float8_e4m3 in square blocks with a scale each."""
-
-    weight: Tensor
-    """float8_e4m3 [O, I]"""
-    scales: Tensor
-    """float32 [O / 128, I / 128], rounded up: what a block is multiplied by."""
-    bias: Tensor | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class MxFp4:
-    """OCP microscaling: blocks of 32 along I share a power of two."""
-
-    weight: Tensor
-    """uint8 [O, I / 2]: two float4_e2m1 a byte, the lower half first."""
-    scales: Tensor
-    """uint8 [O, I / 32]: exponents, biased by 127."""
-    bias: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +52,7 @@ class Blocks:
 
     @property
     def block(self) -> int:
-        """32, or 16 with 8 bits."""
+        """A power of two: 32 or more, or 16 with 8 bits."""
         return self.numbers.shape[1] // self.scales.shape[1]
 
     @property
@@ -79,6 +64,20 @@ class Blocks:
     def select(self, rows: Tensor | slice) -> "Blocks":
         """Without the bias."""
         return Blocks(self.numbers[rows], self.scales[rows], self.minima[rows], self.bits, is_exact=self.is_exact)
+
+    def through(self, move: Callable[[Tensor], Tensor]) -> "Blocks":
+        """With each part, contiguous, as `move` gives it back."""
+        numbers, scales, minima = (move(part.contiguous()) for part in (self.numbers, self.scales, self.minima))
+        return replace(self, numbers=numbers, scales=scales, minima=minima)
+
+    def columns(self, start: int, length: int) -> "Blocks | None":
+        """Without the bias; None where they are no whole blocks."""
+        block = self.block
+        if start % block or length % block:
+            return None
+        of_blocks = slice(start // block, (start + length) // block)
+        numbers = self.numbers[:, start : start + length]
+        return Blocks(numbers, self.scales[:, of_blocks], self.minima[:, of_blocks], self.bits, is_exact=self.is_exact)
 
     def floats(self) -> Tensor:
         """float32 [O, I]"""
@@ -120,4 +119,108 @@ class Blocks:
         )
 
 
-Weight = Dense | Fp8Block | MxFp4 | Blocks
+Form = Literal["e4m3", "int8", "uint8", "uint4", "e2m1"]
+"""Of a number: float8_e4m3, whole ones with and without a sign, float4_e2m1."""
+LEAST_GROUP = 16
+_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Grouped:
+    """Numbers of a byte or half of one, in groups along I, as kernels for GPUs read them: weight = scale × number, plus
+    a minimum where there is one. Experts have a dimension E in front."""
+
+    form: Form
+    numbers: Tensor
+    """Bytes [..., O, I] of the form's type; of half a byte uint8 [..., O, I / 2], the lower one first."""
+    scales: Tensor
+    """[..., O, I / group]: float32; with minima float16; of e2m1 uint8, exponents of two biased by 127."""
+    minima: Tensor | None = None
+    """float16, of uint8 and uint4."""
+    bias: Tensor | None = None
+
+    @property
+    def num_inputs(self) -> int:
+        return self.numbers.shape[-1] * (2 if self.form in ("uint4", "e2m1") else 1)
+
+    @property
+    def group(self) -> int:
+        """All inputs, or a power of two of at least `LEAST_GROUP`."""
+        return self.num_inputs // self.scales.shape[-1]
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(part.nbytes for part in (self.numbers, self.scales, self.minima, self.bias) if part is not None)
+
+    def floats(self) -> Tensor:
+        """float32 [..., O, I]"""
+        numbers = self.numbers
+        if self.form in ("uint4", "e2m1"):
+            numbers = torch.stack((numbers & 15, numbers >> 4), -1).flatten(-2)
+        if self.form == "e2m1":
+            numbers = torch.tensor(_E2M1, device=numbers.device)[numbers.int()]
+        scales = self.scales.float()
+        if self.form == "e2m1":
+            scales = torch.ones_like(scales).ldexp_(self.scales.int() - 127)
+        values = numbers.float().unflatten(-1, (-1, self.group)).mul_(scales[..., None])
+        return (values if self.minima is None else values.add_(self.minima.float()[..., None])).flatten(-2)
+
+    def through(self, move: Callable[[Tensor], Tensor]) -> "Grouped":
+        """As of `Blocks`."""
+        minima = None if self.minima is None else move(self.minima.contiguous())
+        return replace(
+            self, numbers=move(self.numbers.contiguous()), scales=move(self.scales.contiguous()), minima=minima
+        )
+
+    def __getitem__(self, rows: tuple[slice, slice]) -> "Grouped":
+        """Some outputs of experts, without biases."""
+        minima = None if self.minima is None else self.minima[rows]
+        return Grouped(self.form, self.numbers[rows], self.scales[rows], minima)
+
+    def with_bias(self, bias: Tensor | None) -> "Grouped":
+        return replace(self, bias=bias)
+
+    def in_groups(self, size: int) -> "Grouped":
+        """The same weights in groups of a size that divides theirs."""
+        scales, minima = (
+            None if x is None else x.repeat_interleave(self.group // size, -1) for x in (self.scales, self.minima)
+        )
+        assert scales is not None
+        return replace(self, scales=scales, minima=minima)
+
+    def by_expert(self, num_experts: int) -> "Grouped":
+        """Of all experts' outputs, side by side: with a dimension in front; as it is where it has that."""
+        if self.numbers.dim() == 3:
+            return self
+        numbers, scales, minima = (
+            None if x is None else x.unflatten(0, (num_experts, -1)) for x in (self.numbers, self.scales, self.minima)
+        )
+        assert numbers is not None and scales is not None
+        return replace(self, numbers=numbers, scales=scales, minima=minima)
+
+    @classmethod
+    def of_blocks(cls, blocks: Blocks) -> "Grouped":
+        numbers = blocks.numbers
+        if blocks.bits == 8:
+            return cls("uint8", numbers, blocks.scales, blocks.minima, blocks.bias)
+        return cls("uint4", numbers[:, ::2] | numbers[:, 1::2] << 4, blocks.scales, blocks.minima, blocks.bias)
+
+    @classmethod
+    def joined(cls, parts: Sequence["Grouped"]) -> "Grouped | None":
+        """Outputs side by side; None where the parts' forms differ."""
+        first, group = parts[0], math.gcd(*(part.group for part in parts))
+        if any(part.form != first.form for part in parts) or (group < LEAST_GROUP and group != first.num_inputs):
+            return None
+        if len(parts) == 1:
+            return first
+        alike = [part.in_groups(group) for part in parts]
+        minima = [part.minima for part in alike if part.minima is not None]
+        return cls(
+            first.form,
+            torch.cat([part.numbers for part in alike], -2),
+            torch.cat([part.scales for part in alike], -2),
+            torch.cat(minima, -2) if minima else None,
+        )
+
+
+Weight = Dense | Blocks | Grouped

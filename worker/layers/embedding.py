@@ -1,6 +1,6 @@
 """Token embedding and output head, both sharded over the vocabulary."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from torch import Tensor
@@ -15,7 +15,7 @@ from worker.kernels.interface import (
     PackedWeight,
     TableKernel,
 )
-from worker.kernels.weights import Dense
+from worker.kernels.weights import Dense, Weight
 from worker.layers.loaded import LoadedWeight
 from worker.layers.setup import LayerSetup
 from worker.layers.weighted import WeightedLayer, expect_shape
@@ -44,7 +44,10 @@ class TokenEmbedding(WeightedLayer):
         self._kernel = setup.kernels.choose(EMBEDDING, EmbeddingSpec(hidden_size), setup.dtype)
         self._setup, self._shard = setup, VocabularyShard(vocab_size, setup.tp)
         self._spec = LinearSpec(hidden_size, self._shard.num_rows)
-        self.weight = LoadedWeight(setup, self._shard.num_rows, hidden_size)
+        kind = setup.kind_of(hidden_size, self._shard.num_rows)
+        is_table = kind is not None and setup.tp.size == 1 and self._find_table(kind) is not None
+        of_weight = setup if is_table else replace(setup, quantization="none")
+        self.weight = LoadedWeight(of_weight, self._shard.num_rows, hidden_size)
         self.table: TableKernel | None = None
         """What reads the packed table."""
         self.packed: PackedWeight = None
@@ -56,17 +59,23 @@ class TokenEmbedding(WeightedLayer):
     def weights(self) -> Iterable[Tensor]:
         return self.weight.tensors()
 
+    def fill(self, noise: Callable[[Tensor], object]) -> None:
+        self.weight.fill(noise)
+
     def pack(self) -> int:
         """Where a kernel reads a packed table both ways, a tied head takes this one."""
-        weight, setup = self.weight.take(None), self._setup
-        if setup.tp.size == 1:
-            self.table = setup.kernels.find(TABLE, replace(self._spec, kind=type(weight)), setup.dtype)
+        weight = self.weight.take(None)
+        if self._setup.tp.size == 1:
+            self.table = self._find_table(type(weight))
         if self.table is not None:
             self.packed = self.table.pack(weight)
         else:
             assert isinstance(weight, Dense)  # blocks are kept for tables alone
             self._plain = weight.weight
         return weight.num_bytes
+
+    def _find_table(self, kind: type[Weight]) -> TableKernel | None:
+        return self._setup.kernels.find(TABLE, replace(self._spec, kind=kind), self._setup.dtype)
 
     def plain(self) -> Tensor:
         """[rows, hidden], where no kernel reads it packed."""
@@ -108,6 +117,9 @@ class OutputHead(WeightedLayer):
 
     def weights(self) -> Iterable[Tensor]:
         return self.weight.tensors()
+
+    def fill(self, noise: Callable[[Tensor], object]) -> None:
+        self.weight.fill(noise)
 
     def pack(self) -> int:
         """After the embedding that it is tied to."""

@@ -1,14 +1,16 @@
 """Routed experts: this rank's shard of them, and the ways in which checkpoints store them."""
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from worker.kernels.experts import EXPERTS, ClampedSwiglu, ExpertsSpec, ExpertWeights, PackedExperts
-from worker.kernels.weights import Dense
+from worker.kernels.weights import Dense, Grouped
 from worker.layers.linear import shard_of
+from worker.layers.loaded_experts import LoadedExperts
 from worker.layers.setup import LayerSetup
 from worker.layers.weighted import WeightedLayer, expect_shape
 from worker.loader.checkpoint import LazyTensor, WeightTarget
@@ -39,11 +41,15 @@ class RoutedExperts(WeightedLayer):
             self.num_experts, hidden_size, self.size, config.top_k, self.first_expert,
             "gelu_tanh" if config.is_gelu else "silu", clamped, config.has_bias,
         )  # fmt: skip
+        self._setup, self._spec = setup, spec
         self._kernel = setup.kernels.choose(EXPERTS, spec, setup.dtype)
-        empty = partial(torch.empty, dtype=setup.dtype, device=setup.device)
+        keeps_stored = (
+            setup.quantization == "stored"
+            and setup.kernels.find(EXPERTS, replace(spec, kind=Grouped), setup.dtype) is not None
+        )
+        loaded = partial(LoadedExperts, setup, self.num_experts, keeps_stored=keeps_stored)
+        self.gate_up, self.down = loaded(2 * self.size, hidden_size), loaded(hidden_size, self.size)
         zeros = partial(torch.zeros, dtype=setup.dtype, device=setup.device)
-        self.gate_up = empty(self.num_experts, 2 * self.size, hidden_size)
-        self.down = empty(self.num_experts, hidden_size, self.size)
         self.gate_up_bias = zeros(self.num_experts, 2 * self.size) if config.has_bias else None
         self.down_bias = zeros(self.num_experts, hidden_size) if config.has_bias else None
         self._packed: PackedExperts = None
@@ -52,14 +58,24 @@ class RoutedExperts(WeightedLayer):
         return self._layout(self, path)
 
     def weights(self) -> Iterable[Tensor]:
-        return [self.gate_up, self.down]
+        return [*self.gate_up.tensors(), *self.down.tensors()]
+
+    def fill(self, noise: Callable[[Tensor], object]) -> None:
+        self.gate_up.fill(noise)
+        self.down.fill(noise)
 
     def pack(self) -> int:
-        weights = ExpertWeights(Dense(self.gate_up, self.gate_up_bias), Dense(self.down, self.down_bias))
-        num_bytes = sum(weight.num_bytes for weight in (weights.gate_up, weights.down) if isinstance(weight, Dense))
-        self._packed = self._kernel.pack(weights)
+        gate_up, down = self.gate_up.take(self.gate_up_bias), self.down.take(self.down_bias)
+        if type(gate_up) is not type(down):
+            gate_up, down = self._floats(gate_up), self._floats(down)
+        spec = replace(self._spec, kind=type(gate_up))
+        self._kernel = self._setup.kernels.choose(EXPERTS, spec, self._setup.dtype)
+        self._packed = self._kernel.pack(ExpertWeights(gate_up, down))
         del self.gate_up, self.down, self.gate_up_bias, self.down_bias
-        return num_bytes
+        return gate_up.num_bytes + down.num_bytes
+
+    def _floats(self, weight: Dense | Grouped) -> Dense:
+        return weight if isinstance(weight, Dense) else Dense(weight.floats().to(self._setup.dtype), weight.bias)
 
     def forward(self, x: Tensor, weights: Tensor, ids: Tensor, out: Tensor | None) -> Tensor:
         """See `ExpertsKernel`."""
@@ -107,39 +123,41 @@ def _load_part(experts: RoutedExperts, expert: int, number: int, tensor: LazyTen
     if not 0 <= local < experts.num_experts:
         return
     if number == 2:
-        experts.down[local].copy_(tensor.read(1, experts.start, size))
+        experts.down.load(local, 0, tensor, 1, experts.start, size)
     else:
-        experts.gate_up[local, number * size : (number + 1) * size].copy_(tensor.read(0, experts.start, size))
+        experts.gate_up.load(local, number * size, tensor, 0, experts.start, size)
 
 
 def _load_stacked_gate_up(experts: RoutedExperts, tensor: LazyTensor) -> None:
     num, inner, hidden = experts.shape
     expect_shape(tensor, (num, 2 * inner, hidden))
     if experts.is_by_expert:
-        experts.gate_up.copy_(tensor.read(0, experts.first_expert, experts.num_experts))
+        experts.gate_up.put(0, tensor.read(0, experts.first_expert, experts.num_experts))
         return
     for half in range(2):
-        part = tensor.read(1, half * inner + experts.start, experts.size)
-        experts.gate_up[:, half * experts.size : (half + 1) * experts.size].copy_(part)
+        experts.gate_up.put(half * experts.size, tensor.read(1, half * inner + experts.start, experts.size))
 
 
 def _load_stacked_down(experts: RoutedExperts, tensor: LazyTensor) -> None:
     num, inner, hidden = experts.shape
     expect_shape(tensor, (num, hidden, inner))
-    experts.down.copy_(_own(experts, tensor, 2))
+    experts.down.put(0, _own(experts, tensor, 2))
 
 
 def _load_interleaved(experts: RoutedExperts, tensor: LazyTensor) -> None:
     num, inner, hidden = experts.shape
     expect_shape(tensor, (num, hidden, 2 * inner))
-    both = _own(experts, tensor, 2, 2).unflatten(2, (-1, 2))
-    experts.gate_up.unflatten(1, (2, -1)).copy_(both.permute(0, 3, 2, 1))
+    stored = experts.gate_up.stored(tensor, *_own_slice(experts, 2, 2))
+    both = _own(experts, tensor, 2, 2).transpose(1, 2) if stored is None else stored
+    for half in range(2):
+        experts.gate_up.put(half * experts.size, both[:, half::2])
 
 
 def _load_inputs_first(experts: RoutedExperts, tensor: LazyTensor) -> None:
     num, inner, hidden = experts.shape
     expect_shape(tensor, (num, inner, hidden))
-    experts.down.copy_(_own(experts, tensor, 1).transpose(1, 2))
+    stored = experts.down.stored(tensor, *_own_slice(experts, 1))
+    experts.down.put(0, _own(experts, tensor, 1).transpose(1, 2) if stored is None else stored)
 
 
 def _load_interleaved_bias(experts: RoutedExperts, tensor: LazyTensor) -> None:
@@ -160,6 +178,11 @@ def _load_down_bias(experts: RoutedExperts, tensor: LazyTensor) -> None:
 
 def _own(experts: RoutedExperts, tensor: LazyTensor, dim: int, width: int = 1) -> Tensor:
     """This rank's part of a tensor of all experts, whose dimension `dim` has `width` numbers of each inner feature."""
+    return tensor.read(*_own_slice(experts, dim, width))
+
+
+def _own_slice(experts: RoutedExperts, dim: int, width: int = 1) -> tuple[int, int, int]:
+    """(dimension, start, length) of `_own`."""
     if experts.is_by_expert:
-        return tensor.read(0, experts.first_expert, experts.num_experts)
-    return tensor.read(dim, width * experts.start, width * experts.size)
+        return 0, experts.first_expert, experts.num_experts
+    return dim, width * experts.start, width * experts.size

@@ -1,6 +1,6 @@
 """Linear layers. Each allocates this rank's shard, knows how to load it and hands it to its kernel once loaded."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from typing import ClassVar
@@ -32,6 +32,9 @@ class LinearBase(WeightedLayer):
 
     def weights(self) -> Iterable[Tensor]:
         return self.weight.tensors() if self.bias is None else [*self.weight.tensors(), self.bias]
+
+    def fill(self, noise: Callable[[Tensor], object]) -> None:
+        self.weight.fill(noise)
 
     @property
     def packed(self) -> PackedWeight:

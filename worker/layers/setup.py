@@ -6,8 +6,18 @@ import torch
 
 from worker.kernels.interface import LINEAR, LinearSpec
 from worker.kernels.select import Kernels
-from worker.kernels.weights import Blocks, Quantization
+from worker.kernels.weights import Blocks, Grouped, Quantization
 from worker.parallel.group import ALONE, Group
+
+
+def quantized_kind(
+    kernels: Kernels, dtype: torch.dtype, in_features: int, out_features: int
+) -> type[Blocks] | type[Grouped] | None:
+    """What kernels for this dtype read a linear layer of this shape in; None: in numbers of the dtype alone."""
+    if kernels.find(LINEAR, LinearSpec(in_features, out_features, Blocks), dtype) is not None:
+        return Blocks
+    has_grouped = kernels.find(LINEAR, LinearSpec(in_features, out_features, Grouped), dtype) is not None
+    return Grouped if has_grouped else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +28,7 @@ class LayerSetup:
     tp: Group
     dtype: torch.dtype
     quantization: Quantization = "none"
-    """Of linear layers and tables of a shape that a kernel for blocks takes. "stored" is for a rank that is alone."""
+    """Of linear layers and tables of a shape that a kernel for such numbers takes."""
     ep: Group = ALONE
     """Whose ranks share the experts out; of one rank: each holds its part (of `tp`) of every expert."""
     dp: Group = ALONE
@@ -31,10 +41,13 @@ class LayerSetup:
 
     def quantization_of(self, in_features: int, out_features: int) -> Quantization:
         """Of a layer of this shape."""
-        spec = LinearSpec(in_features, out_features, Blocks)
-        if self.quantization == "none" or self.kernels.find(LINEAR, spec, self.dtype) is None:
-            return "none"
-        return self.quantization
+        return "none" if self.kind_of(in_features, out_features) is None else self.quantization
+
+    def kind_of(self, in_features: int, out_features: int) -> type[Blocks] | type[Grouped] | None:
+        """What a layer of this shape is packed from, where it is quantised."""
+        return (
+            None if self.quantization == "none" else quantized_kind(self.kernels, self.dtype, in_features, out_features)
+        )
 
     @property
     def device(self) -> torch.device:

@@ -1,7 +1,7 @@
 """Layers that load tensors of a checkpoint. Their names follow from where the layer stands in the module tree."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from torch import Tensor, nn
 
@@ -18,6 +18,12 @@ class WeightedLayer(nn.Module, ABC):
     @abstractmethod
     def weights(self) -> Iterable[Tensor]:
         """As loaded, before they are packed."""
+
+    def fill(self, noise: Callable[[Tensor], object]) -> None:
+        """With what `noise` leaves in a matrix, in place of a checkpoint's; vectors stay as they are."""
+        for weight in self.weights():
+            if weight.dim() > 1:
+                noise(weight)
 
     def pack(self) -> int:
         """Called once, when loaded: brings weights into the layout that the kernels read. Returns their bytes as the

@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from worker.kernels.weights import Blocks
+from worker.kernels.weights import Blocks, Grouped
 from worker.loader.errors import WeightsError
 
 NUM_READERS = 4
@@ -27,8 +27,9 @@ class LazyTensor(Protocol):
         copy it, do not write to it.
         """
 
-    def blocks(self, start: int, length: int) -> Blocks | None:
-        """These rows as blocks of whole numbers; None where the checkpoint does not store them so."""
+    def stored(self, dim: int, start: int, length: int) -> Blocks | Grouped | None:
+        """The slice in the numbers that the checkpoint has; None where these are plain, or the slice is no whole
+        blocks, or no kernel reads such ones."""
 
 
 WeightTarget = Callable[[LazyTensor], None]

@@ -58,9 +58,12 @@ class GGUFLazyTensor:
         rows = self.read()
         return rows if length is None else rows[:, start : start + length]
 
-    def blocks(self, start: int, length: int) -> Blocks | None:
+    def stored(self, dim: int, start: int, length: int) -> Blocks | None:
         if len(self.shape) != 2:
             return None
+        if dim == 1:
+            whole = self.stored(0, 0, self.shape[0])
+            return None if whole is None else whole.columns(start, length)
         found = read_blocks(self._tensor.data[start : start + length], self._tensor.type)
         if found is None or self._head_dim is None:
             return found

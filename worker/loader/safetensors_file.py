@@ -51,7 +51,7 @@ class SafetensorsTensor:
         index = (slice(None),) * dim + (slice(start, start + length),)
         return self._piece[index]
 
-    def blocks(self, start: int, length: int) -> None:
+    def stored(self, dim: int, start: int, length: int) -> None:
         return None
 
 

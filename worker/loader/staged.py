@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from worker.kernels.weights import Blocks, Grouped
 from worker.loader.checkpoint import Checkpoint, LazyTensor
 
 CHUNK_BYTES = 32 << 20
@@ -47,8 +48,9 @@ class _StagedTensor:
     def read(self, dim: int = 0, start: int = 0, length: int | None = None) -> Tensor:
         return self._checkpoint.to_device(self._tensor.read(dim, start, length))
 
-    def blocks(self, start: int, length: int) -> None:
-        return None
+    def stored(self, dim: int, start: int, length: int) -> Blocks | Grouped | None:
+        found = self._tensor.stored(dim, start, length)
+        return None if found is None else found.through(self._checkpoint.to_device)
 
 
 class _Stages(threading.local):

@@ -1,7 +1,7 @@
 """Fills a model with weights and hands them to the kernels."""
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from worker.layers.norm import RMSNorm
 from worker.layers.weighted import WeightedLayer
@@ -37,13 +37,15 @@ def _staged(checkpoint: Checkpoint, device: torch.device) -> Checkpoint:
 def fill_with_noise(model: nn.Module, seed: int) -> None:
     """Random weights of the right shapes (`load_format` dummy); norms stay at one, biases at zero."""
     generators: dict[torch.device, torch.Generator] = {}
+
+    def noise(weight: Tensor) -> None:
+        if weight.device not in generators:
+            generators[weight.device] = torch.Generator(weight.device).manual_seed(seed)
+        weight.normal_(0, DUMMY_STD, generator=generators[weight.device])
+
     for module in model.modules():
         if isinstance(module, WeightedLayer) and not isinstance(module, RMSNorm):
-            for weight in module.weights():
-                if weight.dim() > 1:
-                    if weight.device not in generators:
-                        generators[weight.device] = torch.Generator(weight.device).manual_seed(seed)
-                    weight.normal_(0, DUMMY_STD, generator=generators[weight.device])
+            module.fill(noise)
 
 
 def pack_weights(model: nn.Module) -> int:

@@ -11,16 +11,16 @@ from worker.attention.interface import make_builders
 from worker.core.cache.pools import PoolKind, bytes_of
 from worker.grammars.compiler import GrammarCompiler
 from worker.grammars.masks import SlotGrammars
-from worker.kernels.interface import LINEAR, LinearSpec
 from worker.kernels.select import Kernels
-from worker.kernels.weights import Blocks, Quantization
+from worker.kernels.weights import Blocks, Grouped, Quantization
 from worker.layers.experts import RoutedExperts
-from worker.layers.setup import LayerSetup
+from worker.layers.setup import LayerSetup, quantized_kind
 from worker.loader.checkpoint import Checkpoint
 from worker.loader.config import CommonConfig, GenericConfig, ModelConfig
 from worker.loader.errors import ModelConfigError, WeightsError
 from worker.loader.load_config import load_common_config
 from worker.loader.open import as_stored, open_checkpoint
+from worker.loader.quantized.schemes import QuantizedWeights
 from worker.loader.source import ModelSource, SourceFormat, resolve_model
 from worker.loader.tokenizer import load_tokenizer_files
 from worker.models.base import CausalLM
@@ -63,17 +63,22 @@ def resolve_dtype(name: str, device: torch.device, checkpoint: str) -> torch.dty
 
 
 def resolve_quantization(
-    name: str, kernels: Kernels, tp: Group, dtype: torch.dtype, is_in_blocks: bool
+    name: str, kernels: Kernels, tp: Group, dtype: torch.dtype, stored: type[Blocks] | type[Grouped] | None
 ) -> Quantization:
-    """`auto` keeps the blocks that a checkpoint has where kernels read them. Raises ModelConfigError for what cannot
-    be."""
-    is_possible = kernels.find(LINEAR, LinearSpec(32, 32, Blocks), dtype) is not None
+    """`auto` keeps the numbers that a checkpoint has (`stored`: their kind) where kernels read them. Raises
+    ModelConfigError for what cannot be."""
+    kind = quantized_kind(kernels, dtype, 32, 32)
     if name == "auto":
-        return "stored" if is_possible and tp.size == 1 and is_in_blocks else "none"
+        # What is in blocks can be grouped, and not the other way round. On a CPU ranks that share a model have floats.
+        is_read = stored is not None and (kind is Grouped or (kind is stored and tp.size == 1))
+        return "stored" if is_read else "none"
     if name not in ("none", "int8", "int4"):
         raise ModelConfigError(f"quantization {name!r} is not supported (auto, none, int8, int4)")
-    if name != "none" and not is_possible:
-        raise ModelConfigError(f"quantization {name} needs native kernels, which are for CPUs, and dtype float32")
+    if name != "none" and kind is None:
+        raise ModelConfigError(
+            f"quantization {name} needs native kernels, which are for CPUs and dtype float32, or Triton's, which are "
+            f"for NVIDIA GPUs and dtype bfloat16 or float16"
+        )
     return cast(Quantization, name)
 
 
@@ -100,11 +105,9 @@ def build_runner(
     max_model_len = _max_model_len(config, model_config)
     dtype = resolve_dtype(config.dtype, device, model_config.dtype)
     kernels = Kernels(device, config.kernel_backend)
-    is_in_blocks = source.format is SourceFormat.GGUF or (
-        model_config.quantized is not None and model_config.quantized.is_in_blocks
-    )
-    quantization = resolve_quantization(config.quantization, kernels, tp, dtype, is_in_blocks)
     quantized = model_config.quantized
+    stored = None if checkpoint is None else _stored_kind(source, quantized)
+    quantization = resolve_quantization(config.quantization, kernels, tp, dtype, stored)
     setup = LayerSetup(
         kernels, tp, dtype, quantization, ep, dp,
         cache_dtype=torch.float8_e4m3fn if config.kv_cache_dtype == "fp8" else None,
@@ -225,8 +228,17 @@ def _load(
         load_weights(model, checkpoint, model_config, setup.device)
     watch.lap("weights")
     num_bytes = pack_weights(model)
+    if setup.device.type == "cuda":
+        torch.cuda.empty_cache()  # pieces that were joined
     watch.lap("packing")
     return model, num_bytes
+
+
+def _stored_kind(source: ModelSource, quantized: QuantizedWeights | None) -> type[Blocks] | type[Grouped] | None:
+    """Of a checkpoint's numbers; None where they are plain."""
+    if source.format is SourceFormat.GGUF or (quantized is not None and quantized.is_in_blocks):
+        return Blocks
+    return None if quantized is None else Grouped
 
 
 def _create(config: ModelConfig, setup: LayerSetup) -> CausalLM:

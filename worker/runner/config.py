@@ -18,7 +18,7 @@ class RunnerConfig:
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Of weights, activations and cache. auto: float32 on a CPU, the checkpoint's own on a GPU."""
     quantization: Literal["auto", "none", "int8", "int4"] = "auto"
-    """Of weights, on a CPU. auto: the blocks of a GGUF file stay as they are, where kernels read them."""
+    """Of weights. auto: numbers of a checkpoint stay as they are stored, where kernels read them."""
     kv_cache_dtype: Literal["auto", "fp8"] = "auto"
     """Of keys and values. auto: that of activations; fp8: float8_e4m3, with the checkpoint's scales where it has
     some. Caches of other kinds of attention stay as they are."""

@@ -34,6 +34,8 @@ class NativeLinear(UnfusedLinear):
 
     def pack(self, weight: Weight) -> PackedMatrix:
         assert isinstance(weight, Dense | Blocks)
+        if isinstance(weight, Blocks) and weight.block > ROW_BLOCK:
+            weight = weight.in_form(weight.bits, ROW_BLOCK)
         bits, block = (weight.bits, weight.block) if isinstance(weight, Blocks) else (32, 0)
         matrix = Matrix(None, pointer(weight.bias), self._spec.in_features, self._spec.out_features, bits, block)
         data = arena().take(self._engine.packed_bytes(matrix))

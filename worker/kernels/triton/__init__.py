@@ -23,6 +23,7 @@ from worker.kernels.triton.elementwise import WIDEST_NORM, TritonGatedActivation
 from worker.kernels.triton.experts import TritonExperts, supports_experts
 from worker.kernels.triton.gqa import TritonGqa, supports_gqa
 from worker.kernels.triton.linear import TritonLinear, supports_linear
+from worker.kernels.triton.linear_grouped import TritonGroupedLinear, supports_grouped_linear
 from worker.kernels.triton.machine import machine_of
 from worker.kernels.triton.mla import TritonMla, supports_mla
 from worker.kernels.triton.prepare import prepare_step, remember
@@ -53,6 +54,12 @@ IMPLEMENTATIONS: list[Implementation[Any, Any]] = [
     Implementation(EMBEDDING, "triton", _always, lambda *_: embedding),
     Implementation(
         LINEAR, "triton", supports_linear, lambda spec, device, dtype: TritonLinear(spec, machine_of(device), dtype)
+    ),
+    Implementation(
+        LINEAR,
+        "triton",
+        supports_grouped_linear,
+        lambda spec, device, _: TritonGroupedLinear(spec, machine_of(device)),
     ),
     Implementation(ROUTE_EXPERTS, "triton", _always, lambda spec, device, _: TritonRoute(spec, machine_of(device))),
     Implementation(

@@ -1,5 +1,7 @@
 """Experts of a rank: few rows by pairs, more in tiles of sorted pairs. See `ExpertsKernel`."""
 
+from dataclasses import replace
+
 import torch
 import triton
 from torch import Tensor
@@ -11,8 +13,11 @@ from worker.kernels.triton.experts_sort import SortedPairs, sort_pairs
 from worker.kernels.triton.experts_tiles import MOST_PAIR_ROWS, Tiles, down_pair_tile, gate_pair_tile, tiles_of
 from worker.kernels.triton.machine import Machine
 from worker.kernels.triton.overlap import launch_options
-from worker.kernels.weights import Dense
+from worker.kernels.triton.weight_tile import INPUTS, PLAIN, PackedGrouped, pack_grouped
+from worker.kernels.weights import Dense, Grouped, Weight, power_of_two_in
 
+Packed = tuple[Dense | PackedGrouped, Dense | PackedGrouped]
+"""Gates and ups, downs."""
 NOT_CLAMPED = ClampedSwiglu(alpha=1.0, limit=1.0)
 """Nobody reads them."""
 SUM_BLOCK = 1024
@@ -26,20 +31,26 @@ class TritonExperts:
         self._clamped = spec.clamped or NOT_CLAMPED
         self._gate = spec.activation if spec.clamped is None else "clamped"
 
-    def pack(self, weights: ExpertWeights) -> tuple[Dense, Dense]:
-        gate_up, down = weights.gate_up, weights.down
-        assert isinstance(gate_up, Dense) and isinstance(down, Dense)
+    def pack(self, weights: ExpertWeights) -> Packed:
+        gate_up, down = self._packed(weights.gate_up), self._packed(weights.down)
         return gate_up, down
 
-    def __call__(
-        self, x: Tensor, weights: Tensor, ids: Tensor, packed: tuple[Dense, Dense], out: Tensor | None = None
-    ) -> Tensor:
+    def _packed(self, weight: Weight) -> Dense | PackedGrouped:
+        if isinstance(weight, Grouped):
+            return pack_grouped(weight, self._machine)
+        assert isinstance(weight, Dense)
+        return weight
+
+    def __call__(self, x: Tensor, weights: Tensor, ids: Tensor, packed: Packed, out: Tensor | None = None) -> Tensor:
         out = torch.empty_like(x) if out is None else out
-        if 0 < len(x) <= MOST_PAIR_ROWS:
-            self.by_pairs(x, weights, ids, packed, out, gate_pair_tile(self._spec), down_pair_tile(self._spec))
+        gate_up, down = packed
+        if 0 < len(x) <= MOST_PAIR_ROWS and isinstance(gate_up, Dense) and isinstance(down, Dense):
+            tiles = gate_pair_tile(self._spec), down_pair_tile(self._spec)
+            self.by_pairs(x, weights, ids, (gate_up, down), out, *tiles)
         elif len(x):
-            tiles = tiles_of(len(x), self._spec, self._machine, self._dtype)
-            self.by_tiles(x, weights, ids, packed, out, tiles)
+            self.by_tiles(
+                x, weights, ids, packed, out, tiles_of(len(x), self._spec, self._machine, self._dtype)
+            )  # fmt: skip
         return out
 
     def by_pairs(
@@ -61,9 +72,7 @@ class TritonExperts:
             down.piece, packed[1].bias is not None, overlaps, num_warps=down.num_warps, **launch_options(overlaps),
         )  # fmt: skip
 
-    def by_tiles(
-        self, x: Tensor, weights: Tensor, ids: Tensor, packed: tuple[Dense, Dense], out: Tensor, tiles: Tiles
-    ) -> None:
+    def by_tiles(self, x: Tensor, weights: Tensor, ids: Tensor, packed: Packed, out: Tensor, tiles: Tiles) -> None:
         """Into `out`, which is contiguous."""
         spec, overlaps = self._spec, self._machine.overlaps(len(x))
         sorted_pairs = sort_pairs(ids, spec.first_expert, spec.num_experts, tiles.gate.rows, overlaps=overlaps)
@@ -77,22 +86,33 @@ class TritonExperts:
         )  # fmt: skip
 
     def product(
-        self, x: Tensor, sorted_pairs: SortedPairs, weight: Dense, out: Tensor, tile: GroupedTile, *, is_gated: bool,
-        overlaps: bool,
+        self, x: Tensor, sorted_pairs: SortedPairs, weight: Dense | PackedGrouped, out: Tensor, tile: GroupedTile, *,
+        is_gated: bool, overlaps: bool,
     ) -> None:  # fmt: skip
         """See `grouped_kernel`. `sorted_pairs`: in tiles of as many rows as the tile has."""
+        if isinstance(weight, Dense):
+            numbers = scales = weight.weight
+            form, group, has_minima = PLAIN.value, 0, False
+        else:
+            numbers, scales, _, form, group, has_minima = weight
+            tile = replace(tile, piece=min(tile.piece, power_of_two_in(x.shape[1])))
         num_outputs, num_inputs, num_tiles = out.shape[1], x.shape[1], len(sorted_pairs.tiles)
         num_columns = triton.cdiv(num_outputs * (1 + is_gated), tile.features)
         grouped_kernel[(num_tiles * num_columns,)](
-            x, sorted_pairs.pairs, sorted_pairs.tiles, weight.weight, _bias(weight), out, num_tiles, x.stride(0),
+            x, sorted_pairs.pairs, sorted_pairs.tiles, numbers, scales,
+            numbers if weight.bias is None else weight.bias, out, num_tiles, x.stride(0),
             self._clamped.alpha, self._clamped.limit, num_outputs, num_inputs, self._spec.top_k, tile.rows,
-            tile.features, tile.piece, tile.num_stages, tile.band, num_inputs % tile.piece == 0,
+            tile.features, tile.piece, tile.num_stages, tile.band, form, group, has_minima,
+            num_inputs % tile.piece == 0,
             weight.bias is not None, is_gated, self._gate, overlaps, num_warps=tile.num_warps,
             **launch_options(overlaps),
         )  # fmt: skip
 
 
 def supports_experts(spec: ExpertsSpec, device: torch.device, dtype: torch.dtype) -> bool:
+    if spec.kind is Grouped:
+        is_whole = spec.hidden_size % INPUTS == 0 == spec.intermediate_size % INPUTS
+        return is_whole and dtype in (torch.bfloat16, torch.float16)
     return spec.kind is Dense
 
 

@@ -13,6 +13,7 @@ from worker.kernels.triton.experts_sort import TILE_FIELDS
 from worker.kernels.triton.gating import gated
 from worker.kernels.triton.linear import LINE
 from worker.kernels.triton.overlap import let_next_begin, prefetch, wait_for_kernel_before
+from worker.kernels.triton.weight_tile import PLAIN, row_scale, weight_tile
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +50,15 @@ def _in_bands(program, num_tiles, num_columns, BAND: tl.constexpr):
 
 @triton.jit(do_not_specialize=["num_tiles"])
 def grouped_kernel(
-    x, pairs, tiles, weight, bias, out, num_tiles, x_stride, alpha, limit, N, K,
+    x, pairs, tiles, weight, scales, bias, out, num_tiles, x_stride, alpha, limit, N, K,
     TOP_K: tl.constexpr, ROWS: tl.constexpr, FEATURES: tl.constexpr, PIECE: tl.constexpr, STAGES: tl.constexpr,
-    BAND: tl.constexpr, IS_EVEN: tl.constexpr, HAS_BIAS: tl.constexpr, IS_GATED: tl.constexpr,
-    GATE: tl.constexpr, OVERLAPS: tl.constexpr,
+    BAND: tl.constexpr, FORM: tl.constexpr, GROUP: tl.constexpr, HAS_MINIMA: tl.constexpr, IS_EVEN: tl.constexpr,
+    HAS_BIAS: tl.constexpr, IS_GATED: tl.constexpr, GATE: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """out[pair, n], of N, for a tile of pairs and some features. IS_GATED: x has a row for TOP_K pairs, and of an
     output's two features, weight[n] and weight[N + n], the gate is in an even column and the up behind it; otherwise x
-    has a row for each pair. IS_EVEN: pieces fill K."""
+    has a row for each pair. IS_EVEN: pieces fill K. FORM, GROUP, HAS_MINIMA: of the weight's numbers; see
+    `weight_tile`."""
     num_columns = tl.cdiv(N * (1 + IS_GATED), FEATURES)
     tile, block = _in_bands(tl.program_id(0), num_tiles, num_columns, BAND)
     entry = tiles + tile * TILE_FIELDS
@@ -75,14 +77,17 @@ def grouped_kernel(
     if IS_GATED:
         feature = tl.minimum(block * (FEATURES // 2) + column // 2, N - 1) + column % 2 * N
         x_rows = x + (pair // TOP_K * x_stride)[:, None]
-        w_rows = weight + (expert * 2 * N + feature)[:, None] * K
+        row = expert * 2 * N + feature
+        w_rows = weight + row[:, None] * K
     else:
         feature = tl.minimum(block * FEATURES + column, N - 1)
         x_rows = x + (pair * x_stride)[:, None]
-        w_rows = weight + (expert * N + feature)[:, None] * K
-        line = tl.arange(0, (PIECE + LINE - 1) // LINE)[None, :] * LINE
-        for stage in tl.static_range(STAGES - 1):
-            prefetch(w_rows + tl.minimum(stage * PIECE + line, K - 1), OVERLAPS)
+        row = expert * N + feature
+        w_rows = weight + row[:, None] * K
+        if FORM == PLAIN:
+            line = tl.arange(0, (PIECE + LINE - 1) // LINE)[None, :] * LINE
+            for stage in tl.static_range(STAGES - 1):
+                prefetch(w_rows + tl.minimum(stage * PIECE + line, K - 1), OVERLAPS)
         let_next_begin(OVERLAPS)
         wait_for_kernel_before(OVERLAPS)
     total = tl.zeros([ROWS, FEATURES], tl.float32)
@@ -90,11 +95,17 @@ def grouped_kernel(
         k = start + tl.arange(0, PIECE)[None, :]
         if IS_EVEN:
             a = tl.load(x_rows + k, mask=is_row[:, None], other=0.0)
-            b = tl.load(w_rows + k)
         else:
             a = tl.load(x_rows + k, mask=is_row[:, None] & (k < K), other=0.0)
+        if FORM != PLAIN:
+            b = weight_tile(weight, scales, row, start, K, PIECE, FORM, GROUP, HAS_MINIMA, x.dtype.element_ty)
+        elif IS_EVEN:
+            b = tl.load(w_rows + k)
+        else:
             b = tl.load(w_rows + k, mask=k < K, other=0.0)
         total = tl.dot(a, tl.trans(b), total, input_precision="ieee")
+    if FORM != PLAIN:
+        total *= row_scale(scales, row, GROUP)[None, :]
     if HAS_BIAS:
         first = expert * N * (1 + IS_GATED)
         total += tl.load(bias + first + feature).to(tl.float32)[None, :]

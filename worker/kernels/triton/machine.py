@@ -13,6 +13,8 @@ class Machine:
     shared_memory: int
     """Bytes that one program can have."""
     can_overlap: bool
+    has_float8: bool = True
+    """Whether it converts float8_e4m3."""
 
     def overlaps(self, num_tokens: int) -> bool:
         """Whether the kernels of a step of so many tokens do: see `overlap`."""
@@ -31,4 +33,5 @@ def machine_of(device: torch.device) -> Machine:
         properties.multi_processor_count,
         properties.shared_memory_per_block_optin,  # type: ignore[attr-defined]
         can_overlap=torch.version.hip is None and properties.major >= 9,
+        has_float8=(properties.major, properties.minor) >= (8, 9),
     )

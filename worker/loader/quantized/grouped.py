@@ -10,14 +10,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from worker.kernels.weights import Blocks
+from worker.kernels.weights import Blocks, power_of_two_in
 from worker.loader.checkpoint import LazyTensor
 from worker.loader.quantized.parts import Parts
 from worker.loader.quantized.schemes import Awq, Gptq, PackedInt
 
 WORD_BITS = 32
 BLOCK = 32
-"""Inputs of a block of `Blocks`."""
+"""Inputs of the smallest block of `Blocks` of any bits."""
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 """Where in a word each of eight neighbours stands, by 4 bits."""
 PACKED_PARTS = ("weight_packed", "weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx",
@@ -86,17 +86,21 @@ class GroupedTensor:
         groups = self._groups(numbers.device)[columns]
         return (numbers.float() - zeros.index_select(1, groups)).mul_(scales.index_select(1, groups))
 
-    def blocks(self, start: int, length: int) -> Blocks | None:
-        """Minima are rounded to half precision. None for groups in no order, or of another size, and for scales that
-        half precision does not hold."""
-        if self.groups is not None or self.group_size % BLOCK or self.shape[1] % self.group_size:
+    def stored(self, dim: int, start: int, length: int) -> Blocks | None:
+        """Minima are rounded to half precision. None for groups in no order, or that `Blocks` of no size fill, and for
+        scales that half precision does not hold."""
+        first, end = (start, start + length) if dim == 1 else (0, self.shape[1])
+        block = power_of_two_in(self.group_size, first, end)
+        if self.groups is not None or block < BLOCK:
             return None
-        scales = self._scales(start, length)
-        minima = (scales * -self._zeros(start, length)).half()
+        rows = (start, length) if dim == 0 else (0, self.shape[0])
+        scales = self._scales(*rows)
+        minima = (scales * -self._zeros(*rows)).half()
         if not torch.equal(scales.half().float(), scales) or not bool(minima.isfinite().all()):
             return None
-        numbers = self._by_output(self.numbers.read(self.outputs_dim, start, length)).contiguous()
-        return Blocks(numbers, scales.half().contiguous(), minima.contiguous(), self.bits).in_form(self.bits, BLOCK)
+        numbers = self._by_output(self.numbers.read(self.outputs_dim ^ dim, start, length)).contiguous()
+        groups = torch.arange(first, end, block, device=numbers.device) // self.group_size
+        return Blocks(numbers, scales.half().index_select(1, groups), minima.index_select(1, groups), self.bits)
 
     def _by_output(self, stored: Tensor) -> Tensor:
         return stored.T if self.outputs_dim == 1 else stored

@@ -6,11 +6,11 @@ https://www.opencompute.org/documents/ocp-microscaling-formats-mx-v1-0-spec-fina
 import torch
 from torch import Tensor
 
+from worker.kernels.weights import Grouped
 from worker.loader.quantized.parts import Parts
 
 BLOCKS, SCALES = "blocks", "scales"
-VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
-BLOCK, BIAS = 32, 127
+BLOCK = 32
 
 
 class MxFp4Tensor:
@@ -32,20 +32,20 @@ class MxFp4Tensor:
     def read(self, dim: int = 0, start: int = 0, length: int | None = None) -> Tensor:
         length = self.shape[dim] - start if length is None else length
         if dim != 1:
-            return self._values({0: 0, 2: 1}[dim], start, length)
+            return self._numbers({0: 0, 2: 1}[dim], start, length).floats().transpose(1, 2)
         first = start // BLOCK
-        values = self._values(2, first, -(-(start + length) // BLOCK) - first)
-        return values.narrow(1, start - first * BLOCK, length)
+        numbers = self._numbers(2, first, -(-(start + length) // BLOCK) - first)
+        return numbers.floats().transpose(1, 2).narrow(1, start - first * BLOCK, length)
 
-    def _values(self, dim: int, start: int, length: int) -> Tensor:
+    def stored(self, dim: int, start: int, length: int) -> Grouped | None:
+        """[experts, outputs, inputs]: `Grouped` has inputs last."""
+        if dim != 1:
+            return self._numbers({0: 0, 2: 1}[dim], start, length)
+        return None if start % BLOCK or length % BLOCK else self._numbers(2, start // BLOCK, length // BLOCK)
+
+    def _numbers(self, dim: int, start: int, length: int) -> Grouped:
         """A slice of the stored dimension."""
         packed, exponents = self._blocks.read(dim, start, length), self._scales.read(dim, start, length)
         if packed.dtype != torch.uint8 or exponents.dtype != torch.uint8:
             raise ValueError(f"it is stored as {packed.dtype} and {exponents.dtype}; torch.uint8 is needed")
-        table = torch.tensor(VALUES, device=packed.device)
-        nibbles = torch.stack((packed & 15, packed >> 4), -1).flatten(-2)
-        values = table[nibbles.int()].ldexp_(exponents.int()[..., None] - BIAS)
-        return values.flatten(-2).transpose(1, 2)
-
-    def blocks(self, start: int, length: int) -> None:
-        return None
+        return Grouped("e2m1", packed.flatten(-2), exponents)

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from worker.kernels.weights import LEAST_GROUP, Grouped, power_of_two_in
 from worker.loader.quantized.parts import Parts
 from worker.loader.quantized.schemes import Scaled
 
@@ -41,8 +42,7 @@ class ScaledTensor:
 
     def read(self, dim: int = 0, start: int = 0, length: int | None = None) -> Tensor:
         numbers = self._numbers.read(dim, start, length)
-        if numbers.dtype != self._dtype:
-            raise ValueError(f"it is stored as {numbers.dtype}; {self._dtype} is needed")
+        self._check(numbers)
         scales = self._scales.read().float()
         rows, columns = self._block
         by_row = scales.reshape(-(-self.shape[0] // rows), -1)
@@ -52,5 +52,23 @@ class ScaledTensor:
         )
         return by_row.index_select(0, of_rows).index_select(1, of_columns).mul_(numbers.float())
 
-    def blocks(self, start: int, length: int) -> None:
-        return None
+    def stored(self, dim: int, start: int, length: int) -> Grouped | None:
+        """A scale for each row, so that parts of a layer can be joined whatever their blocks of rows are."""
+        rows, columns = self._block
+        first, end = (start, start + length) if dim == 1 else (0, self.shape[1])
+        group = end - first
+        if columns < self.shape[1]:
+            group = power_of_two_in(columns, first, end)
+            if group < LEAST_GROUP:
+                return None
+        numbers = self._numbers.read(dim, start, length)
+        self._check(numbers)
+        at_row = torch.arange(numbers.shape[0], device=numbers.device) + (start if dim == 0 else 0)
+        at_column = torch.arange(first, end, group, device=numbers.device)
+        scales = self._scales.read().float().reshape(-(-self.shape[0] // rows), -1)
+        scales = scales.index_select(0, at_row // rows).index_select(1, at_column // columns)
+        return Grouped("e4m3" if self._dtype.is_floating_point else "int8", numbers, scales)
+
+    def _check(self, numbers: Tensor) -> None:
+        if numbers.dtype != self._dtype:
+            raise ValueError(f"it is stored as {numbers.dtype}; {self._dtype} is needed")

@@ -1,0 +1,178 @@
+"""Linear layers over numbers of a byte or half of one (see `weight_tile`).
+
+Of up to `MOST_ROWS` rows the tensor cores multiply numbers that were put together in registers; one row is no
+exception, as tensor cores have time for rows that are not there, and other units do not. For more rows the weight is
+put together in memory, and the rest is cuBLAS: on an H200 that takes as long for 64 rows, and less for more.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from worker.kernels.interface import LinearSpec
+from worker.kernels.torch.linear import PackedLinear, PlainLinear, UnfusedLinear
+from worker.kernels.triton.linear import LATE_ROWS, MOST_MEMORY
+from worker.kernels.triton.linear_vector import silu_times
+from worker.kernels.triton.machine import Machine
+from worker.kernels.triton.overlap import (
+    LINE_BYTES,
+    launch_options,
+    let_next_begin,
+    prefetch,
+    wait_for_kernel_before,
+)
+from worker.kernels.triton.weight_tile import INPUTS, UINT4, PackedGrouped, pack_grouped, row_scale, weight_tile
+from worker.kernels.weights import Grouped, Weight, power_of_two_in
+
+MOST_ROWS = 64
+SPREAD = (16, 128)
+"""Rows and, at most, inputs of the part of a weight that a program puts together in memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    rows: int
+    """At least 16: a tensor core's."""
+    features: int
+    """Rows of the weight."""
+    piece: int
+    """Input features taken at a time."""
+    num_stages: int
+    num_warps: int = 4
+
+    def shared_memory(self, itemsize: int) -> int:
+        """Bytes of the stages that are under way: those of the activations, of as many bits each, rule."""
+        return (self.rows * itemsize + self.features) * self.piece * self.num_stages
+
+
+def tile_of(num_rows: int, out_features: int, in_features: int, machine: Machine) -> Tile:
+    """From what was measured on an H200, by how many programs there are for its processors."""
+    rows = max(16, triton.next_power_of_2(num_rows))
+    is_many = triton.cdiv(out_features, 64) > machine.num_sms
+    features = 64 if is_many else 32
+    piece = min(256 if rows == 16 else 128, power_of_two_in(in_features))
+    tiles = [Tile(rows, features, piece, num_stages) for num_stages in range(3 if is_many else 5, 1, -1)]
+    most_memory = min(machine.shared_memory, MOST_MEMORY)
+    return next((tile for tile in tiles if tile.shared_memory(2) <= most_memory), tiles[-1])
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _grouped_rows_kernel(
+    x, numbers, scales, bias, out, num_rows, x_stride, N, K,
+    ROWS: tl.constexpr, FEATURES: tl.constexpr, PIECE: tl.constexpr, STAGES: tl.constexpr, FORM: tl.constexpr,
+    GROUP: tl.constexpr, HAS_MINIMA: tl.constexpr, HAS_BIAS: tl.constexpr,
+    IS_GATED: tl.constexpr, OVERLAPS: tl.constexpr, IS_EARLY: tl.constexpr,
+):  # fmt: skip
+    """Some of N outputs of all rows. Pieces fill K. IS_GATED: as in `linear`."""
+    m = tl.arange(0, ROWS)
+    column = tl.arange(0, FEATURES)
+    is_row = m < num_rows
+    # Outputs past the last are those of the last one: read without a mask, and not stored.
+    if IS_GATED:
+        feature = tl.minimum(tl.program_id(0) * (FEATURES // 2) + column // 2, N - 1) + column % 2 * N
+    else:
+        feature = tl.minimum(tl.program_id(0) * FEATURES + column, N - 1)
+    row = feature.to(tl.int64)
+    x_rows = x + m[:, None] * x_stride
+    SHARE: tl.constexpr = 2 if FORM >= UINT4 else 1
+    WIDTH: tl.constexpr = PIECE // SHARE
+    line = tl.arange(0, (WIDTH + LINE_BYTES - 1) // LINE_BYTES)[None, :] * LINE_BYTES
+    for stage in tl.static_range(STAGES - 1):
+        at = tl.minimum(stage * WIDTH + line, K // SHARE - 1)
+        prefetch(numbers + row[:, None] * (K // SHARE) + at, OVERLAPS)
+    let_next_begin(OVERLAPS and IS_EARLY)
+    wait_for_kernel_before(OVERLAPS)
+    total = tl.zeros([ROWS, FEATURES], tl.float32)
+    for start in tl.range(0, K, PIECE, num_stages=STAGES):
+        k = start + tl.arange(0, PIECE)[None, :]
+        a = tl.load(x_rows + k, mask=is_row[:, None], other=0.0)
+        b = weight_tile(numbers, scales, row, start, K, PIECE, FORM, GROUP, HAS_MINIMA, x.dtype.element_ty)
+        total = tl.dot(a, tl.trans(b), total)
+    let_next_begin(OVERLAPS and not IS_EARLY)
+    total *= row_scale(scales, row, GROUP)[None, :]
+    if HAS_BIAS:
+        total += tl.load(bias + feature).to(tl.float32)[None, :]
+    if IS_GATED:
+        gate, up = tl.split(tl.reshape(total, [ROWS, FEATURES // 2, 2]))
+        n = tl.program_id(0) * (FEATURES // 2) + tl.arange(0, FEATURES // 2)
+        places = out + m[:, None].to(tl.int64) * N + n[None, :]
+        tl.store(places, silu_times(gate, up).to(out.dtype.element_ty), mask=is_row[:, None] & (n < N))
+    else:
+        n = tl.program_id(0) * FEATURES + column
+        places = out + m[:, None].to(tl.int64) * N + n[None, :]
+        tl.store(places, total.to(out.dtype.element_ty), mask=is_row[:, None] & (n < N))
+
+
+@triton.jit
+def _spread_kernel(
+    numbers, scales, out, N, K, ROWS: tl.constexpr, PIECE: tl.constexpr, FORM: tl.constexpr, GROUP: tl.constexpr,
+    HAS_MINIMA: tl.constexpr,
+):  # fmt: skip
+    """out[n, k] of N × K: the weight."""
+    n = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    row = tl.minimum(n, N - 1)
+    start = tl.program_id(1) * PIECE
+    tile = weight_tile(numbers, scales, row, start, K, PIECE, FORM, GROUP, HAS_MINIMA, tl.float32)
+    k = start + tl.arange(0, PIECE)[None, :]
+    values = tile * row_scale(scales, row, GROUP)[:, None]
+    tl.store(out + n[:, None] * K + k, values.to(out.dtype.element_ty), mask=(n < N)[:, None])
+
+
+class TritonGroupedLinear(UnfusedLinear):
+    """See `LinearKernel`."""
+
+    def __init__(self, spec: LinearSpec, machine: Machine) -> None:
+        self._out, self._in, self._machine = spec.out_features, spec.in_features, machine
+        self._plain = PlainLinear()
+        powers = [1 << power for power in range(MOST_ROWS.bit_length())]
+        self._tiles = {rows: tile_of(rows, self._out, self._in, machine) for rows in powers}
+
+    def pack(self, weight: Weight) -> PackedGrouped:
+        assert isinstance(weight, Grouped)
+        return pack_grouped(weight, self._machine)
+
+    def __call__(self, x: Tensor, packed: PackedGrouped, out: Tensor | None = None) -> Tensor:
+        if len(x) > MOST_ROWS:
+            return self._plain(x, PackedLinear(self.weight(packed, x.dtype), packed.bias), out)
+        out = x.new_empty(len(x), self._out) if out is None else out
+        self._launch(x, packed, out, is_gated=False)
+        return out
+
+    def gated(self, x: Tensor, packed: PackedGrouped) -> Tensor | None:
+        if len(x) > MOST_ROWS:
+            return None
+        out = x.new_empty(len(x), self._out // 2)
+        self._launch(x, packed, out, is_gated=True)
+        return out
+
+    def weight(self, packed: PackedGrouped, dtype: torch.dtype) -> Tensor:
+        """[out, in], put together."""
+        rows, piece = SPREAD[0], min(SPREAD[1], power_of_two_in(self._in))
+        weight = torch.empty(self._out, self._in, dtype=dtype, device=packed.numbers.device)
+        _spread_kernel[(triton.cdiv(self._out, rows), self._in // piece)](
+            packed.numbers, packed.scales, weight, self._out, self._in, rows, piece, packed.form, packed.group,
+            packed.has_minima, num_warps=4,
+        )  # fmt: skip
+        return weight
+
+    def _launch(self, x: Tensor, packed: PackedGrouped, out: Tensor, *, is_gated: bool) -> None:
+        if len(x):
+            self.launch(x, packed, out, self._tiles[triton.next_power_of_2(len(x))], is_gated=is_gated)
+
+    def launch(self, x: Tensor, packed: PackedGrouped, out: Tensor, tile: Tile, *, is_gated: bool = False) -> None:
+        """The product, with this tile."""
+        overlaps, num_outputs = self._machine.overlaps(len(x)), out.shape[1]
+        _grouped_rows_kernel[(triton.cdiv(self._out, tile.features),)](
+            x, packed.numbers, packed.scales, packed.numbers if packed.bias is None else packed.bias, out,
+            len(x), x.stride(0), num_outputs, self._in,
+            tile.rows, tile.features, tile.piece, tile.num_stages, packed.form, packed.group, packed.has_minima,
+            packed.bias is not None, is_gated, overlaps, len(x) > LATE_ROWS,
+            num_warps=tile.num_warps, **launch_options(overlaps),
+        )  # fmt: skip
+
+
+def supports_grouped_linear(spec: LinearSpec, device: torch.device, dtype: torch.dtype) -> bool:
+    return spec.kind is Grouped and dtype in (torch.bfloat16, torch.float16) and spec.in_features % INPUTS == 0
