@@ -48,19 +48,29 @@ COMMON = {
     "bos_token_id": 0, "eos_token_id": 1,
 }  # fmt: skip
 LAYERS_PER_FILE = 6
+GROUP = 128
+QUANTIZED: dict[str, dict[str, object]] = {
+    "fp8": {"quant_method": "fp8", "weight_block_size": [GROUP, GROUP]},
+    "int4": {
+        "quant_method": "compressed-tensors", "format": "pack-quantized", "ignore": ["lm_head"],
+        "config_groups": {"all": {"targets": ["Linear"], "weights": {
+            "num_bits": 4, "type": "int", "strategy": "group", "group_size": GROUP, "symmetric": True,
+        }}},
+    },
+}  # fmt: skip
+"""float8 in square blocks; 4 bits in groups of inputs (W4A16)."""
 
 
-def write_model(name: str, folder: Path, *, weights: bool = False, fp8_block: int | None = None) -> Path:
-    """The folder of the model, without weights unless asked for. `fp8_block`: float8_e4m3 in blocks of so many inputs
-    and outputs."""
+def write_model(name: str, folder: Path, *, weights: bool = False, stored: str | None = None) -> Path:
+    """The folder of the model, without weights unless asked for. `stored`: in which of `QUANTIZED`."""
     folder.mkdir(parents=True, exist_ok=True)
     config = COMMON | CONFIGS[name]
-    if fp8_block is not None:
-        config["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [fp8_block, fp8_block]}
+    if stored is not None:
+        config["quantization_config"] = QUANTIZED[stored]
     (folder / "config.json").write_text(json.dumps(config))
     tokenizer(int(str(config["vocab_size"]))).save(str(folder / "tokenizer.json"))
     if weights:
-        write_weights(folder, config, fp8_block)
+        write_weights(folder, config, stored)
     return folder
 
 
@@ -76,7 +86,7 @@ def tokenizer(vocab_size: int) -> Tokenizer:
     return made
 
 
-def write_weights(folder: Path, config: dict[str, object], fp8_block: int | None) -> None:
+def write_weights(folder: Path, config: dict[str, object], stored: str | None) -> None:
     from safetensors.torch import save_file
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -85,8 +95,8 @@ def write_weights(folder: Path, config: dict[str, object], fp8_block: int | None
     for number, first in enumerate(range(-1, num_layers, LAYERS_PER_FILE)):
         shapes = dict(shapes_of(config, range(first, min(first + LAYERS_PER_FILE, num_layers))))
         tensors = {name: random_weight(shape, device) for name, shape in shapes.items()}
-        if fp8_block is not None:
-            tensors = {part: x for name, tensor in tensors.items() for part, x in as_float8(name, tensor, fp8_block)}
+        if stored is not None:
+            tensors = {part: x for name, tensor in tensors.items() for part, x in quantized(name, tensor, stored)}
         file = f"model-{number:05}.safetensors"
         save_file(tensors, folder / file, {"format": "pt"})
         index |= dict.fromkeys(tensors, file)
@@ -99,13 +109,18 @@ def random_weight(shape: tuple[int, ...], device: str) -> Tensor:
     return torch.empty(shape, dtype=torch.bfloat16, device=device).normal_(0, 0.02).cpu()
 
 
-def as_float8(name: str, weight: Tensor, block: int) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of a linear layer, which are weights times 100 and a hundredth in every block; others as they are."""
+def quantized(name: str, weight: Tensor, stored: str) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a linear layer, of a usual size; others as they are."""
     if not name.endswith("_proj.weight"):
         yield name, weight
-        return
-    yield name, (weight * 100).to(torch.float8_e4m3fn)
-    yield f"{name}_scale_inv", torch.full([-(-size // block) for size in weight.shape], 0.01)
+    elif stored == "fp8":
+        yield name, (weight * 100).to(torch.float8_e4m3fn)
+        yield f"{name}_scale_inv", torch.full([-(-size // GROUP) for size in weight.shape], 0.01)
+    else:
+        out, inputs = weight.shape
+        yield f"{name}_packed", torch.randint(-(2**31), 2**31, (out, inputs // 8), dtype=torch.int32)
+        yield f"{name}_scale", torch.full((out, inputs // GROUP), 0.004, dtype=torch.bfloat16)
+        yield f"{name}_shape", torch.tensor(weight.shape)
 
 
 def shapes_of(config: dict[str, object], layers: range) -> Iterator[tuple[str, tuple[int, ...]]]:

@@ -1,7 +1,7 @@
 """Quantised weights on one GPU: products alone, and models of Qwen3-8B's shape, beside those of bf16.
 
 Products by CUDA graph, each call with weights of its own (see `bench.kernels`). Models have random weights: in bf16,
-cut into blocks of 4 bits at the start, and stored as float8 in blocks of 128 × 128. Greedy, 128 tokens in, 128 out.
+and stored as float8 in blocks of 128 × 128 and as 4 bits in groups of 128. Greedy, 128 tokens in, 128 out.
 """
 
 import shutil
@@ -15,7 +15,7 @@ import torch
 from bench.common import Figure, finish, median, parse_arguments
 from bench.gpu import FULL, GIB, PACKAGES, QUICK, Plan, run_once
 from bench.kernels import QWEN3_8B, TINY, Bench
-from bench.models import write_model
+from bench.models import GROUP, QUANTIZED, write_model
 from worker.kernels.interface import LINEAR, LinearSpec
 from worker.kernels.weights import Blocks, Dense, Grouped, Weight
 from worker.local import LocalEngine
@@ -24,19 +24,18 @@ from worker.runner.config import RunnerConfig
 ROWS = (1, 8, 64, 256, 1024)
 REQUESTS = (1, 8, 64)
 OUTPUT = 128
-FP8_BLOCK = 128
 
 
 def of_float8(bench: Bench, out: int, inputs: int) -> Weight:
-    scales = torch.full((out, max(1, inputs // FP8_BLOCK)), 0.01, device=bench.device)
+    scales = torch.full((out, max(1, inputs // GROUP)), 0.01, device=bench.device)
     return Grouped("e4m3", bench.noise(out, inputs).to(torch.float8_e4m3fn), scales)
 
 
 def of_int4(bench: Bench, out: int, inputs: int, group: int) -> Weight:
-    blocks = Blocks.of(bench.noise(out, inputs).float(), 4)
-    step = min(group, inputs) // 32
-    scales, minima = blocks.scales[:, ::step].contiguous(), blocks.minima[:, ::step].contiguous()
-    return Grouped.of_blocks(Blocks(blocks.numbers, scales, minima, 4))
+    """Groups of 128 have whole zero points, as AWQ's, GPTQ's and W4A16's; those of 32 are as `--quantization int4`."""
+    numbers = torch.randint(0, 16, (out, inputs), dtype=torch.uint8, device=bench.device)
+    scales = torch.full((out, max(1, inputs // group)), 0.004, dtype=torch.float16, device=bench.device)
+    return Grouped.of_blocks(Blocks(numbers, scales, scales * (-8 if group == GROUP else -7.5), 4))
 
 
 FORMS: dict[str, Callable[[Bench, int, int], Weight]] = {
@@ -80,17 +79,17 @@ def measure_model(plan: Plan, name: str, config: RunnerConfig) -> dict[str, Figu
     return figures
 
 
-def measure_models(plan: Plan, folder: Path, *, has_int4: bool) -> dict[str, Figure]:
-    dummy = write_model(plan.large, folder / "plain")
-    stored = write_model(plan.large, folder / "float8", weights=True, fp8_block=FP8_BLOCK)
-    common = partial(
+def measure_models(plan: Plan, folder: Path) -> dict[str, Figure]:
+    config = partial(
         RunnerConfig, device=plan.device, dtype=plan.dtype, max_num_seqs=max(REQUESTS), max_num_batched_tokens=8192,
         max_model_len=2048,
     )  # fmt: skip
-    figures = measure_model(plan, "bf16", common(model=str(dummy), load_format="dummy"))
-    figures |= measure_model(plan, "fp8", common(model=str(stored)))
-    if has_int4:
-        figures |= measure_model(plan, "int4", common(model=str(dummy), load_format="dummy", quantization="int4"))
+    plain = write_model(plan.large, folder / "plain")
+    figures = measure_model(plan, "bf16", config(model=str(plain), load_format="dummy"))
+    for stored in QUANTIZED:
+        model = write_model(plan.large, folder / stored, weights=True, stored=stored)
+        figures |= measure_model(plan, stored, config(model=str(model)))
+        shutil.rmtree(model)
     return figures
 
 
@@ -107,7 +106,7 @@ def main() -> None:
     if not arguments.products:
         folder = Path(tempfile.mkdtemp(prefix="fissile-bench-"))
         try:
-            figures |= measure_models(QUICK if arguments.quick else FULL, folder, has_int4=is_gpu)
+            figures |= measure_models(QUICK if arguments.quick else FULL, folder)
         finally:
             shutil.rmtree(folder)
     card = torch.cuda.get_device_name() if is_gpu else "cpu"

@@ -31,6 +31,7 @@ from worker.kernels.triton.mla import TritonMla
 from worker.kernels.triton.prepare import prepare_step, remember
 from worker.kernels.triton.route import TritonRoute
 from worker.kernels.triton.sum_norm import sum_and_norm
+from worker.kernels.triton.weight_tile import CENTRED, PackedGrouped
 from worker.kernels.weights import Dense, Form, Grouped
 from worker.parallel.group import Group
 from worker.parallel.symmetric import Inboxes
@@ -179,7 +180,7 @@ def compute_experts(machine: Machine) -> None:
 
 def multiply_grouped(machine: Machine) -> None:
     """Numbers of all forms, and experts of them."""
-    for form, group in (("e4m3", 128), ("int8", 4096), ("uint8", 16), ("uint4", 128), ("uint4", 32), ("e2m1", 32)):
+    for form, group in (("e4m3", 128), ("int8", 4096), ("uint8", 16), ("uint4", 64), ("uint4", 32), ("e2m1", 32)):
         linear = TritonGroupedLinear(LinearSpec(4096, 6144, Grouped), machine)
         packed = linear.pack(grouped(form, group, 6144, 4096))
         for num_rows in (1, 64, 65):
@@ -191,6 +192,12 @@ def multiply_grouped(machine: Machine) -> None:
     for num_rows in (1, 128, 512, 2048):
         weights, ids = (empty(num_rows, spec.top_k, dtype=kind) for kind in (torch.float32, torch.int32))
         experts(empty(num_rows, 2880), weights, ids, packed)
+
+    centred = PackedGrouped(
+        empty(6144, 2048, dtype=torch.uint8), empty(6144, 32, dtype=torch.int32), None, CENTRED.value, 128, False
+    )
+    for num_rows in (1, 64, 65):
+        linear(empty(num_rows, 4096), centred)
 
 
 def grouped(form: Form, group: int, *shape: int) -> Grouped:

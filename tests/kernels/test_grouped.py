@@ -78,6 +78,27 @@ def test_products(rig: Rig, form: Form, group: int) -> None:
     close(rig, linear(x, packed), x, weight)
 
 
+@pytest.mark.parametrize("rows", [2, 40, 9])
+def test_groups_around_whole_zero_points(rig: Rig, monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
+    """As AWQ, GPTQ and compressed-tensors have them: sums are scaled, and not each number. A group may be nothing."""
+    from worker.kernels.triton import linear_grouped
+    from worker.kernels.triton.weight_tile import CENTRED
+
+    monkeypatch.setattr(linear_grouped, "has_many_programs", lambda *_: True)
+    linear_grouped.tile_of.cache_clear()
+    if rows == 9:
+        monkeypatch.setattr(linear_grouped, "MOST_ROWS", 8)
+    weight = random_weight("uint4", 128, 37, 384, device=rig.device)
+    zeros = torch.randint(0, 16, weight.scales.shape, generator=torch.Generator().manual_seed(3)).to(rig.device)
+    weight.scales[5, 1] = 0
+    weight = replace(weight, minima=(weight.scales.float() * -zeros).half())
+    linear = rig.choose(LINEAR, LinearSpec(384, 37, Grouped))
+    x, packed = rig.noise(rows, 384), linear.pack(weight)
+    assert packed.form == CENTRED.value
+    close(rig, linear(x, packed), x, weight)
+    linear_grouped.tile_of.cache_clear()
+
+
 @pytest.mark.parametrize("rows", [1, 40])
 def test_products_of_more_rows_have_larger_tiles(rig: Rig, rows: int) -> None:
     """Into a place that is given."""
@@ -136,14 +157,19 @@ def test_shapes_that_no_group_fills_stay_plain(rig: Rig) -> None:
     assert rig.kernels.find(LINEAR, LinearSpec(64, 8, Grouped), torch.float32) is None
 
 
-@pytest.mark.parametrize(("form", "group", "num_tokens"), [("e4m3", 32, 2), ("uint4", 32, 2), ("e2m1", 32, 40)])
+@pytest.mark.parametrize(
+    ("form", "group", "num_tokens"), [("e4m3", 32, 2), ("uint4", 32, 2), ("e2m1", 32, 40), ("uint4", 128, 9)]
+)
 def test_experts(rig: Rig, form: Form, group: int, num_tokens: int) -> None:
-    """With biases; of other ranks, too."""
-    spec = replace(SPEC, hidden_size=64, intermediate_size=96, has_bias=True, first_expert=2, kind=Grouped)
+    """With biases; of other ranks, too. Groups of 128: around zero points."""
+    hidden, inner = (128, 128) if group == 128 else (64, 96)
+    spec = replace(SPEC, hidden_size=hidden, intermediate_size=inner, has_bias=True, first_expert=2, kind=Grouped)
     plain = Experts(rig, replace(spec, kind=Dense), num_tokens)
     device = rig.device
-    gate_up = random_weight(form, group, 6, 192, 64, device=device).with_bias(plain.gate_up_bias)
-    down = random_weight(form, group, 6, 64, 96, device=device).with_bias(plain.down_bias)
+    gate_up = random_weight(form, group, 6, 2 * inner, hidden, device=device).with_bias(plain.gate_up_bias)
+    down = random_weight(form, group, 6, hidden, inner, device=device).with_bias(plain.down_bias)
+    if group == 128:
+        gate_up, down = (replace(weight, minima=weight.scales * -8) for weight in (gate_up, down))
     plain.gate_up, plain.down = gate_up.floats(), down.floats()
     plain.x *= 0.1
     kernel = rig.choose(EXPERTS, spec)

@@ -37,7 +37,7 @@ class TritonExperts:
 
     def _packed(self, weight: Weight) -> Dense | PackedGrouped:
         if isinstance(weight, Grouped):
-            return pack_grouped(weight, self._machine)
+            return pack_grouped(weight, self._machine, may_centre=True)
         assert isinstance(weight, Dense)
         return weight
 
@@ -95,7 +95,7 @@ class TritonExperts:
             form, group, has_minima = PLAIN.value, 0, False
         else:
             numbers, scales, _, form, group, has_minima = weight
-            tile = replace(tile, piece=min(tile.piece, power_of_two_in(x.shape[1])))
+            tile = replace(tile, piece=min(tile.piece, power_of_two_in(x.shape[1])))  # 128 at most, as groups at least
         num_outputs, num_inputs, num_tiles = out.shape[1], x.shape[1], len(sorted_pairs.tiles)
         num_columns = triton.cdiv(num_outputs * (1 + is_gated), tile.features)
         grouped_kernel[(num_tiles * num_columns,)](

@@ -13,7 +13,7 @@ from worker.kernels.triton.experts_sort import TILE_FIELDS
 from worker.kernels.triton.gating import gated
 from worker.kernels.triton.linear import LINE
 from worker.kernels.triton.overlap import let_next_begin, prefetch, wait_for_kernel_before
-from worker.kernels.triton.weight_tile import PLAIN, row_scale, weight_tile
+from worker.kernels.triton.weight_tile import CENTRED, PLAIN, row_scale, weight_tile
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,12 +98,15 @@ def grouped_kernel(
         else:
             a = tl.load(x_rows + k, mask=is_row[:, None] & (k < K), other=0.0)
         if FORM != PLAIN:
-            b = weight_tile(weight, scales, row, start, K, PIECE, FORM, GROUP, HAS_MINIMA, x.dtype.element_ty)
+            b, factor = weight_tile(weight, scales, row, start, K, PIECE, FORM, GROUP, HAS_MINIMA, x.dtype.element_ty)
         elif IS_EVEN:
             b = tl.load(w_rows + k)
         else:
             b = tl.load(w_rows + k, mask=k < K, other=0.0)
-        total = tl.dot(a, tl.trans(b), total, input_precision="ieee")
+        if FORM == CENTRED:
+            total += tl.dot(a, tl.trans(b)) * factor[None, :]
+        else:
+            total = tl.dot(a, tl.trans(b), total, input_precision="ieee")
     if FORM != PLAIN:
         total *= row_scale(scales, row, GROUP)[None, :]
     if HAS_BIAS:

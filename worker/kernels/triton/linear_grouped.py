@@ -6,6 +6,7 @@ put together in memory, and the rest is cuBLAS: on an H200 that takes as long fo
 """
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 import triton
@@ -24,7 +25,15 @@ from worker.kernels.triton.overlap import (
     prefetch,
     wait_for_kernel_before,
 )
-from worker.kernels.triton.weight_tile import INPUTS, UINT4, PackedGrouped, pack_grouped, row_scale, weight_tile
+from worker.kernels.triton.weight_tile import (
+    CENTRED,
+    INPUTS,
+    UINT4,
+    PackedGrouped,
+    pack_grouped,
+    row_scale,
+    weight_tile,
+)
 from worker.kernels.weights import Grouped, Weight, power_of_two_in
 
 MOST_ROWS = 64
@@ -48,13 +57,27 @@ class Tile:
         return (self.rows * itemsize + self.features) * self.piece * self.num_stages
 
 
-def tile_of(num_rows: int, out_features: int, in_features: int, machine: Machine) -> Tile:
-    """From what was measured on an H200, by how many programs there are for its processors."""
-    rows = max(16, triton.next_power_of_2(num_rows))
-    is_many = triton.cdiv(out_features, 64) > machine.num_sms
+def has_many_programs(out_features: int, machine: Machine) -> bool:
+    """For its processors; else products take longer pieces than one group, which is worth more than scaling sums."""
+    return triton.cdiv(out_features, 64) > machine.num_sms
+
+
+@cache
+def tile_of(num_rows: int, out_features: int, most_inputs: int, machine: Machine, *, has_halves: bool) -> Tile:
+    """From what was measured on an H200, by how many programs there are for its processors. `num_rows`: a power of two;
+    `most_inputs`: which a piece can be of; `has_halves`: numbers are halves of bytes."""
+    rows = max(16, num_rows)
+    is_many = has_many_programs(out_features, machine)
+    if rows == 16:
+        piece, num_stages = 256, 3 if is_many else 5
+    elif is_many:
+        piece, num_stages = (128, 3) if has_halves else (64, 5)
+    else:
+        piece, num_stages = 128, 4
+    if piece > most_inputs:
+        piece, num_stages = most_inputs, 5
     features = 64 if is_many else 32
-    piece = min(256 if rows == 16 else 128, power_of_two_in(in_features))
-    tiles = [Tile(rows, features, piece, num_stages) for num_stages in range(3 if is_many else 5, 1, -1)]
+    tiles = [Tile(rows, features, piece, stages) for stages in range(num_stages, 1, -1)]
     most_memory = min(machine.shared_memory, MOST_MEMORY)
     return next((tile for tile in tiles if tile.shared_memory(2) <= most_memory), tiles[-1])
 
@@ -89,8 +112,11 @@ def _grouped_rows_kernel(
     for start in tl.range(0, K, PIECE, num_stages=STAGES):
         k = start + tl.arange(0, PIECE)[None, :]
         a = tl.load(x_rows + k, mask=is_row[:, None], other=0.0)
-        b = weight_tile(numbers, scales, row, start, K, PIECE, FORM, GROUP, HAS_MINIMA, x.dtype.element_ty)
-        total = tl.dot(a, tl.trans(b), total)
+        b, factor = weight_tile(numbers, scales, row, start, K, PIECE, FORM, GROUP, HAS_MINIMA, x.dtype.element_ty)
+        if FORM == CENTRED:
+            total += tl.dot(a, tl.trans(b)) * factor[None, :]
+        else:
+            total = tl.dot(a, tl.trans(b), total)
     let_next_begin(OVERLAPS and not IS_EARLY)
     total *= row_scale(scales, row, GROUP)[None, :]
     if HAS_BIAS:
@@ -115,9 +141,11 @@ def _spread_kernel(
     n = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     row = tl.minimum(n, N - 1)
     start = tl.program_id(1) * PIECE
-    tile = weight_tile(numbers, scales, row, start, K, PIECE, FORM, GROUP, HAS_MINIMA, tl.float32)
+    tile, factor = weight_tile(numbers, scales, row, start, K, PIECE, FORM, GROUP, HAS_MINIMA, tl.float32)
     k = start + tl.arange(0, PIECE)[None, :]
     values = tile * row_scale(scales, row, GROUP)[:, None]
+    if FORM == CENTRED:
+        values *= factor[:, None]
     tl.store(out + n[:, None] * K + k, values.to(out.dtype.element_ty), mask=(n < N)[:, None])
 
 
@@ -127,12 +155,10 @@ class TritonGroupedLinear(UnfusedLinear):
     def __init__(self, spec: LinearSpec, machine: Machine) -> None:
         self._out, self._in, self._machine = spec.out_features, spec.in_features, machine
         self._plain = PlainLinear()
-        powers = [1 << power for power in range(MOST_ROWS.bit_length())]
-        self._tiles = {rows: tile_of(rows, self._out, self._in, machine) for rows in powers}
 
     def pack(self, weight: Weight) -> PackedGrouped:
         assert isinstance(weight, Grouped)
-        return pack_grouped(weight, self._machine)
+        return pack_grouped(weight, self._machine, may_centre=has_many_programs(self._out, self._machine))
 
     def __call__(self, x: Tensor, packed: PackedGrouped, out: Tensor | None = None) -> Tensor:
         if len(x) > MOST_ROWS:
@@ -159,8 +185,11 @@ class TritonGroupedLinear(UnfusedLinear):
         return weight
 
     def _launch(self, x: Tensor, packed: PackedGrouped, out: Tensor, *, is_gated: bool) -> None:
+        most = min(power_of_two_in(self._in), packed.group if packed.form == CENTRED.value else self._in)
         if len(x):
-            self.launch(x, packed, out, self._tiles[triton.next_power_of_2(len(x))], is_gated=is_gated)
+            has_halves = packed.form >= UINT4.value
+            tile = tile_of(triton.next_power_of_2(len(x)), self._out, most, self._machine, has_halves=has_halves)
+            self.launch(x, packed, out, tile, is_gated=is_gated)
 
     def launch(self, x: Tensor, packed: PackedGrouped, out: Tensor, tile: Tile, *, is_gated: bool = False) -> None:
         """The product, with this tile."""
