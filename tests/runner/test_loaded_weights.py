@@ -9,12 +9,15 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from tests.runner import quantized_files as files
+from tests.runner.test_quantization import Type, random_rows
 from tests.runner.test_quantized_checkpoints import FORMATS, checkpoint_of
 from worker.kernels.select import Kernels
 from worker.kernels.weights import Blocks, Dense, Grouped
 from worker.layers.loaded import LoadedWeight
 from worker.layers.loaded_experts import LoadedExperts
 from worker.layers.setup import LayerSetup
+from worker.loader.gguf_checkpoint import GGUFLazyTensor
+from worker.loader.gguf_file import GGUFTensor
 from worker.loader.quantized.mxfp4 import MxFp4Tensor
 from worker.loader.quantized.parts import Parts
 from worker.loader.safetensors_file import SafetensorsCheckpoint
@@ -118,3 +121,14 @@ def test_all_experts_in_one_tensor(tmp_path: Path, setup: LayerSetup) -> None:
     wanted = exact[:, 32:].transpose(1, 2)
     assert torch.equal(found.floats(), torch.cat((wanted[:, ::2], wanted[:, 1::2]), 1))
     assert experts.stored(tensor, 1, 16, 32) is None
+
+
+def test_columns_of_a_files_blocks(setup: LayerSetup) -> None:
+    """Of a GGUF file, where they are whole blocks."""
+    tensor = GGUFLazyTensor(GGUFTensor((6, 768), Type.Q4_K, random_rows(Type.Q4_K)), None)
+    weight = LoadedWeight(setup, 6, 256)
+    weight.load_columns(tensor, 256, 256)
+    found = weight.take(None)
+    assert isinstance(found, Grouped) and found.form == "uint4"
+    assert (found.floats() - tensor.read(1, 256, 256)).abs().max() < 1e-3
+    assert tensor.stored(1, 16, 256) is None
