@@ -46,6 +46,14 @@ def test_long_rows_get_extra_programs_until_there_are_no_more(
     rig.assert_close(rows.attend(), rows.exact())
 
 
+def test_heads_products_of_many_tokens_are_cublass(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    from worker.kernels.triton import mla_heads
+
+    monkeypatch.setattr(mla_heads, "MOST_PAIRS", 1)
+    rows = LatentRows(rig, mla_spec(rig), [1, 1, 5], [9, 21, 20], 16)
+    rig.assert_close(rows.attend(), rows.exact())
+
+
 @pytest.mark.parametrize("is_apart", [False, True])
 def test_the_beginning_of_a_prompt_is_computed_without_the_cache(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, is_apart: bool

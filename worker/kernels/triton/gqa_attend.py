@@ -90,6 +90,23 @@ def _with_sink(best, total, sink):
 
 
 @triton.jit
+def row_and_split(program, num_rows, usual_splits, splits_by_row, first_extra, extra_rows, HAS_EXTRA: tl.constexpr):
+    """(row, or -1 where there is nothing to do; split; number of the row's splits) of a program of uniform rows: for
+    each of the usual splits all rows, then the extra ones (see `gqa_splits`)."""
+    row, split, num_splits = program % num_rows, program // num_rows, usual_splits
+    if HAS_EXTRA:
+        extra = program - usual_splits * num_rows
+        if extra >= 0:
+            row = -1
+            if extra < tl.load(extra_rows):
+                row = tl.load(extra_rows + 1 + extra)
+                split = usual_splits + extra - tl.load(first_extra + row)
+        if row >= 0:
+            num_splits = tl.load(splits_by_row + row)
+    return row, split, num_splits
+
+
+@triton.jit
 def row_of_tile(tile, query_starts, first_row, num_rows, TOKENS: tl.constexpr):
     """(row, tile within it) of rows that begin a new tile each: the last whose first tile is not behind `tile`."""
     first_token = tl.load(query_starts + first_row)
@@ -120,25 +137,20 @@ def attend_kernel(
 ):  # fmt: skip
     """A program a tile of queries, head of keys and split of the keys.
 
-    IS_UNIFORM: rows have `TOKENS` tokens each, a tile a row; the first dimension of the grid is rows, for each of the
-    usual splits, then the extra ones (see `gqa_splits`). Else tiles follow `query_starts` from `first_row` on, leaving
-    out the first `skipped` tokens of a row, and the third dimension is splits. The launch is about `num_places` tokens
-    of the step from `start` on. LINES of memory that a key takes. IS_EARLY: the next kernel may begin at once.
+    IS_UNIFORM: rows have `TOKENS` tokens each, a tile a row; the first dimension of the grid is as in `row_and_split`.
+    Else tiles follow `query_starts` from `first_row` on, leaving out the first `skipped` tokens of a row, and the third
+    dimension is splits. The launch is about `num_places` tokens of the step from `start` on. LINES of memory that a key
+    takes. IS_EARLY: the next kernel may begin at once.
     """
     NUM_HEADS: tl.constexpr = NUM_KV_HEADS * GROUP
     program, kv_head = tl.program_id(0), tl.program_id(1)
     if IS_UNIFORM:
-        row, split = program % num_rows, program // num_rows
-        num_splits = usual_splits
-        if HAS_EXTRA:
-            extra = program - usual_splits * num_rows
-            if extra >= 0:
-                if extra >= tl.load(extra_rows):
-                    wait_for_kernel_before(OVERLAPS)
-                    return
-                row = tl.load(extra_rows + 1 + extra)
-                split = usual_splits + extra - tl.load(first_extra + row)
-            num_splits = tl.load(splits_by_row + row)
+        row, split, num_splits = row_and_split(
+            program, num_rows, usual_splits, splits_by_row, first_extra, extra_rows, HAS_EXTRA
+        )  # fmt: skip
+        if row < 0:
+            wait_for_kernel_before(OVERLAPS)
+            return
         first_token, num_tokens, row_start = 0, TOKENS, row * TOKENS
     else:
         # The last tiles of a row have the most keys: they go first.

@@ -20,10 +20,11 @@ from worker.kernels.triton.gqa_splits import Splits, chunk_splits, deal_splits
 from worker.kernels.triton.machine import Machine
 from worker.kernels.triton.mla_attend import attend_latents_kernel
 from worker.kernels.triton.mla_expanded import attend_expanded_kernel
+from worker.kernels.triton.mla_heads import product_by_head
 from worker.kernels.triton.mla_steps import LONG_CHUNK, all_steps, graph_contexts
 from worker.kernels.triton.mla_tiles import MOST_UNIFORM, Tile, expanded_tile_of, head_blocks, tile_of
 from worker.kernels.triton.mla_write import write_kernel
-from worker.kernels.triton.overlap import launch_options
+from worker.kernels.triton.overlap import LINE_BYTES, launch_options
 
 LOG2_E = 1.4426950408889634
 EXPANDED_BYTES = 1 << 27
@@ -74,6 +75,7 @@ class TritonMla:
 
     def __init__(self, spec: MlaSpec, machine: Machine) -> None:
         self._spec, self._machine = spec, machine
+        self._num_lines = triton.next_power_of_2(triton.cdiv(spec.row_dim * spec.dtype.itemsize, LINE_BYTES.value))
 
     def allocate(self, num_layers: int, num_blocks: int, block_size: int, device: torch.device) -> LatentPool:
         shape = (num_layers, num_blocks, block_size, self._spec.row_dim)
@@ -166,11 +168,12 @@ class TritonMla:
         out: Tensor,
     ) -> None:  # fmt: skip
         spec, at = self._spec, slice(part.start, part.start + part.num_tokens)
-        q_latent = torch.bmm(q_nope[at].transpose(0, 1), expand[:, : spec.nope_dim])
+        overlaps = self._machine.overlaps(metadata.num_tokens)
+        q_latent = q_nope.new_empty(spec.num_heads, part.num_tokens, spec.latent_dim)
+        product_by_head(q_nope[at], expand[:, : spec.nope_dim], q_latent.transpose(0, 1), overlaps=overlaps)
         mixed = q_nope.new_empty(part.num_tokens, spec.num_heads, spec.latent_dim)
         self._launch(q_latent, q_rope[at], cache, metadata, part, mixed)
-        values = expand[:, spec.nope_dim :].transpose(1, 2)
-        torch.bmm(mixed.transpose(0, 1), values, out=out[at].transpose(0, 1))
+        product_by_head(mixed, expand[:, spec.nope_dim :].transpose(1, 2), out[at], overlaps=overlaps)
 
     def _launch(
         self, q_latent: Tensor, q_rope: Tensor, cache: Tensor, metadata: Metadata, part: Absorbed, mixed: Tensor
@@ -190,7 +193,7 @@ class TritonMla:
             part.num_tokens, splits.usual, part.top_k,
             spec.num_heads, spec.latent_dim, spec.rope_dim, metadata.block_size,
             tile.queries, tile.heads, tile.tokens, tile.keys, tile.num_stages,
-            splits.is_uniform, splits.num_extra > 0, part.top_k > 0, overlaps,
+            splits.is_uniform, splits.num_extra > 0, part.top_k > 0, self._num_lines, overlaps,
             num_warps=tile.num_warps, **launch_options(overlaps),
         )  # fmt: skip
         if splits.most > 1:

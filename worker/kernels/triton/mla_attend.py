@@ -7,8 +7,8 @@ and mixture. What is reduced, and how keys are split, is as in `gqa_attend`.
 import triton
 import triton.language as tl
 
-from worker.kernels.triton.gqa_attend import LOWEST, row_of_tile, share_of_split
-from worker.kernels.triton.overlap import let_next_begin, wait_for_kernel_before
+from worker.kernels.triton.gqa_attend import LOWEST, row_and_split, row_of_tile, share_of_split
+from worker.kernels.triton.overlap import LINE_BYTES, let_next_begin, prefetch, wait_for_kernel_before
 
 
 @triton.jit
@@ -53,6 +53,18 @@ def _add_keys(
     return new_best, total, mixed
 
 
+@triton.jit
+def _prefetch_keys(
+    start, end, table, cache, ROW: tl.constexpr, BLOCK_SIZE: tl.constexpr, KEYS: tl.constexpr, LINES: tl.constexpr,
+    OVERLAPS: tl.constexpr,
+):  # fmt: skip
+    """The first `KEYS` rows from `start`, if they are before `end`: `ROW` numbers each, in at most `LINES`."""
+    key = tl.maximum(tl.minimum(start + tl.arange(0, KEYS), end - 1), 0)
+    slot = tl.load(table + key // BLOCK_SIZE).to(tl.int64) * BLOCK_SIZE + key % BLOCK_SIZE
+    element = tl.arange(0, LINES)[None, :] * (LINE_BYTES * 8 // cache.dtype.element_ty.primitive_bitwidth)
+    prefetch(cache + (slot * ROW)[:, None] + tl.minimum(element, ROW - 1), OVERLAPS)
+
+
 @triton.jit(
     do_not_specialize=["first_row", "num_rows", "start", "num_places", "usual_splits", "table_stride", "head_stride"],
     do_not_specialize_on_alignment=["part_best", "part_total", "splits_by_row", "first_extra", "extra_rows"],
@@ -63,33 +75,30 @@ def attend_latents_kernel(
     scale, head_stride, table_stride, first_row, num_rows, start, num_places, usual_splits, top_k,
     NUM_HEADS: tl.constexpr, LATENT: tl.constexpr, ROPE: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     QUERIES: tl.constexpr, HEADS: tl.constexpr, TOKENS: tl.constexpr, KEYS: tl.constexpr, STAGES: tl.constexpr,
-    IS_UNIFORM: tl.constexpr, HAS_EXTRA: tl.constexpr, IS_CHOSEN: tl.constexpr, OVERLAPS: tl.constexpr,
+    IS_UNIFORM: tl.constexpr, HAS_EXTRA: tl.constexpr, IS_CHOSEN: tl.constexpr, LINES: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """A program a block of heads, tile of tokens and split of the keys.
 
     The launch is about `num_places` tokens of the step from `start` on: q_latent [H, T, L] with `head_stride`, q_rope
     [T, H, P], out [T, H, L]. IS_CHOSEN: `tables` has `top_k` slots for each token, of which a tile is one; else a row's
-    blocks. IS_UNIFORM: rows have `TOKENS` tokens each, a tile a row; the second dimension of the grid is rows, for each
-    of the usual splits, then the extra ones (see `gqa_splits`). Else tiles follow `query_starts` from `first_row` on,
-    and the third dimension is splits.
+    blocks. IS_UNIFORM: rows have `TOKENS` tokens each, a tile a row; the second dimension of the grid is as in
+    `row_and_split`. Else tiles follow `query_starts` from `first_row` on, and the third dimension is splits. LINES of
+    memory that a row of the cache takes.
     """
-    wait_for_kernel_before(OVERLAPS)
     program = tl.program_id(1)
     if IS_CHOSEN:
+        wait_for_kernel_before(OVERLAPS)  # for the one that chooses
         row, split, num_splits = program, tl.program_id(2), usual_splits
         first_token, num_tokens, row_start = 0, 1, program
         before = 0
     elif IS_UNIFORM:
-        row, split = program % num_rows, program // num_rows
-        num_splits = usual_splits
-        if HAS_EXTRA:
-            extra = program - usual_splits * num_rows
-            if extra >= 0:
-                if extra >= tl.load(extra_rows):
-                    return
-                row = tl.load(extra_rows + 1 + extra)
-                split = usual_splits + extra - tl.load(first_extra + row)
-            num_splits = tl.load(splits_by_row + row)
+        row, split, num_splits = row_and_split(
+            program, num_rows, usual_splits, splits_by_row, first_extra, extra_rows, HAS_EXTRA
+        )  # fmt: skip
+        if row < 0:
+            wait_for_kernel_before(OVERLAPS)
+            return
         first_token, num_tokens, row_start = 0, TOKENS, row * TOKENS
         before = tl.load(context_lens + row) - num_tokens  # negative: a row of padding
     else:
@@ -101,7 +110,20 @@ def attend_latents_kernel(
         num_splits, split = usual_splits, tl.program_id(2)
         before = tl.load(context_lens + row) - num_tokens
     if first_token >= num_tokens:
+        wait_for_kernel_before(OVERLAPS)
         return
+    end = top_k if IS_CHOSEN else before + tl.minimum(first_token + TOKENS, num_tokens)
+    seen_by_all = (before + first_token + 1) // KEYS * KEYS  # up to the first query's own position
+    share = share_of_split(0, end, num_splits, KEYS)
+    begin = split * share
+    end = tl.minimum(end, begin + share)
+    if IS_UNIFORM and (num_splits > 1) & (begin >= end):
+        wait_for_kernel_before(OVERLAPS)
+        return
+    table = tables + row.to(tl.int64) * table_stride
+    if OVERLAPS and not IS_CHOSEN:
+        _prefetch_keys(begin, end, table, cache, LATENT + ROPE, BLOCK_SIZE, KEYS, LINES, OVERLAPS)
+    wait_for_kernel_before(OVERLAPS)
 
     i = tl.arange(0, QUERIES)
     token, head = first_token + i // HEADS, tl.program_id(0) * HEADS + i % HEADS
@@ -113,15 +135,6 @@ def attend_latents_kernel(
     latents = tl.load(latent_at, mask=is_query[:, None], other=0.0)
     ropes = tl.load(q_rope + ((place * NUM_HEADS + head) * ROPE)[:, None] + p, mask=is_query[:, None], other=0.0)
 
-    end = top_k if IS_CHOSEN else before + tl.minimum(first_token + TOKENS, num_tokens)
-    seen_by_all = (before + first_token + 1) // KEYS * KEYS  # up to the first query's own position
-    share = share_of_split(0, end, num_splits, KEYS)
-    begin = split * share
-    end = tl.minimum(end, begin + share)
-    if IS_UNIFORM and (num_splits > 1) & (begin >= end):
-        return
-
-    table = tables + row.to(tl.int64) * table_stride
     best = tl.full([QUERIES], LOWEST, tl.float32)
     total = tl.zeros([QUERIES], tl.float32)
     mixed = tl.zeros([QUERIES, LATENT], tl.float32)
