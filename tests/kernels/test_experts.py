@@ -70,6 +70,14 @@ def test_experts_of_equal_scores_are_chosen_once(kernels: Kernels) -> None:
     torch.testing.assert_close(weights.cpu(), torch.full((3, 4), 0.25))
 
 
+def test_logits_may_have_the_models_dtype(rig: Rig) -> None:
+    route = rig.choose(ROUTE_EXPERTS, RouteSpec(12, 4))
+    logits = rig.noise(5, 12)
+    weights, ids = route(logits)
+    assert weights.dtype == torch.float32
+    assert all(torch.equal(a, b) for a, b in zip((weights, ids), route(logits.float()), strict=True))
+
+
 class Experts:
     """Random experts, and tokens that go to them."""
 

@@ -35,7 +35,8 @@ class RouteSpec:
 
 class RouteKernel(Protocol):
     def __call__(self, logits: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """(weights float32 [T, k], expert numbers int32 or int64 [T, k]) of logits float32 [T, E].
+        """(weights float32 [T, k], expert numbers int32 or int64 [T, k]) of logits [T, E], of any dtype and
+        computed with in float32.
 
         `bias` float32 [E] is added to the scores for the choice, of groups and of experts, and not to the weights
         (DeepSeek-V3, arXiv 2412.19437). The k of a token differ, whatever its logits are.

@@ -73,8 +73,7 @@ class Router(WeightedLayer):
 
     def choose(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """(weights [T, k], expert numbers [T, k])"""
-        logits = self._linear(hidden.to(self._dtype), self._packed).float()
-        return self._route(logits, self.correction)
+        return self._route(self._linear(hidden.to(self._dtype), self._packed), self.correction)
 
 
 class MoeBlock(nn.Module):

@@ -16,7 +16,7 @@ class TorchRoute:
         self._spec = spec
 
     def __call__(self, logits: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        spec = self._spec
+        spec, logits = self._spec, logits.float()
         scores = logits.sigmoid() if spec.is_sigmoid else logits.softmax(-1)
         choice = scores if bias is None else scores + bias
         if spec.num_top_groups < spec.num_groups:

@@ -81,8 +81,8 @@ class TritonExperts:
         results = x.new_empty(ids.numel(), spec.hidden_size)
         self.product(inner, sorted_pairs, packed[1], results, tiles.down, is_gated=False, overlaps=overlaps)
         sum_kernel[(len(x), triton.cdiv(spec.hidden_size, SUM_BLOCK))](
-            results, ids, weights, out, spec.first_expert, spec.num_experts, spec.hidden_size, spec.top_k, SUM_BLOCK,
-            overlaps, num_warps=4, **launch_options(overlaps),
+            results, ids, weights, out, spec.first_expert, spec.num_experts, spec.hidden_size, spec.top_k,
+            triton.next_power_of_2(spec.top_k), SUM_BLOCK, overlaps, num_warps=4, **launch_options(overlaps),
         )  # fmt: skip
 
     def product(

@@ -125,19 +125,21 @@ def grouped_kernel(
 
 @triton.jit
 def sum_kernel(
-    x, ids, weights, out, first_expert, num_experts, N, TOP_K: tl.constexpr, BLOCK: tl.constexpr,
-    OVERLAPS: tl.constexpr,
+    x, ids, weights, out, first_expert, num_experts, N, TOP_K: tl.constexpr, CHOICES: tl.constexpr,
+    BLOCK: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
-    """out[row] = Σ weights[pair] × x[pair] over the row's pairs of this rank's experts."""
+    """out[row] = Σ weights[pair] × x[pair] over the row's pairs of this rank's experts. CHOICES: a power of two,
+    from TOP_K."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     let_next_begin(OVERLAPS)
+    # Both were there before the first product began: it waited for them.
+    choice = tl.arange(0, CHOICES)
+    expert = tl.load(ids + row * TOP_K + choice, mask=choice < TOP_K, other=-1) - first_expert
+    is_here = (choice < TOP_K) & (expert >= 0) & (expert < num_experts)
+    share = tl.load(weights + row * TOP_K + choice, mask=is_here, other=0.0)
     wait_for_kernel_before(OVERLAPS)
-    total = tl.zeros([BLOCK], tl.float32)
-    for choice in tl.static_range(TOP_K):
-        pair = row * TOP_K + choice
-        expert = tl.load(ids + pair) - first_expert
-        is_here = (expert >= 0) & (expert < num_experts)
-        values = tl.load(x + pair * N + column, mask=is_here & (column < N), other=0.0)
-        total += tl.where(is_here, tl.load(weights + pair), 0.0) * values.to(tl.float32)
+    places = (row * TOP_K + choice)[:, None] * N + column[None, :]
+    values = tl.load(x + places, mask=is_here[:, None] & (column < N)[None, :], other=0.0).to(tl.float32)
+    total = tl.sum(values * share[:, None], 0)
     tl.store(out + row * N + column, total.to(out.dtype.element_ty), mask=column < N)

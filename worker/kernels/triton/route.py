@@ -67,7 +67,7 @@ def _route_kernel(
     expert = tl.where(is_expert, group * SIZE + member, NOBODY)
     let_next_begin(OVERLAPS)
     wait_for_kernel_before(OVERLAPS)
-    logit = tl.load(logits + row * GROUPS * SIZE + expert, mask=is_expert, other=float("-inf"))
+    logit = tl.load(logits + row * GROUPS * SIZE + expert, mask=is_expert, other=float("-inf")).to(tl.float32)
     if IS_SIGMOID:
         score = 1 / (1 + tl.exp(-logit))
     else:
@@ -132,7 +132,7 @@ class TritonRoute:
 
     def __call__(self, logits: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
         spec, num_rows = self._spec, len(logits)
-        weights = logits.new_empty(num_rows, spec.top_k)
+        weights = torch.empty(num_rows, spec.top_k, dtype=torch.float32, device=logits.device)
         ids = torch.empty(num_rows, spec.top_k, dtype=torch.int32, device=logits.device)
         overlaps = self._machine.overlaps(num_rows)
         _route_kernel[(num_rows,)](
