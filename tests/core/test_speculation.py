@@ -25,7 +25,7 @@ def drafting(num_right: int | Callable[[int], int], num_wrong: int = 0, k: int =
     [
         (4, 0, [[6], [5], [5], [1]]),  # 1 + 5 + 5 + 1 tokens
         (2, 2, [[6], [5], [5], [5], [2]]),  # 1 + 3 + 3 + 3 + 2: where two are left, one of them is drafted
-        (0, 4, [[6], *[[5]] * 7, [4], [3], [2], [1]]),
+        (0, 4, [[6], [5], *[[2]] * 9, [1]]),  # where all were wrong, one is tried
         (0, 0, [[6], *[[1]] * 11]),
     ],
 )
@@ -47,10 +47,21 @@ def test_counts_are_a_sequences_and_the_schedulers():
     load = engine.scheduler.load()
     ends = engine.ended.values()
     # Of 19 tokens after the first, in steps of 1, 2, 3, 1, 2, 3, … the last of one token that has no room for a draft.
+    # One draft is tried after none was right, and two, all of them right, after one was.
     counts = [(end.timings.num_draft_tokens, end.timings.num_accepted_tokens) for end in ends]
-    assert counts == [(18, 9)] * 2
-    assert (load.num_draft_tokens, load.num_accepted_tokens, load.accepted_counts) == (36, 18, (6, 6, 6, 0, 0))
+    assert counts == [(12, 9)] * 2
+    assert (load.num_draft_tokens, load.num_accepted_tokens, load.accepted_counts) == (24, 18, (6, 6, 6, 0, 0))
     assert load.num_generated_tokens == 40
+
+
+def test_a_row_tries_twice_as_many_as_were_right_in_the_last():
+    num_right = [8, 0, 0, 1, 2, 4, 8]
+    engine = drafting(lambda step: num_right[step], num_wrong=8, k=8)
+    engine.add(make_sequence(1, 6, 40))
+    for _ in range(1 + len(num_right)):
+        engine.step()
+    drafter = engine.scheduler._planner._drafted._drafter
+    assert [most for _, most in drafter.asked] == [8, 8, 1, 1, 2, 4, 8]
 
 
 def test_without_drafts_nothing_is_counted():

@@ -16,6 +16,8 @@ from worker.core.ngram_index import NgramIndex
 from worker.core.params import BeamParams, SamplingParams, StopConditions
 from worker.core.tokens import token_array
 
+NO_LIMIT = 1 << 30
+
 
 class SequenceStatus(enum.Enum):
     """Where a sequence is. Values of this enum change in `Sequence.move_to` only."""
@@ -72,6 +74,8 @@ class Sequence:
     num_draft_tokens: int = field(default=0, init=False)
     """Drafts that were tried, and of these, those that were right."""
     num_accepted_tokens: int = field(default=0, init=False)
+    draft_limit: int = field(default=NO_LIMIT, init=False)
+    """Most drafts of its next row, by how many of the last one's were right."""
     ngrams: NgramIndex | None = field(default=None, init=False)
     """Of its tokens, where an n-gram drafter has been asked about it."""
     time_queued: float = field(init=False)

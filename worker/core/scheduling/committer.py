@@ -122,6 +122,8 @@ class Committer:
         self._state.counters.accepted_counts[num_accepted] += 1
         seq.num_draft_tokens += num_drafts
         seq.num_accepted_tokens += num_accepted
+        # Where drafts are wrong the next row tries fewer, and one is enough to see that they are right again.
+        seq.draft_limit = max(2 * num_accepted, 1)
         seq.num_in_flight_tokens -= 1 + num_drafts
         kept, reason = find_stop(seq.token_ids, tokens, seq.num_prompt_tokens, seq.stop, seq.max_length)
         seq.token_ids.extend(tokens[:kept])
