@@ -13,6 +13,8 @@ from google.protobuf.message import Message
 from hypothesis import settings
 from hypothesis import strategies as st
 
+from tests.soak import is_long
+
 LONGER = 60
 """How many times as much the long version tries."""
 
@@ -44,8 +46,7 @@ MANY = st.sampled_from([1, 1000, 50_000])
 
 def examples(num: int) -> settings:
     """So many; more with --soak, which prints what reproduces a failure."""
-    is_long = settings.get_current_profile_name() == "soak"
-    return settings(max_examples=num * (LONGER if is_long else 1), print_blob=True)
+    return settings(max_examples=num * (LONGER if is_long() else 1), print_blob=True)
 
 
 def _value_of(field: FieldDescriptor, depth: int) -> st.SearchStrategy[Any]:

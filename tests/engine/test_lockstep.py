@@ -51,14 +51,15 @@ def test_one_that_has_nothing_to_do_computes_for_the_other(workers: list[Worker]
         saved.assert_greedy([5, 6, 7], output)
 
 
-def test_workers_of_unequal_work_do_not_wait_for_each_other(workers: list[Worker], saved: Saved) -> None:
+@pytest.mark.soak
+def test_workers_of_unequal_work_do_not_wait_for_each_other(workers: list[Worker], saved: Saved, is_soak: bool) -> None:
     """One is busy all the time; the other has nothing, or little, now and then."""
     busy, other = workers
-    first = busy.num_steps
+    first, num_steps = busy.num_steps, 220 if is_soak else 80
 
     def work_now_and_then() -> None:
         draw = random.Random(1)
-        while busy.num_steps < first + 180:
+        while busy.num_steps < first + num_steps - 40:
             time.sleep(draw.choice((0, 0.001, 0.02)))
             prompt = random_prompt(draw.randint(1, 60))
             (output,) = other.generate(prompt, max_tokens=draw.choice((1, 1, 2, 5)))
@@ -66,8 +67,8 @@ def test_workers_of_unequal_work_do_not_wait_for_each_other(workers: list[Worker
 
     with ThreadPoolExecutor(1) as pool:
         working = pool.submit(work_now_and_then)
-        for output in busy.generate([8, 9], [10], max_tokens=220):
-            assert len(output) == 220
+        for output in busy.generate([8, 9], [10], max_tokens=num_steps):
+            assert len(output) == num_steps
         working.result()
     saved.assert_greedy([8, 9], busy.generate([8, 9], max_tokens=4)[0])
 

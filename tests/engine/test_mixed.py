@@ -21,6 +21,8 @@ SAMPLINGS = [
 ]
 BEAMS = [BeamParams(width=2), BeamParams(width=3, length_penalty=0.5, early_stopping=True)]
 EOS = frozenset({2, 5, 77})
+SEEDS = (1, 2, 3, 6, 8, 10, 14, 15)
+"""Of the short version: with these the cache is too small, in each of its ways."""
 
 
 class Traffic:
@@ -124,7 +126,7 @@ def check_one(tiny, alone, seed: int) -> LoadSnapshot:
 
 @pytest.mark.soak
 def test_every_request_gets_what_it_gets_alone(tiny, alone, is_soak):
-    loads = [check_one(tiny, alone, seed) for seed in range(1000 if is_soak else 16)]
+    loads = [check_one(tiny, alone, seed) for seed in (range(1000) if is_soak else SEEDS)]
     assert sum(load.num_preemptions > 0 for load in loads) >= 5
     assert sum(load.num_swaps > 0 for load in loads) >= 3
     assert sum(load.num_evictions > 0 for load in loads) >= 5

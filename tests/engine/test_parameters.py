@@ -59,8 +59,7 @@ def close(found, expected):
 
 @pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize("mode", ["recompute", "swap"])
-@pytest.mark.parametrize("block_size", [1, 16])
-@pytest.mark.parametrize("policy", ["prefill_first", "chunked"])
+@pytest.mark.parametrize(("block_size", "policy"), [(1, "chunked"), (16, "prefill_first")])
 def test_a_mix_gives_each_what_it_gives_alone(tiny, alone, depth, mode, block_size, policy):
     """Case 36: penalties and bad words see tokens that the host has not seen. Preemption is forced."""
     loop = tiny.loop(

@@ -1,8 +1,10 @@
 """Two tensor-parallel ranks as processes (gloo): preemption and swap reach both alike (case 3)."""
 
+from collections.abc import Iterator
+
 import pytest
 
-from tests.engine.conftest import MAX_MODEL_LEN, NUM_TOKENS, PROMPTS
+from tests.engine.conftest import MAX_MODEL_LEN, NUM_TOKENS, PROMPTS, TinyModel
 from tests.engine.loop import Loop, make_sequence
 from tests.engine.test_speculation import Reciter
 from worker.core.batch import BatchOutput, ScheduledBatch
@@ -27,22 +29,8 @@ class Ranks:
         return self._executor.collect(60)
 
 
-def _run_with_drafts(ranks: Ranks, tokens: dict[int, list[int]]) -> dict[int, list[int]]:
-    """Wrong drafts are turned down alike by all: each rank looks at what rank 0 has sampled."""
-    config = SchedulerConfig(
-        max_model_len=MAX_MODEL_LEN, max_num_seqs=16, max_num_batched_tokens=256, async_depth=0,
-        num_speculative_tokens=4, watermark=0.0,
-    )  # fmt: skip
-    cache = CacheConfig(num_blocks=NUM_BLOCKS)
-    loop = Loop(ranks, config, cache, Reciter(dict(tokens), 1))
-    drafted = loop.run(*(make_sequence(i, prompt, NUM_TOKENS) for i, prompt in enumerate(PROMPTS)))
-    load = loop.scheduler.load()
-    assert 0 < load.num_accepted_tokens < load.num_draft_tokens and load.num_preemptions > 0
-    return drafted
-
-
-@pytest.mark.parametrize("mode", ["recompute", "swap"])
-def test_preemption_on_two_ranks(tiny, mode):
+@pytest.fixture(scope="module")
+def ranks(tiny: TinyModel) -> Iterator[Ranks]:
     config = RunnerConfig(
         model=str(tiny.path),
         device="cpu",
@@ -57,21 +45,38 @@ def test_preemption_on_two_ranks(tiny, mode):
     executor = Executor(config, log_level="warning")
     executor.start(120)
     try:
-        loop = Loop(
-            Ranks(executor),
-            SchedulerConfig(
-                max_model_len=MAX_MODEL_LEN,
-                max_num_seqs=16,
-                max_num_batched_tokens=256,
-                preemption_mode=mode,
-                watermark=0.0,
-            ),
-            CacheConfig(num_blocks=NUM_BLOCKS, num_host_blocks=32 if mode == "swap" else 0),
-        )
-        tokens = loop.run(*(make_sequence(i, prompt, NUM_TOKENS) for i, prompt in enumerate(PROMPTS)))
-        drafted = _run_with_drafts(Ranks(executor), tokens) if mode == "recompute" else tokens
+        yield Ranks(executor)
     finally:
         executor.shutdown()
+
+
+@pytest.mark.parametrize("mode", ["recompute", "swap"])
+def test_preemption_on_two_ranks(tiny, ranks, mode):
+    loop = Loop(
+        ranks,
+        SchedulerConfig(
+            max_model_len=MAX_MODEL_LEN,
+            max_num_seqs=16,
+            max_num_batched_tokens=256,
+            preemption_mode=mode,
+            watermark=0.0,
+        ),
+        CacheConfig(num_blocks=NUM_BLOCKS, num_host_blocks=32 if mode == "swap" else 0),
+    )
+    tokens = loop.run(*(make_sequence(i, prompt, NUM_TOKENS) for i, prompt in enumerate(PROMPTS)))
     assert [tokens[i] for i in range(len(PROMPTS))] == tiny.references
-    assert drafted == tokens
     assert loop.scheduler.load().num_preemptions > 0
+
+
+def test_drafts_on_two_ranks(tiny, ranks):
+    """Wrong drafts are turned down alike by all: each rank looks at what rank 0 has sampled."""
+    config = SchedulerConfig(
+        max_model_len=MAX_MODEL_LEN, max_num_seqs=16, max_num_batched_tokens=256, async_depth=0,
+        num_speculative_tokens=4, watermark=0.0,
+    )  # fmt: skip
+    reciter = Reciter(dict(enumerate(tiny.references)), 1)
+    loop = Loop(ranks, config, CacheConfig(num_blocks=NUM_BLOCKS), reciter)
+    tokens = loop.run(*(make_sequence(i, prompt, NUM_TOKENS) for i, prompt in enumerate(PROMPTS)))
+    assert [tokens[i] for i in range(len(PROMPTS))] == tiny.references
+    load = loop.scheduler.load()
+    assert 0 < load.num_accepted_tokens < load.num_draft_tokens and load.num_preemptions > 0
