@@ -45,40 +45,39 @@ def search_with(model, prompt: list[int], search: BeamSearch) -> None:
         beams = [[*beams[beam.parent], beam.token] for beam in search.advance(beams, candidates)]
 
 
-@pytest.mark.parametrize("width", [1, 2, 4])
+@pytest.mark.parametrize(("width", "prompt"), [(1, [5, 6, 7]), (2, [1, 30, 12, 9]), (4, [5, 6, 7])])
 @pytest.mark.parametrize("length_penalty", [0.0, 1.0, -0.5, 2.0])
 @pytest.mark.parametrize("early_stopping", [False, True])
 @pytest.mark.parametrize("eos", [(), (3,), (3, 17, 20)])
-def test_hypotheses_equal_those_of_transformers(tiny_model, width, length_penalty, early_stopping, eos) -> None:
+def test_hypotheses_equal_those_of_transformers(tiny_model, width, prompt, length_penalty, early_stopping, eos) -> None:
     import torch
 
-    for prompt in ([5, 6, 7], [1, 30, 12, 9]):
-        expected = tiny_model.generate(
-            torch.tensor([prompt]),
-            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
-            num_beams=width,
-            num_return_sequences=width,
-            do_sample=False,
-            max_new_tokens=12,
-            length_penalty=length_penalty,
-            early_stopping=early_stopping,
-            eos_token_id=list(eos) or None,
-            pad_token_id=39,
-            return_dict_in_generate=True,
-            output_scores=True,
-        )
-        stop = StopConditions(max_tokens=12, eos_token_ids=frozenset(eos))
-        params = BeamParams(width=width, length_penalty=length_penalty, early_stopping=early_stopping)
-        search = BeamSearch(params, stop, len(prompt), 64)
-        search_with(tiny_model, prompt, search)
-        rows = [row[len(prompt) :].tolist() for row in expected.sequences]
-        assert len(search.hypotheses) == width
-        for hypothesis, row in zip(search.hypotheses, rows, strict=True):
-            assert row[: len(hypothesis.token_ids)] == hypothesis.token_ids
-            assert set(row[len(hypothesis.token_ids) :]) <= {39}
-        if width > 1:
-            scores = [hypothesis.score for hypothesis in search.hypotheses]
-            assert scores == pytest.approx(expected.sequences_scores.tolist(), abs=1e-4)
+    expected = tiny_model.generate(
+        torch.tensor([prompt]),
+        attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+        num_beams=width,
+        num_return_sequences=width,
+        do_sample=False,
+        max_new_tokens=12,
+        length_penalty=length_penalty,
+        early_stopping=early_stopping,
+        eos_token_id=list(eos) or None,
+        pad_token_id=39,
+        return_dict_in_generate=True,
+        output_scores=True,
+    )
+    stop = StopConditions(max_tokens=12, eos_token_ids=frozenset(eos))
+    params = BeamParams(width=width, length_penalty=length_penalty, early_stopping=early_stopping)
+    search = BeamSearch(params, stop, len(prompt), 64)
+    search_with(tiny_model, prompt, search)
+    rows = [row[len(prompt) :].tolist() for row in expected.sequences]
+    assert len(search.hypotheses) == width
+    for hypothesis, row in zip(search.hypotheses, rows, strict=True):
+        assert row[: len(hypothesis.token_ids)] == hypothesis.token_ids
+        assert set(row[len(hypothesis.token_ids) :]) <= {39}
+    if width > 1:
+        scores = [hypothesis.score for hypothesis in search.hypotheses]
+        assert scores == pytest.approx(expected.sequences_scores.tolist(), abs=1e-4)
 
 
 @pytest.mark.parametrize("depth", [0, 1])

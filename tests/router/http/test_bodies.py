@@ -4,7 +4,7 @@ import json
 from contextlib import suppress
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fissile.errors import MAX_VIOLATIONS, InvalidArgumentError
@@ -12,6 +12,7 @@ from router.http.bodies import CompletionBody
 from router.http.chat_body import ChatBody
 from router.http.json_body import IGNORED, parse_body
 from router.http.requests import chat_request, completion_request
+from tests.fuzzing import examples
 
 COMPLETION = {"prompt": "x"}
 CHAT = {"messages": [{"role": "user", "content": "x"}]}
@@ -206,7 +207,7 @@ json_values = st.recursive(
 )
 
 
-@settings(max_examples=300)
+@examples(80)
 @given(st.data())
 def test_whatever_json_comes_it_is_a_request_or_a_typed_error(data):
     """Nothing reaches protobuf that protobuf refuses."""
