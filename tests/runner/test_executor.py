@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -46,12 +47,35 @@ def tiny_config(path: Path | str, **options: object) -> RunnerConfig:
     return RunnerConfig(**(defaults | options))  # type: ignore[arg-type]
 
 
+@contextmanager
+def running(config: RunnerConfig) -> Iterator[Executor]:
+    executor = Executor(config)
+    executor.start(WAIT)
+    try:
+        yield executor
+    finally:
+        executor.shutdown()
+
+
 @pytest.fixture
 def executor(tiny: tuple[Path, LlamaForCausalLM]) -> Iterator[Executor]:
-    made = Executor(tiny_config(tiny[0]))
-    made.start(WAIT)
-    yield made
-    made.shutdown()
+    """One that a test may hurt."""
+    with running(tiny_config(tiny[0])) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def shared(tiny: tuple[Path, LlamaForCausalLM]) -> Iterator[Executor]:
+    """One of all tests that leave it as it is: starting takes most of the time."""
+    with running(tiny_config(tiny[0])) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def shared_pair(tiny: tuple[Path, LlamaForCausalLM]) -> Iterator[Executor]:
+    """The same of two ranks."""
+    with running(tiny_config(tiny[0], tensor_parallel_size=2)) as started:
+        yield started
 
 
 def driver_of(executor: Executor) -> Driver:
@@ -78,8 +102,8 @@ def wait_until_gone(pid: int) -> None:
         time.sleep(0.02)
 
 
-def test_greedy_tokens_equal_transformers(executor: Executor, tiny: tuple[Path, LlamaForCausalLM]) -> None:
-    driver = driver_of(executor)
+def test_greedy_tokens_equal_transformers(shared: Executor, tiny: tuple[Path, LlamaForCausalLM]) -> None:
+    driver = driver_of(shared)
     seqs = [driver.add(random_prompt(n, n)) for n in (3, 20)]
     driver.prefill(*seqs)
     driver.decode(*seqs, steps=15)
@@ -87,14 +111,14 @@ def test_greedy_tokens_equal_transformers(executor: Executor, tiny: tuple[Path, 
 
 
 def test_steps_are_queued_ahead_with_tokens_that_only_the_device_knows(
-    executor: Executor, tiny: tuple[Path, LlamaForCausalLM]
+    shared: Executor, tiny: tuple[Path, LlamaForCausalLM]
 ) -> None:
-    driver = driver_of(executor)
+    driver = driver_of(shared)
     seq = driver.add(random_prompt(10, 1))
     work = [[(seq, 10)], *[[(seq, 1)]] * 9]
     for rows in work:
-        executor.submit(driver.batch(rows))
-    outputs = [executor.collect(WAIT) for _ in work]
+        shared.submit(driver.batch(rows))
+    outputs = [shared.collect(WAIT) for _ in work]
     assert [output.step for output in outputs] == list(range(10))
     assert [output.token_ids[0][0] for output in outputs] == greedy_reference(tiny[1], seq.tokens, 10)
 
@@ -113,14 +137,14 @@ def test_fault_in_a_step_is_an_error_with_its_traceback(executor: Executor) -> N
         driver.prefill(driver.add([10_000]))
 
 
-def test_rank_that_does_not_answer_is_a_timeout(executor: Executor) -> None:
-    driver = driver_of(executor)
-    os.kill(rank_pid(executor), signal.SIGSTOP)
-    executor.submit(driver.batch([(driver.add([1, 2]), 2)]))
+def test_rank_that_does_not_answer_is_a_timeout(shared: Executor) -> None:
+    driver = driver_of(shared)
+    os.kill(rank_pid(shared), signal.SIGSTOP)
+    shared.submit(driver.batch([(driver.add([1, 2]), 2)]))
     with pytest.raises(ExecutorTimeoutError, match="answer step 0"):
-        executor.collect(0.2)
-    os.kill(rank_pid(executor), signal.SIGCONT)
-    assert executor.collect(WAIT).step == 0
+        shared.collect(0.2)
+    os.kill(rank_pid(shared), signal.SIGCONT)
+    assert shared.collect(WAIT).step == 0
 
 
 def test_a_stopped_rank_is_ended(executor: Executor) -> None:
@@ -227,9 +251,9 @@ def test_what_is_wrong_on_another_host_is_said_with_the_rank(tiny: tuple[Path, L
     failing.join()
 
 
-def test_collect_without_a_step_is_refused(executor: Executor) -> None:
+def test_collect_without_a_step_is_refused(shared: Executor) -> None:
     with pytest.raises(RuntimeError, match="no step is in flight"):
-        executor.collect(0.1)
+        shared.collect(0.1)
 
 
 def test_shutdown_ends_the_ranks_and_can_be_repeated(executor: Executor) -> None:
@@ -276,47 +300,30 @@ def test_orphans_die_with_their_parent(tiny: tuple[Path, LlamaForCausalLM]) -> N
     wait_until_gone(pid)
 
 
-def test_two_executors_on_one_host_do_not_clash(executor: Executor, tiny: tuple[Path, LlamaForCausalLM]) -> None:
-    other = Executor(tiny_config(tiny[0]))
-    other.start(WAIT)
-    try:
-        outputs = []
-        for driver in (driver_of(executor), driver_of(other)):
-            outputs.append(driver.prefill(driver.add([7, 8, 9])).token_ids)
-        assert outputs[0] == outputs[1]
-    finally:
-        other.shutdown()
+def test_two_executors_on_one_host_do_not_clash(shared: Executor, tiny: tuple[Path, LlamaForCausalLM]) -> None:
+    with running(tiny_config(tiny[0])) as other:
+        drivers = driver_of(shared), driver_of(other)
+        outputs = [driver.prefill(driver.add([7, 8, 9])).token_ids for driver in drivers]
+    assert outputs[0] == outputs[1]
 
 
-def test_two_ranks_give_the_tokens_of_one(tiny: tuple[Path, LlamaForCausalLM]) -> None:
-    executor = Executor(tiny_config(tiny[0], tensor_parallel_size=2))
-    try:
-        executor.start(WAIT)
-        driver = driver_of(executor)
-        seqs = [driver.add(random_prompt(n, n)) for n in (9, 30)]
-        driver.prefill(*seqs)
-        driver.decode(*seqs, steps=63)
-        for seq in seqs:
-            assert seq.output == greedy_reference(tiny[1], seq.tokens[: seq.num_prompt], 64)
-    finally:
-        executor.shutdown()
+def test_two_ranks_give_the_tokens_of_one(shared_pair: Executor, tiny: tuple[Path, LlamaForCausalLM]) -> None:
+    driver = driver_of(shared_pair)
+    seqs = [driver.add(random_prompt(n, n)) for n in (9, 30)]
+    driver.prefill(*seqs)
+    driver.decode(*seqs, steps=63)
+    for seq in seqs:
+        assert seq.output == greedy_reference(tiny[1], seq.tokens[: seq.num_prompt], 64)
 
 
-def test_traces_of_all_ranks_have_the_phases_of_their_steps(
-    tiny: tuple[Path, LlamaForCausalLM], tmp_path: Path
-) -> None:
-    executor = Executor(tiny_config(tiny[0], tensor_parallel_size=2))
-    try:
-        executor.start(WAIT)
-        driver = driver_of(executor)
-        seq = driver.add(random_prompt(5, 1))
-        driver.prefill(seq)
-        executor.profiles.start(str(tmp_path))
-        driver.decode(seq, steps=2)
-        path = executor.profiles.stop()
-        driver.decode(seq, steps=1)
-    finally:
-        executor.shutdown()
+def test_traces_of_all_ranks_have_the_phases_of_their_steps(shared_pair: Executor, tmp_path: Path) -> None:
+    driver = driver_of(shared_pair)
+    seq = driver.add(random_prompt(5, 1))
+    driver.prefill(seq)
+    shared_pair.profiles.start(str(tmp_path))
+    driver.decode(seq, steps=2)
+    path = shared_pair.profiles.stop()
+    driver.decode(seq, steps=1)
     traces = sorted(tmp_path.iterdir())
     assert str(traces[0]) == path
     assert len(traces) == 2
@@ -329,12 +336,8 @@ def test_traces_of_all_ranks_have_the_phases_of_their_steps(
 
 
 def test_death_of_another_rank_is_noticed_while_rank_0_waits_for_it(tiny: tuple[Path, LlamaForCausalLM]) -> None:
-    executor = Executor(tiny_config(tiny[0], tensor_parallel_size=2))
-    try:
-        executor.start(WAIT)
+    with running(tiny_config(tiny[0], tensor_parallel_size=2)) as executor:
         os.kill(rank_pid(executor, 1), signal.SIGKILL)
         driver = driver_of(executor)
         with pytest.raises(ExecutorDiedError):
             driver.prefill(driver.add([1, 2, 3]))
-    finally:
-        executor.shutdown()

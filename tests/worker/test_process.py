@@ -25,6 +25,7 @@ from fissile.v1 import (
     SequenceGroup,
     WorkerServiceStub,
 )
+from tests.fakes.tiny_model import write_tiny_model
 
 ROOT = Path(__file__).parents[2]
 START_SECONDS = 120
@@ -85,9 +86,9 @@ def test_it_starts_answers_and_stops(tmp_path):
 
 @pytest.mark.parametrize("is_idle", [True, False])
 def test_a_device_process_that_is_killed_ends_the_worker_with_an_error(tmp_path, is_idle):
-    port_file = tmp_path / "port"
+    port_file, model = tmp_path / "port", write_tiny_model(tmp_path / "model")
     ends = []
-    with worker(port_file) as process:
+    with worker(port_file, "--model", str(model), "--load-format", "dummy") as process:
         address = wait_until_serving(process, port_file)
         (rank,) = psutil.Process(process.pid).children()
         with channel(address) as connection:
@@ -95,7 +96,7 @@ def test_a_device_process_that_is_killed_ends_the_worker_with_an_error(tmp_path,
                 os.kill(rank.pid, signal.SIGKILL)
             else:
                 group = SequenceGroup(
-                    prompt_token_ids=PROMPT, sequences=[Sequence(id=1)], max_tokens=2000, ignore_eos=True
+                    prompt_token_ids=[1, 2], sequences=[Sequence(id=1)], max_tokens=4000, ignore_eos=True
                 )
                 with contextlib.suppress(Exception):
                     for number, response in enumerate(execute(WorkerServiceStub(connection), group)):
