@@ -21,8 +21,7 @@ CASES = [json.loads(FILE.read_text())["cases"][i] for i in (0, 1, 7, 9, 13, 17)]
     [
         (1, "chunked", 0, "radix", "swap", 16, 3),
         (16, "prefill_first", 1, "off", "recompute", 0, 0),
-        (16, "chunked", 1, "hash", "recompute", 16, 0),
-        (32, "prefill_first", 1, "hash", "swap", 32, 0),
+        (32, "chunked", 1, "hash", "recompute", 32, 0),
     ],
 )
 def test_greedy_tokens(block_size, policy, depth, prefix, mode, chunk, num_drafts):

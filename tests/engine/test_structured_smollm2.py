@@ -17,7 +17,6 @@ from worker.parallel.group import Group
 from worker.runner.build import build_runner
 from worker.runner.config import RunnerConfig
 
-NUM_SEEDS = 10
 ENDINGS = frozenset({0, 2})
 MAX_MODEL_LEN = 1024
 NUM_BLOCKS = 512
@@ -95,14 +94,15 @@ def run(runner, tokenizer, grammars) -> list[str]:
     return [tokenizer.decode(tokens[i][:-1], skip_special_tokens=False) for i in range(len(grammars))]
 
 
-def test_200_of_200_outputs_validate(runner, tokenizer):
-    schemas = [schema for schema in SCHEMAS for _ in range(NUM_SEEDS)]
+@pytest.mark.soak
+def test_all_outputs_validate(runner, tokenizer, is_soak):
+    """200 of 200 in the long version."""
+    schemas = [schema for schema in SCHEMAS for _ in range(10 if is_soak else 3)]
     grammars = [Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema)) for schema in schemas]
     outputs = run(runner, tokenizer, grammars)
     for schema, output in zip(schemas, outputs, strict=True):
         jsonschema.validate(json.loads(output), schema, format_checker=jsonschema.FormatChecker())
-    assert len(outputs) == 200
-    assert len(set(outputs)) > 100
+    assert len(set(outputs)) > len(outputs) / 2
 
 
 def test_other_kinds(runner, tokenizer):

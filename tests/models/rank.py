@@ -13,7 +13,7 @@ from worker.runner.build import build_runner
 from worker.runner.config import RunnerConfig
 
 LENGTHS = (3, 17)
-STEPS = 12
+STEPS = 8
 SMALLEST_VOCABULARY = 99
 
 
