@@ -22,7 +22,7 @@ AITER := amd-aiter==0.1.7.post2.dev18
 # Tests of kernels, which Triton's interpreter can run.
 KERNEL_TESTS := tests/kernels
 
-# Tests that start services of their own, which take all cores: one at a time.
+# Tests that start services of their own: those of the same services in one process.
 WHOLE_SYSTEM := tests/e2e tests/deploy
 
 .DEFAULT_GOAL := help
@@ -38,7 +38,7 @@ demo: $(VENV)/.worker  ## Ask a real model one question through a router and two
 test: $(VENV)/.dev  ## Run all tests (ARGS="tests/core -k name" for some).
 ifeq ($(strip $(ARGS)),)
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(addprefix --ignore=,$(WHOLE_SYSTEM))
-	$(BIN)/python -m pytest $(WHOLE_SYSTEM)
+	$(BIN)/python -m pytest --numprocesses 2 $(WHOLE_SYSTEM)
 else
 	$(BIN)/python -m pytest $(ARGS)
 endif

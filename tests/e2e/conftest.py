@@ -1,21 +1,46 @@
-"""A router and two SmolLM2 workers as processes, started once for all end-to-end tests."""
+"""Services as processes, started once for all end-to-end tests: a router and two workers of SmolLM2 that nobody hurts,
+and the same of a tiny model that may be killed."""
 
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 from fissile import Client
 from fissile.cli.cluster import Cluster, ClusterConfig, running_cluster
 from fissile.cli.processes import Child, Children
 from fissile.cli.services import service_command
 from fissile.healthcheck import wait_until_serving
+from tests.e2e.fleet import Fleet, running_fleet
 
 WORKER_ARGUMENTS = (
     "--max-model-len", "2048", "--num-threads", "1", "--kv-cache-gib", "0.5",
     "--quantization", "none",  # what is compared with transformers is float32
 )  # fmt: skip
+
+
+FLEET = {"test_chaos.py", "test_faults.py"}
+OWN = {"test_lockstep.py", "test_models.py", "test_up.py"}
+"""Files whose tests use the fleet, and those that start services of their own; the others use the cluster."""
+
+
+class _OneProcessForTheSameServices(LoadScopeScheduling):
+    """Where several processes run tests beside each other, services that files share are started once."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        path = nodeid.partition("::")[0]
+        folder, _, file = path.rpartition("/")
+        if not folder.endswith("e2e") or file in OWN:
+            return path
+        return "fleet" if file in FLEET else "cluster"
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
+    return _OneProcessForTheSameServices(config, log)
 
 
 @pytest.fixture(scope="session")
@@ -54,6 +79,19 @@ def idle(cluster: Cluster) -> Callable[[], None]:
                 time.sleep(0.1)
 
     return wait
+
+
+@pytest.fixture(scope="session")
+def shared_fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    with running_fleet(tmp_path_factory.mktemp("fleet"), num_workers=2, num_routers=1) as running:
+        yield running
+
+
+@pytest.fixture
+def fleet(shared_fleet: Fleet) -> Fleet:
+    """A router over two workers of a tiny model, all there whatever an earlier test did to them."""
+    shared_fleet.restore()
+    return shared_fleet
 
 
 class Services:

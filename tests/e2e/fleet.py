@@ -20,7 +20,9 @@ from tests.e2e.proxy import Proxy
 from tests.fakes.tiny_model import ARGUMENTS, write_tiny_model
 
 WAIT_SECONDS = 90.0
-WORKER_FLAGS = ("--num-blocks", "4096", "--max-num-seqs", "64", "--served-model-name", "tiny", *ARGUMENTS)
+WORKER_FLAGS = (
+    "--num-blocks", "4096", "--max-num-seqs", "64", "--served-model-name", "tiny", "--drain-timeout", "0", *ARGUMENTS,
+)  # fmt: skip
 
 
 @dataclass
@@ -85,6 +87,10 @@ class Fleet:
             for worker in _stats(router).workers
             if of_router or worker.address == addresses[number]
         )
+
+    def num_generated_tokens(self) -> int:
+        """Of all workers, since each started."""
+        return sum(worker.num_generated_tokens for worker in _stats(self.routers[0]).workers)
 
     def restore(self) -> None:
         """Whatever was done to it: afterwards all is there again."""

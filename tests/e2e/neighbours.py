@@ -11,7 +11,7 @@ from typing import Self
 from fissile import AsyncClient
 
 PROMPTS = [f"{i} {subject}" for i, subject in enumerate(("The sea", "A king", "My dog", "Rain", "The old house"))]
-NUM_STREAMS, NUM_TOKENS = 8, 24
+NUM_STREAMS, NUM_TOKENS = 8, 12
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,13 @@
 """
 
 import random
+from collections.abc import Sequence
 from functools import partial
 
 import pytest
 
-from tests.e2e.chaos import FAULTS, WORKER_STOPPED, Outcome, outcomes, some_asks
-from tests.e2e.fleet import running_fleet
+from tests.e2e.chaos import FAULTS, WORKER_STOPPED, Fault, Outcome, outcomes, some_asks
+from tests.e2e.fleet import Fleet, running_fleet
 
 SEED = 20
 
@@ -24,31 +25,32 @@ def faults_of(outcome: Outcome, whole: Outcome, of_router: bool) -> list[str]:
     return found if begins else [*found, "it began with other tokens"]
 
 
+def strike_and_compare(fleet: Fleet, num_asks: int, faults: Sequence[Fault]) -> None:
+    """One fault after the other; after each but the last the fleet is whole again."""
+    rng = random.Random(SEED)
+    asks = some_asks(num_asks, SEED)
+    oracle = outcomes(fleet, asks)
+    assert [outcome.error for outcome in oracle] == [""] * num_asks
+    for number, fault in enumerate(faults):
+        if number:
+            fleet.restore()
+        victim = rng.randrange(len(fleet.routers if fault.of_router else fleet.workers))
+        strike = partial(fault.strike, fleet, victim)
+        answers = outcomes(fleet, asks, strike, rng.randint(1, num_asks // 2))
+        found = {
+            at: complaints
+            for at, (answer, whole) in enumerate(zip(answers, oracle, strict=True))
+            if (complaints := faults_of(answer, whole, fault.of_router))
+        }
+        assert not found, f"round {number}, {fault.name} {victim}: {found}"
+        fleet.wait_until_idle()
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-def test_faults_are_not_seen_in_the_answers(is_soak, tmp_path):
-    rng = random.Random(SEED)
-    if is_soak:
-        num_workers, num_routers, num_asks = 3, 2, 200
-        rounds = [FAULTS[number % len(FAULTS)] for number in range(20)]
-    else:
-        num_workers, num_routers, num_asks = 2, 1, 60
-        rounds = [WORKER_STOPPED]
-    with running_fleet(tmp_path, num_workers, num_routers) as fleet:
-        asks = some_asks(num_asks, SEED)
-        oracle = outcomes(fleet, asks)
-        assert [outcome.error for outcome in oracle] == [""] * num_asks
-        for number, fault in enumerate(rounds):
-            victim = rng.randrange(num_routers if fault.of_router else num_workers)
-            strike = partial(fault.strike, fleet, victim)
-            answers = outcomes(fleet, asks, strike, rng.randint(1, num_asks // 2))
-            where = f"round {number}, {fault.name} {victim}"
-            found = {
-                at: complaints
-                for at, (answer, whole) in enumerate(zip(answers, oracle, strict=True))
-                if (complaints := faults_of(answer, whole, fault.of_router))
-            }
-            assert not found, f"{where}: {found}"
-            if is_soak or number + 1 < len(rounds):
-                fleet.restore()
-            fleet.wait_until_idle()
+def test_faults_are_not_seen_in_the_answers(fleet, is_soak, tmp_path):
+    if not is_soak:
+        strike_and_compare(fleet, 60, [WORKER_STOPPED])
+        return
+    with running_fleet(tmp_path, num_workers=3, num_routers=2) as larger:
+        strike_and_compare(larger, 200, [FAULTS[number % len(FAULTS)] for number in range(20)])

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tests.data.greedy_reference import FILE, NUM_TOKENS
+from tests.soak import is_long
 
 CASES = json.loads(FILE.read_text())["cases"]
 
@@ -20,8 +21,10 @@ def test_the_router_tokenises_as_the_reference_did(client):
         assert [token.id for token in client.tokenize(case["text"])] == case["prompt"], case["text"]
 
 
-@pytest.mark.parametrize("number", range(len(CASES)))
+@pytest.mark.soak
+@pytest.mark.parametrize("number", range(0, len(CASES), 1 if is_long() else 4))
 def test_alone(client, number):
+    """Some of those that are answered at once below, all of them in the long version."""
     assert ours(client, CASES[number]["prompt"]) == CASES[number]["tokens"]
 
 
