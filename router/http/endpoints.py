@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import uuid
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -33,6 +33,7 @@ from router.http.requests import chat_names, chat_request, completion_names, com
 logger = logging.getLogger(__name__)
 
 M = TypeVar("M", GenerateResponse, ChatResponse)
+T = TypeVar("T")
 
 MAX_WHOLE_BYTES = 16 * 1024 * 1024
 """Of an answer that is no stream, before it becomes JSON. Log probabilities can be that many: as JSON they take ten
@@ -53,14 +54,14 @@ class Completions:
         raw, caller = await http.body(), caller_of(http)
         async with self._api.admission.turns.turn_if_large(caller.name, len(raw)):
             with _refusals_logged(scope["path"], CompletionBody):
-                body = parse_body(raw, CompletionBody)
+                body = await _made(partial(parse_body, raw, CompletionBody), len(raw))
         names = completion_names(body)
         try:
             envelope = await _envelope(self._api, body, caller, "cmpl")
             echo = await self._echo(body, caller) if body.echo else None
             writer = CompletionWriter(envelope, 1 if body.n is None else body.n, body.logprobs, echo)
             with _refusals_logged(scope["path"], CompletionBody):
-                request = completion_request(body, envelope.id, self._keep_alive)
+                request = await _made(partial(completion_request, body, envelope.id, self._keep_alive), len(raw))
             answers = self._api.generate(request, caller, traceparent=_traceparent(http))
             await _Exchange(answers, writer, names, envelope.id, bool(body.stream)).respond(scope, receive, send)
         except FissileError as error:
@@ -105,17 +106,23 @@ class Chat:
         raw, caller = await http.body(), caller_of(http)
         async with self._api.admission.turns.turn_if_large(caller.name, len(raw)):
             with _refusals_logged(scope["path"], ChatBody):
-                body = parse_body(raw, ChatBody)
+                body = await _made(partial(parse_body, raw, ChatBody), len(raw))
         names = chat_names(body)
         try:
             envelope = await _envelope(self._api, body, caller, "chatcmpl")
             writer = ChatWriter(envelope, (body.top_logprobs or 0) if body.logprobs else None)
             with _refusals_logged(scope["path"], ChatBody):
-                request = chat_request(body, envelope.id, self._keep_alive)
+                request = await _made(partial(chat_request, body, envelope.id, self._keep_alive), len(raw))
             answers = self._api.chat(request, caller, traceparent=_traceparent(http))
             await _Exchange(answers, writer, names, envelope.id, bool(body.stream)).respond(scope, receive, send)
         except FissileError as error:
             raise names.translate(error) from error
+
+
+async def _made(make: Callable[[], T], num_bytes: int) -> T:
+    """What `make` returns; of something large by a thread, so that the event loop is held for no longer than a call of
+    `json` or pydantic lets nothing else run."""
+    return make() if num_bytes < LARGE_BYTES else await asyncio.to_thread(make)
 
 
 def _traceparent(http: Request) -> str:
@@ -171,8 +178,7 @@ class _Exchange(Generic[M]):
                         f"the answer takes more than {MAX_WHOLE_BYTES} bytes; as a stream it may take any number"
                     )
                 join(first, message)
-        make = partial(self._response, first, headers)
-        response = make() if num_bytes < LARGE_BYTES else await asyncio.to_thread(make)
+        response = await _made(partial(self._response, first, headers), num_bytes)
         await response(scope, receive, send)
 
     def _response(self, message: M, headers: dict[str, str]) -> JSONResponse:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import socket
+import threading
 from contextlib import asynccontextmanager
 
 import pytest
@@ -126,3 +127,26 @@ def test_bodies_are_held_within_a_budget():
     refused, served = run_front(scenario, FakeWorker(counts(2)), max_held_bytes=10_000)
     assert (refused.status_code, served.status_code) == (429, 200)
     assert "max-held-bytes" in refused.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("made", ["parse_body", "completion_request"])
+def test_while_a_large_body_is_read_others_are_served(monkeypatch, made):
+    make, is_served, is_held = getattr(endpoints, made), threading.Event(), threading.Event()
+
+    def slowly(body, *arguments):
+        if len(body if made == "parse_body" else body.prompt[0]) > 100_000:
+            is_held.set()
+            assert is_served.wait(20)
+        return make(body, *arguments)
+
+    monkeypatch.setattr(endpoints, made, slowly)
+
+    async def scenario(client, system):
+        large = asyncio.create_task(client.post("/v1/completions", json={**BODY, "prompt": "a" * 200_000}))
+        await until(is_held.is_set)
+        small = await client.post("/v1/completions", json=BODY)
+        is_served.set()
+        return small.status_code, (await large).status_code
+
+    worker = FakeWorker(counts(2), max_model_len=300_000)
+    assert run_front(scenario, worker) == (200, 200)
