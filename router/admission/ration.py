@@ -26,9 +26,11 @@ class Ration:
         self._urgent: deque[tuple[Callable[[], object], float]] = deque()
         self._line: deque[tuple[Callable[[], object], float]] = deque()
         self._is_coming_back = False
+        self._is_turn_of_urgent = False
 
     def wake(self, callback: Callable[[], object], cost: float = 1.0, *, is_urgent: bool = False) -> None:
-        """Call it, now or in one of the next turns: it wakes a task to do what costs so much."""
+        """Call it, now or in one of the next turns: it wakes a task to do what costs so much. What is urgent
+        stands in a line of its own, and the two lines take turns: neither starves the other."""
         line = self._urgent if is_urgent else self._line
         if self._left > 0 and not line:
             self.spend(cost)
@@ -55,7 +57,9 @@ class Ration:
     def _next_turn(self) -> None:
         self._is_coming_back = False
         self._left = min(UNITS_PER_TURN, self._left + UNITS_PER_TURN)
-        while self._left > 0 and (line := self._urgent or self._line):
+        while self._left > 0 and (self._urgent or self._line):
+            self._is_turn_of_urgent = not self._is_turn_of_urgent
+            line = (self._urgent or self._line) if self._is_turn_of_urgent else (self._line or self._urgent)
             callback, cost = line.popleft()
             self.spend(cost)
             callback()

@@ -46,6 +46,17 @@ def test_what_is_urgent_goes_before_what_waits():
     assert run(scenario) == [[*range(ROOM)], ["urgent", ROOM, ROOM + 1]]
 
 
+def test_a_flood_of_what_is_urgent_leaves_the_rest_its_share():
+    def scenario(ration, do):
+        for number in range(ROOM + 2):
+            ration.wake(lambda number=number: do(number))
+        for _ in range(2 * ROOM):
+            ration.wake(lambda: do("urgent"), is_urgent=True)
+
+    first, second, *_ = run(scenario)
+    assert (first, second) == ([*range(ROOM)], ["urgent", ROOM, "urgent", ROOM + 1])
+
+
 def test_what_costs_more_than_a_turn_has_is_paid_by_the_next_ones():
     def scenario(ration, do):
         ration.wake(lambda: do("large"), 3 * UNITS_PER_TURN)
