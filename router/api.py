@@ -35,6 +35,7 @@ from router.admission.turns import LARGE_BYTES
 from router.admission.unread import UnreadBytes
 from router.answering import responses
 from router.answering.answer import Answer
+from router.answering.heartbeats import Heartbeats
 from router.answering.pacing import News, Pacer
 from router.answering.parts import parts
 from router.answering.request import OpenRequest
@@ -56,6 +57,9 @@ from router.preparing import Preparation
 from router.timers import deadline_timer
 
 R = TypeVar("R", GenerateResponse, ChatResponse)
+
+COMPLETIONS_PER_UNIT = 16
+"""Of the loop's ration, to open: a request may have 256 prompts with 128 each."""
 
 
 def no_deadline() -> float | None:
@@ -92,6 +96,7 @@ class GenerationApi:
         self._pacer = pacer
         self._quotas = quotas
         self._tracer = tracer
+        self._heartbeats = Heartbeats()
 
     def generate(
         self, request: GenerateRequest, caller: Caller, time_left: TimeLeft = no_deadline, traceparent: str = ""
@@ -131,8 +136,12 @@ class GenerationApi:
                 opened = await self._prepared(request, caller, account)
                 tab.take_prompt(_num_prompt_tokens(opened), lambda: _num_generated(opened))
                 self._open.add(request_id, caller.name, opened)
-                with deadline_timer(opened, time_left()), self._dispatcher.dispatched(opened, time_left):
-                    answer = Answer(opened)
+                with (
+                    deadline_timer(opened, time_left()),
+                    self._dispatcher.dispatched(opened, time_left),
+                    self._heartbeats.counted(caller.name, opened[0].spec.heartbeat) as silence,
+                ):
+                    answer = Answer(opened, silence)
                     is_answered = False
                     while not is_answered:
                         update = await answer.next()
@@ -163,19 +172,21 @@ class GenerationApi:
                 with account.part("tokenise"):
                     served, specs = await self._preparation.specs(request, model, account.request_id, salt)
         news = News(caller.name)
-        opened = [
-            OpenRequest(
-                spec,
-                served.tokenizer,
-                copy(account.watch),
-                self._metrics,
-                self._pacer,
-                news,
-                self._unread_bytes(caller),
-                RequestTrace(self._tracer, account.span),
+        opened = []
+        for spec in specs:
+            await self.admission.ration.granted(spec.n / COMPLETIONS_PER_UNIT)
+            opened.append(
+                OpenRequest(
+                    spec,
+                    served.tokenizer,
+                    copy(account.watch),
+                    self._metrics,
+                    self._pacer,
+                    news,
+                    self._unread_bytes(caller),
+                    RequestTrace(self._tracer, account.span),
+                )
             )
-            for spec in specs
-        ]
         account.opened(opened)
         return opened
 

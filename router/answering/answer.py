@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from fissile.v1 import RequestTimings, Usage
 from router.answering.completion import Delta
+from router.answering.heartbeats import Silence
 from router.answering.request import OpenRequest
 from router.answering.update import MAX_ENTRIES, Update
 
@@ -15,9 +16,10 @@ from router.answering.update import MAX_ENTRIES, Update
 class Answer:
     """Of one or more requests that share `news`."""
 
-    def __init__(self, requests: Sequence[OpenRequest]) -> None:
+    def __init__(self, requests: Sequence[OpenRequest], silence: Silence | None) -> None:
+        """`silence`: until a heartbeat; None: there are none."""
         self._news = requests[0].news
-        self._heartbeat = requests[0].spec.heartbeat
+        self._silence = silence
         self._final_only = requests[0].spec.final_only
         self._take = requests[0].take if len(requests) == 1 else self._take_all
         self._open = dict(enumerate(requests))
@@ -26,8 +28,8 @@ class Answer:
         self._timings: list[RequestTimings] = []
 
     async def next(self) -> Update:
-        """Waits for what is new. It is empty after `heartbeat` seconds of silence; the last one has usage and timings
-        of all prompts. Raises the error that ends the call, once what came before it is taken."""
+        """Waits for what is new. It is empty after as much silence as there may be; the last one has usage and
+        timings of all prompts. Raises the error that ends the call, once what came before it is taken."""
         while True:
             is_silent = await self._is_silent()
             error = next((request.error for request in self._open.values() if request.error), None)
@@ -45,11 +47,11 @@ class Answer:
 
     async def _is_silent(self) -> bool:
         """Wait until there is news. True: a heartbeat is due first."""
-        if self._heartbeat is None:  # a time-out costs a tenth of what a message does here
+        if self._silence is None:  # a time-out costs a tenth of what a message does here
             await self._news.wait()
             return False
         try:
-            async with asyncio.timeout(self._heartbeat):
+            async with asyncio.timeout(self._silence()):
                 await self._news.wait()
         except TimeoutError:
             return True

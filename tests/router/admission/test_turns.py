@@ -1,11 +1,14 @@
 """Large requests of one client hold up nobody: neither small ones, nor large ones of another client."""
 
 import asyncio
+from collections import Counter
 
-from fissile.v1 import GenerateRequest, GenerationOptions
+from fissile.v1 import GenerateRequest, GenerationOptions, Prompt
+from router import api
 from router.admission.ration import Ration
 from router.admission.turns import LARGE_BYTES, SMALL, Turns
-from tests.fakes.system import error_of, run_system
+from router.answering.request import OpenRequest
+from tests.fakes.system import error_of, run_system, until
 from tests.fakes.worker import FakeWorker, counts
 
 
@@ -53,3 +56,30 @@ def test_small_requests_do_not_wait_for_large_ones():
     num_tokens, num_done, num_free = run_system(scenario, FakeWorker(counts(10), max_model_len=100))
     assert (num_tokens, num_free) == (3, SMALL)
     assert num_done < 20
+
+
+def test_many_completions_of_one_request_are_opened_over_many_turns_of_the_loop(monkeypatch):
+    opened = Counter()
+
+    async def scenario(system):
+        turn = 0
+
+        def next_turn():
+            nonlocal turn
+            turn += 1
+            asyncio.get_running_loop().call_soon(next_turn)
+
+        def open_request(spec, *arguments):
+            opened[turn] += spec.n
+            return OpenRequest(spec, *arguments)
+
+        monkeypatch.setattr(api, "OpenRequest", open_request)
+        next_turn()
+        options = GenerationOptions(n=128, max_tokens=1)
+        call = system.stub.Generate(GenerateRequest(prompts=[Prompt(text="a")] * 64, options=options))
+        await until(lambda: opened.total() == 64 * 128)
+        call.cancel()
+        await system.quiet()
+
+    run_system(scenario, FakeWorker(counts(1)))
+    assert max(opened.values()) <= 128
