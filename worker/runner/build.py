@@ -11,6 +11,7 @@ from worker.attention.interface import make_builders
 from worker.core.cache.pools import PoolKind, bytes_of
 from worker.grammars.compiler import GrammarCompiler
 from worker.grammars.masks import SlotGrammars
+from worker.kernels.native.build import this_cpu
 from worker.kernels.select import Kernels
 from worker.kernels.weights import Blocks, Grouped, Quantization
 from worker.layers.experts import RoutedExperts
@@ -28,7 +29,8 @@ from worker.models.registry import create_model
 from worker.models.weights import fill_with_noise, load_weights, pack_weights
 from worker.parallel.group import ALONE, Group
 from worker.runner.assembly import Assembly, SizedCache, compile_ahead, size_cache, warm_up
-from worker.runner.config import DTYPES, MemoryReport, ModelInfo, RunnerConfig
+from worker.runner.config import MemoryReport, ModelInfo, RunnerConfig
+from worker.runner.dtypes import is_emulated, resolve_dtype
 from worker.runner.graphs import MANY_TOKENS, GraphSizes
 from worker.runner.memory import GIB, physical_cores
 from worker.runner.model_runner import ModelRunner
@@ -51,15 +53,6 @@ def resolve_device(name: str, local_rank: int) -> torch.device:
             f"no CUDA device for rank {local_rank} of this host: {torch.cuda.device_count()} are visible"
         )
     return torch.device("cuda", local_rank)
-
-
-def resolve_dtype(name: str, device: torch.device, checkpoint: str) -> torch.dtype:
-    """Raises ModelConfigError for a dtype that is not known."""
-    if name == "auto":
-        name = "float32" if device.type == "cpu" else checkpoint
-    if name not in DTYPES:
-        raise ModelConfigError(f"dtype {name!r} is not supported ({', '.join(DTYPES)})")
-    return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]
 
 
 def resolve_quantization(
@@ -104,6 +97,8 @@ def build_runner(
         logger.warning("%s", remark)
     max_model_len = _max_model_len(config, model_config)
     dtype = resolve_dtype(config.dtype, device, model_config.dtype)
+    if tp.rank == 0 and device.type == "cpu" and is_emulated(dtype, this_cpu()):
+        logger.warning("%s is emulated on this processor: float32 is several times as fast", config.dtype)
     kernels = Kernels(device, config.kernel_backend)
     quantized = model_config.quantized
     stored = None if checkpoint is None else _stored_kind(source, quantized)
