@@ -60,7 +60,7 @@ class WorkerSettings(Settings):
     )
     kv_cache_dtype: Literal["auto", "fp8"] = Field(
         "auto",
-        description="Type of keys and values in the cache: 'auto' is that of activations, 'fp8' takes half the memory.",
+        description="Type of keys and values in the cache: 'auto' is that of activations, 'fp8' takes a byte a number.",
     )
     max_model_len: int | None = Field(None, ge=1, description="Longest context in tokens; unset: the model's own.")
 

@@ -17,6 +17,7 @@ from worker.kernels.native.linear import NativeLinear
 from worker.kernels.sampling import CHOOSE
 from worker.kernels.select import Kernels
 from worker.kernels.torch import sample as torch_sample
+from worker.kernels.torch.fp8 import to_fp8
 from worker.kernels.weights import Blocks, Dense
 
 pytestmark = pytest.mark.skipif(not HAS_NATIVE, reason="needs AVX2 and a C++ compiler")
@@ -164,3 +165,31 @@ def test_a_cache_that_cannot_be_written_is_an_obstacle(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(BuildError, match="cannot hold"):
         build.library(LEVELS[0], tmp_path / "file")
+
+
+def test_keys_and_values_become_the_nearest_float8() -> None:
+    """As torch rounds them: all sizes there are, halves between two neighbours, beyond both ends, both signs."""
+    numbers = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
+    numbers = numbers[numbers.isfinite()].sort().values
+    halves = (numbers[1:] + numbers[:-1]) / 2
+    near = torch.cat((halves.nextafter(torch.tensor(torch.inf)), halves.nextafter(torch.tensor(-torch.inf))))
+    found = torch.cat((numbers, halves, near, torch.tensor([1e-9, -1e-9, 460.0, -470.0, 1e30, -1e30])))
+    found = torch.cat((found, found.new_zeros(-len(found) % 16)))
+    rows = Rows(Rig(Kernels(CPU, "native"), torch.float32), (2, 2, 16), [1] * (len(found) // 16),
+                [1] * (len(found) // 16), 16, cache_scales=(1.0, 0.5))  # fmt: skip
+    qkv = found.view(-1, 16).repeat(1, 6)
+    _, k, v = rows.kernel.write_qkv(qkv, None, None, rows.cache, rows.metadata)
+    assert torch.equal(k[:, 0].flatten(), to_fp8(found, 1.0).float())
+    assert torch.equal(v[:, 1].flatten(), to_fp8(found, 0.5).float() * 0.5)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize("head", [8, 10], ids=["key", "value"])
+def test_a_cache_of_float8_hides_no_nan_from_the_token_that_wrote_it(value: float, head: int) -> None:
+    """Of 8 query heads, 2 of keys and 2 of values; the other key head's queries, and other rows, are as they were."""
+    rows = Rows(Rig(Kernels(CPU, "native"), torch.float32), (8, 2, 16), [1, 1], [20, 9], 16, cache_scales=(1.0, 1.0))
+    qkv = rows.qkv.clone()
+    qkv[0, head * 16 + 3] = value
+    q, k, v = rows.kernel.write_qkv(qkv, None, None, rows.cache, rows.metadata)
+    out = rows.kernel.attend(q, k, v, rows.cache, rows.metadata, None).unflatten(-1, (8, 16))
+    assert out[0, :4].isnan().all() and out[0, 4:].isfinite().all() and out[1].isfinite().all()

@@ -1,5 +1,6 @@
 // Causal attention over a paged cache. Of each block a layer has keys [heads][D][block_size], so that a vector holds one
-// component of W keys, and values [heads][block_size][D]; from a block to the next it is `block_stride` floats.
+// component of W keys, and values [heads][block_size][D]; from a block to the next it is `block_stride` entries. These
+// are floats, or of float8 with a scale for all of a layer's keys and one for its values.
 //
 // Keys are taken KEYS at a time, each time with a softmax of its own, and what was found is merged in their order. So a
 // token's result depends on its context alone, and not on how the work was shared out.
@@ -9,15 +10,17 @@
 #include <cmath>
 #include <vector>
 
-#include "vector.h"
+#include "float8.h"
 
 constexpr int KEYS = 256;
+constexpr int LINE = 64;  // bytes
 constexpr int TILE_QUERIES = 96;  // of a chunk of a prompt: tokens times heads that share keys
 
 struct Shape {
     int heads, kv_heads, head_dim, block_size;
     int64_t block_stride;
     float scale;
+    int cache_bits;  // 32 or 8
     int group() const { return heads / kv_heads; }
     // Where a layer's keys, or values, of this head in this block begin.
     int64_t place(int64_t block, int kv_head) const {
@@ -39,17 +42,28 @@ struct Merge {
     int first_partial, num_partials, kv_head, first_token, num_tokens;
 };
 
+// A layer's part of the cache, and what its numbers are multiplied by.
+struct Cache {
+    void *k, *v;
+    float k_scale, v_scale;
+};
+
 struct Attention {
     Shape shape;
     const float *q;  // [tokens][stride]: the heads' queries side by side
     size_t stride;
-    const float *k, *v;
+    Cache cache;
     float *out;  // [tokens][heads * D]
     const std::vector<AttentionItem> *items;
     const std::vector<Merge> *merges;
     float *partials;          // [number][queries of an item][D + 2]: sum of values, then of weights, then the largest score
     int queries_per_partial;
     float *const *scratch;  // one for each thread
+
+    // Of what `load` makes of the cache.
+    float unit() const { return shape.cache_bits == 8 ? FLOAT8_UNIT : 1.0f; }
+    float score_scale() const { return shape.scale * (cache.k_scale * unit()); }
+    float value_scale() const { return cache.v_scale * unit(); }
 };
 
 static inline size_t attention_scratch(const Shape &shape) {
@@ -57,13 +71,14 @@ static inline size_t attention_scratch(const Shape &shape) {
     return queries * (KEYS + W) + 2 * queries * (shape.head_dim + 2);
 }
 
-template <int R>
+template <int R, typename Entry>
 static inline void score_tile(
-    const float *const *q, const float *keys, const float *next, int key_stride, int dim, float *scores) {
+    const float *const *q, const Entry *keys, const Entry *next, int key_stride, int dim, float *scores) {
     Vec total[R] = {};
+    const int per_line = std::max(1, LINE / int(key_stride * sizeof(Entry))), last = per_line - 1;
     for (int d = 0; d < dim; d++) {
         const Vec key = load(keys + size_t(d) * key_stride);
-        __builtin_prefetch(next + size_t(d) * key_stride);
+        if ((d & last) == 0) __builtin_prefetch(next + size_t(d) * key_stride);
 #pragma GCC unroll 8
         for (int r = 0; r < R; r++) total[r] += key * q[r][d];
     }
@@ -72,15 +87,29 @@ static inline void score_tile(
 }
 
 // `next`: the keys that are read after these, so that they are there by then.
-template <int R = 1>
+template <int R, typename Entry>
 static void scores_of(
-    const float *const *q, int num, const float *keys, const float *next, int key_stride, int dim, float *scores) {
+    const float *const *q, int num, const Entry *keys, const Entry *next, int key_stride, int dim, float *scores) {
     if constexpr (R < 8) {
         if (num > R) return scores_of<R + 1>(q, num, keys, next, key_stride, dim, scores);
     }
     score_tile<R>(q, keys, next, key_stride, dim, scores);
 }
 
+// Both are D values, their weights' sum, and the largest score, which is -inf where no key was seen.
+static inline void merge_found(float *total, const float *part, int dim, bool is_first) {
+    if (is_first) {
+        memcpy(total, part, (dim + 2) * sizeof(float));
+        return;
+    }
+    if (part[dim + 1] == -INFINITY && part[dim] == 0) return;
+    const float most = std::max(total[dim + 1], part[dim + 1]);
+    const float old_share = std::exp(total[dim + 1] - most), new_share = std::exp(part[dim + 1] - most);
+    for (int d = 0; d <= dim; d++) total[d] = total[d] * old_share + part[d] * new_share;
+    total[dim + 1] = most;
+}
+
+template <typename Entry>
 struct ItemWork {
     const Attention &attention;
     const AttentionItem &item;
@@ -108,12 +137,13 @@ struct ItemWork {
         return shape.place(item.blocks[position / shape.block_size], item.kv_head);
     }
 
-    const float *keys(int position) const {
-        return attention.k + place(position) + position % shape.block_size;
+    const Entry *keys(int position) const {
+        return static_cast<const Entry *>(attention.cache.k) + place(position) + position % shape.block_size;
     }
 
-    const float *values(int position) const {
-        return attention.v + place(position) + position % shape.block_size * shape.head_dim;
+    const Entry *values(int position) const {
+        return static_cast<const Entry *>(attention.cache.v) + place(position) +
+               position % shape.block_size * shape.head_dim;
     }
 
     void run() {
@@ -124,7 +154,7 @@ struct ItemWork {
             for (int i = 0; i < num_queries; i++) weigh(i, first, last);
             mix(first, last);
             for (int i = 0; i < num_queries; i++)
-                merge(total + i * width, found + i * width, shape.head_dim, first == item.first_key);
+                merge_found(total + i * width, found + i * width, shape.head_dim, first == item.first_key);
         }
     }
 
@@ -132,13 +162,13 @@ struct ItemWork {
     void score(int first, int last) {
         for (int at = first; at < last;) {
             const int num_keys = std::min(W, shape.block_size - at % shape.block_size);
-            const float *tile = keys(at), *next = at + num_keys < last ? keys(at + num_keys) : tile;
+            const Entry *tile = keys(at), *next = at + num_keys < last ? keys(at + num_keys) : tile;
             for (int i = 0; i < num_queries; i += 8) {
                 const int num = std::min(8, num_queries - i);
                 const float *queries[8];
                 for (int r = 0; r < num; r++) queries[r] = query(i + r);
                 float *row = scores + i * (KEYS + W) + at - first;
-                scores_of(queries, num, tile, next, shape.block_size, shape.head_dim, row);
+                scores_of<1>(queries, num, tile, next, shape.block_size, shape.head_dim, row);
             }
             at += num_keys;
         }
@@ -148,12 +178,13 @@ struct ItemWork {
         float *row = scores + i * (KEYS + W);
         const int seen = std::max(0, std::min(limit(i), last) - first), padded = (last - first + W - 1) / W * W;
         for (int key = seen; key < padded; key++) row[key] = -INFINITY;
+        const float scale = attention.score_scale();
         Vec most = splat(-INFINITY);
-        for (int key = 0; key < seen; key += W) most = larger(load(row + key) * shape.scale, most);
+        for (int key = 0; key < seen; key += W) most = larger(load(row + key) * scale, most);
         const float largest = largest_of(most);
         Vec sum = {};
         for (int key = 0; key < padded; key += W) {
-            const Vec weight = exponential(load(row + key) * shape.scale - (seen ? largest : 0.0f));
+            const Vec weight = exponential(load(row + key) * scale - (seen ? largest : 0.0f));
             store(row + key, weight);
             sum += weight;
         }
@@ -182,14 +213,14 @@ struct ItemWork {
         Vec sums[R][N] = {};
         for (int at = first; at < end;) {
             const int run = std::min(end - at, shape.block_size - at % shape.block_size);
-            const float *value = values(at) + d;
+            const Entry *value = values(at) + d;
             const ptrdiff_t ahead = at + run < end ? values(at + run) + d - value : 0;
             for (int key = at - first; key < at - first + run; key++, value += shape.head_dim) {
                 Vec parts[N];
 #pragma GCC unroll 4
                 for (int n = 0; n < N; n++) {
                     parts[n] = load(value + n * W);
-                    if (i == 0) __builtin_prefetch(value + n * W + ahead);
+                    if (i == 0 && n * W * sizeof(Entry) % LINE == 0) __builtin_prefetch(value + n * W + ahead);
                 }
 #pragma GCC unroll 4
                 for (int r = 0; r < R; r++) {
@@ -203,34 +234,22 @@ struct ItemWork {
         for (int r = 0; r < R; r++)
             for (int n = 0; n < N; n++) store(found + (i + r) * (shape.head_dim + 2) + d + n * W, sums[r][n]);
     }
-
-    // Both are D values, their weights' sum, and the largest score, which is -inf where no key was seen.
-    static void merge(float *total, const float *part, int dim, bool is_first) {
-        if (is_first) {
-            memcpy(total, part, (dim + 2) * sizeof(float));
-            return;
-        }
-        if (part[dim + 1] == -INFINITY && part[dim] == 0) return;
-        const float most = std::max(total[dim + 1], part[dim + 1]);
-        const float old_share = std::exp(total[dim + 1] - most), new_share = std::exp(part[dim + 1] - most);
-        for (int d = 0; d <= dim; d++) total[d] = total[d] * old_share + part[d] * new_share;
-        total[dim + 1] = most;
-    }
 };
 
 static inline void write_out(const Attention &attention, int kv_head, int first_token, int query, const float *total) {
     const Shape &shape = attention.shape;
     const int head = kv_head * shape.group() + query % shape.group(), token = first_token + query / shape.group();
     float *out = attention.out + (size_t(token) * shape.heads + head) * shape.head_dim;
-    const float share = 1.0f / total[shape.head_dim];
+    const float share = attention.value_scale() / total[shape.head_dim];
     for (int d = 0; d < shape.head_dim; d++) out[d] = total[d] * share;
 }
 
+template <typename Entry>
 static void attend_item(const void *task, int chunk, int thread) {
     const Attention &attention = *static_cast<const Attention *>(task);
     const AttentionItem &item = (*attention.items)[chunk];
     const int width = attention.shape.head_dim + 2;
-    ItemWork work(attention, item, attention.scratch[thread]);
+    ItemWork<Entry> work(attention, item, attention.scratch[thread]);
     work.run();
     if (item.partial >= 0) {
         float *to = attention.partials + size_t(item.partial) * attention.queries_per_partial * width;
@@ -249,7 +268,7 @@ static void merge_partials(const void *task, int chunk, int) {
     float *first = attention.partials + merge.first_partial * size;
     for (int i = 0; i < merge.num_tokens * attention.shape.group(); i++) {
         for (int part = 1; part < merge.num_partials; part++)
-            ItemWork::merge(first + i * width, first + part * size + i * width, attention.shape.head_dim, false);
+            merge_found(first + i * width, first + part * size + i * width, attention.shape.head_dim, false);
         write_out(attention, merge.kv_head, merge.first_token, i, first + i * width);
     }
 }

@@ -14,11 +14,11 @@ constexpr int MAX_TOKENS = 1024;  // that go through the layers together: their 
 struct Layer {
     Matrix qkv, output, gate_up, down;
     const float *attention_norm, *mlp_norm, *q_norm, *k_norm, *cos, *sin;
-    float *k, *v;
+    Cache cache;
 };
 
 struct Model {
-    int32_t num_layers, hidden_size, intermediate_size, heads, kv_heads, head_dim, block_size;
+    int32_t num_layers, hidden_size, intermediate_size, heads, kv_heads, head_dim, block_size, cache_bits;
     int64_t block_stride;
     float scale, eps, head_eps;
     const float *norm;
@@ -26,7 +26,8 @@ struct Model {
 };
 
 static inline Shape shape_of(const Model &model) {
-    return {model.heads, model.kv_heads, model.head_dim, model.block_size, model.block_stride, model.scale};
+    return {model.heads,        model.kv_heads, model.head_dim,  model.block_size,
+            model.block_stride, model.scale,    model.cache_bits};
 }
 
 struct Step {
@@ -43,15 +44,15 @@ class StepWork {
     }
 
     // Tokens begin ... end of the step, whose activations are in `qkv`, to `out`.
-    void add_attention(int begin, int end, const float *qkv, size_t stride, const float *k, const float *v, float *out) {
+    void add_attention(int begin, int end, const float *qkv, size_t stride, const Cache &cache, float *out) {
         if (items_.empty()) share_out(begin, end);
-        add_attention(items_, merges_, qkv, stride, k, v, out);
+        add_attention(items_, merges_, qkv, stride, cache, out);
     }
 
     // The same for these tokens alone, counted from `begin`, and for those that are computed with them: as if it were for all.
     void add_attention_of(
-        const std::vector<int> &tokens, int begin, int end, const float *qkv, size_t stride, const float *k,
-        const float *v, float *out) {
+        const std::vector<int> &tokens, int begin, int end, const float *qkv, size_t stride, const Cache &cache,
+        float *out) {
         if (items_.empty()) share_out(begin, end);
         const auto has_any = [&](auto &part) {
             const auto at = std::lower_bound(tokens.begin(), tokens.end(), part.first_token);
@@ -59,7 +60,7 @@ class StepWork {
         };
         std::copy_if(items_.begin(), items_.end(), std::back_inserter(some_items_), has_any);
         std::copy_if(merges_.begin(), merges_.end(), std::back_inserter(some_merges_), has_any);
-        add_attention(some_items_, some_merges_, qkv, stride, k, v, out);
+        add_attention(some_items_, some_merges_, qkv, stride, cache, out);
     }
 
     // Rows of `from`, of `width` floats each, one after another.
@@ -112,10 +113,11 @@ class StepWork {
   private:
     void add_attention(
         const std::vector<AttentionItem> &items, const std::vector<Merge> &merges, const float *qkv, size_t stride,
-        const float *k, const float *v, float *out) {
+        const Cache &cache, float *out) {
         attentions_.push_back(Attention{
-            shape_, qkv, stride, k, v, out, &items, &merges, partials_, queries_per_partial_, scratch_.data()});
-        phases.push_back({attend_item, &attentions_.back(), int(items.size())});
+            shape_, qkv, stride, cache, out, &items, &merges, partials_, queries_per_partial_, scratch_.data()});
+        const auto attend = shape_.cache_bits == 8 ? attend_item<Float8> : attend_item<float>;
+        phases.push_back({attend, &attentions_.back(), int(items.size())});
         if (!merges.empty()) phases.push_back({merge_partials, &attentions_.back(), int(merges.size())});
     }
 
@@ -217,7 +219,7 @@ class Decoding {
         for (int i = 0; i < num_whole; i++) {
             add_qkv(work, stream, model_.layers[i]);
             const Layer &layer = model_.layers[i];
-            work.add_attention(begin, end, stream.qkv, width(), layer.k, layer.v, stream.mixed);
+            work.add_attention(begin, end, stream.qkv, width(), layer.cache, stream.mixed);
             add_rest(work, layer, stream.mixed, stream.gated, stream.x, num);
         }
         std::vector<int> tokens, places;
@@ -237,7 +239,7 @@ class Decoding {
         if (tokens.empty()) return;
         const int num = int(tokens.size());
         work.add_attention_of(
-            tokens, stream.begin, stream.end, stream.qkv, width(), layer.k, layer.v, stream.mixed);
+            tokens, stream.begin, stream.end, stream.qkv, width(), layer.cache, stream.mixed);
         const float *mixed = work.add_gather(stream.mixed, mixed_width(), tokens);
         float *x = work.add_gather(stream.x, model_.hidden_size, tokens);
         add_rest(work, layer, mixed, stream.gated, x, num);
@@ -249,7 +251,7 @@ class Decoding {
         work.add_product(rows, stream.num(), layer.qkv, stream.qkv, width(), Into::store);
         work.add_write(WriteQkv{
             shape_, stream.qkv, width(), stream.num(), layer.q_norm, layer.k_norm, model_.head_eps, layer.cos,
-            layer.sin, step_.positions + stream.begin, step_.slots + stream.begin, layer.k, layer.v});
+            layer.sin, step_.positions + stream.begin, step_.slots + stream.begin, layer.cache});
     }
 
     // What follows attention, added to x.

@@ -12,7 +12,7 @@ from worker.kernels.native.memory import mapped
 from worker.kernels.step import Step, StepBuffers
 
 PAST_THE_END = 16
-"""Floats behind the keys: the last of them are read a vector at a time."""
+"""Entries behind the keys: the last of them are read a vector at a time."""
 WIDTHS = 16
 """Of the widest vector: heads are whole vectors."""
 
@@ -39,7 +39,8 @@ class NativeGqa:
     def allocate(self, num_layers: int, num_blocks: int, block_size: int, device: torch.device) -> GqaPool:
         kv_heads, head_dim = self._spec.num_kv_heads, self._spec.head_dim
         size = num_blocks * num_layers * kv_heads * head_dim * block_size
-        keys, values = (mapped(4 * (size + PAST_THE_END)).view(torch.float32)[:size] for _ in range(2))
+        dtype = self._spec.dtype
+        keys, values = (mapped(dtype.itemsize * (size + PAST_THE_END)).view(dtype)[:size] for _ in range(2))
         k = keys.view(num_blocks, num_layers, kv_heads, head_dim, block_size)
         v = values.view(num_blocks, num_layers, kv_heads, block_size, head_dim)
         return GqaPool([GqaCache(k[:, i], v[:, i]) for i in range(num_layers)], [k, v])
@@ -93,6 +94,7 @@ def attention_model(spec: GqaSpec, norm: QkNorm | None, cache: GqaCache, block_s
         kv_heads=spec.num_kv_heads,
         head_dim=spec.head_dim,
         block_size=block_size,
+        cache_bits=8 * cache.k.itemsize,
         block_stride=cache.k.stride(0),
         scale=spec.scale,
         head_eps=0.0 if norm is None else norm.eps,
@@ -101,6 +103,7 @@ def attention_model(spec: GqaSpec, norm: QkNorm | None, cache: GqaCache, block_s
 
 def point_at_attention(layer: Layer, norm: QkNorm | None, rope: RopeTable | None, cache: GqaCache) -> None:
     layer.k, layer.v = cache.k.data_ptr(), cache.v.data_ptr()
+    layer.k_scale, layer.v_scale = cache.k_scale, cache.v_scale
     if norm is not None:
         layer.q_norm, layer.k_norm = pointer(norm.q_weight), pointer(norm.k_weight)
     if rope is not None:
@@ -110,7 +113,8 @@ def point_at_attention(layer: Layer, norm: QkNorm | None, rope: RopeTable | None
 def supports_gqa(spec: GqaSpec, device: torch.device, dtype: torch.dtype) -> bool:
     return (
         device.type == "cpu"
-        and dtype == spec.dtype == torch.float32
+        and dtype == torch.float32
+        and spec.dtype in (torch.float32, torch.float8_e4m3fn)
         and spec.window is None
         and not spec.has_sinks
         and is_plain(spec)

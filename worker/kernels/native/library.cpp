@@ -139,7 +139,7 @@ void fissile_write_qkv(void *handle, const Model *model, const Layer *layer, con
     const Shape shape = shape_of(*model);
     const WriteQkv write{
         shape, qkv, size_t(shape.heads + 2 * shape.kv_heads) * shape.head_dim, step->num_tokens, layer->q_norm,
-        layer->k_norm, model->head_eps, layer->cos, layer->sin, step->positions, step->slots, layer->k, layer->v};
+        layer->k_norm, model->head_eps, layer->cos, layer->sin, step->positions, step->slots, layer->cache};
     engine.pool.run({{run_write_qkv, &write, write.num_chunks()}});
 }
 
@@ -150,7 +150,7 @@ void fissile_attend(
     std::lock_guard lock(engine.mutex);
     engine.workspace.reset();
     StepWork work(shape_of(*model), *step, engine.workspace, engine.pool.num_threads());
-    work.add_attention(0, step->num_tokens, q, stride, layer->k, layer->v, out);
+    work.add_attention(0, step->num_tokens, q, stride, layer->cache, out);
     engine.pool.run(work.phases);
 }
 

@@ -28,15 +28,17 @@ class Layer(Structure):
     _fields_ = (
         ("qkv", Matrix), ("output", Matrix), ("gate_up", Matrix), ("down", Matrix),
         ("attention_norm", c_void_p), ("mlp_norm", c_void_p), ("q_norm", c_void_p), ("k_norm", c_void_p),
-        ("cos", c_void_p), ("sin", c_void_p), ("k", c_void_p), ("v", c_void_p),
+        ("cos", c_void_p), ("sin", c_void_p),
+        ("k", c_void_p), ("v", c_void_p), ("k_scale", c_float), ("v_scale", c_float),
     )  # fmt: skip
 
 
 class Model(Structure):
     _fields_ = (
         ("num_layers", c_int32), ("hidden_size", c_int32), ("intermediate_size", c_int32), ("heads", c_int32),
-        ("kv_heads", c_int32), ("head_dim", c_int32), ("block_size", c_int32), ("block_stride", c_int64),
-        ("scale", c_float), ("eps", c_float), ("head_eps", c_float), ("norm", c_void_p), ("layers", POINTER(Layer)),
+        ("kv_heads", c_int32), ("head_dim", c_int32), ("block_size", c_int32), ("cache_bits", c_int32),
+        ("block_stride", c_int64), ("scale", c_float), ("eps", c_float), ("head_eps", c_float), ("norm", c_void_p),
+        ("layers", POINTER(Layer)),
     )  # fmt: skip
 
 

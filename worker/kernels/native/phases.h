@@ -150,7 +150,7 @@ struct WriteQkv {
     float eps;
     const float *cos, *sin;  // [positions][D], null: no rotation
     const int64_t *positions, *slots;
-    float *k, *v;
+    Cache cache;
 
     // Of a prompt as many as share a block, usually, so that no two threads write to one line of it.
     int tokens_per_chunk() const { return num_tokens > 64 ? 16 : 2; }
@@ -172,12 +172,42 @@ static inline void turn(const WriteQkv &task, float *head, const float *norm, in
     }
 }
 
+// One head's key and value of a token, to `place` and `offset` in the cache.
+static inline void write_head(const WriteQkv &write, const float *key, const float *value, int64_t place, int offset) {
+    const int dim = write.shape.head_dim;
+    float *k = static_cast<float *>(write.cache.k) + place + offset;
+    for (int d = 0; d < dim; d++) k[d * write.shape.block_size] = key[d];
+    memcpy(static_cast<float *>(write.cache.v) + place + int64_t(offset) * dim, value, dim * sizeof(float));
+}
+
+// The same in float8; key and value become what the cache has of them. `query` is the first of the heads that will see
+// them: attention does not see NaN in such a cache, so where there is one, these get it from the query of the same token.
+static inline void write_small_head(
+    const WriteQkv &write, float *query, float *key, float *value, int64_t place, int offset) {
+    const int dim = write.shape.head_dim;
+    Float8 *k = static_cast<Float8 *>(write.cache.k) + place + offset;
+    Float8 *v = static_cast<Float8 *>(write.cache.v) + place + int64_t(offset) * dim;
+    bool is_finite = true;
+    const auto rounded = [&](float &x, float scale) {
+        const Float8 number = to_float8(x / scale);
+        x = to_float(number) * scale;
+        is_finite = is_finite && std::isfinite(x);
+        return number;
+    };
+    for (int d = 0; d < dim; d++) {
+        k[d * write.shape.block_size] = rounded(key[d], write.cache.k_scale);
+        v[d] = rounded(value[d], write.cache.v_scale);
+    }
+    if (!is_finite)
+        for (int h = 0; h < write.shape.group(); h++) query[h * dim] = NAN;
+}
+
 static void run_write_qkv(const void *task, int chunk, int) {
     const WriteQkv &write = *static_cast<const WriteQkv *>(task);
     const Shape &shape = write.shape;
     const int dim = shape.head_dim, size = write.tokens_per_chunk();
     for (int token = chunk * size; token < std::min(write.num_tokens, (chunk + 1) * size); token++) {
-        float *head = write.qkv + token * write.stride;
+        float *head = write.qkv + token * write.stride, *queries = head;
         const int64_t position = write.positions[token], slot = write.slots[token];
         for (int h = 0; h < shape.heads; h++, head += dim) turn(write, head, write.q_norm, position);
         float *values = head + shape.kv_heads * dim;
@@ -185,9 +215,11 @@ static void run_write_qkv(const void *task, int chunk, int) {
             turn(write, head, write.k_norm, position);
             if (slot < 0) continue;
             const int64_t place = shape.place(slot / shape.block_size, h);
-            const int64_t offset = slot % shape.block_size;
-            for (int d = 0; d < dim; d++) write.k[place + d * shape.block_size + offset] = head[d];
-            memcpy(write.v + place + offset * dim, values, dim * sizeof(float));
+            const int offset = int(slot % shape.block_size);
+            if (shape.cache_bits == 8)
+                write_small_head(write, queries + h * shape.group() * dim, head, values, place, offset);
+            else
+                write_head(write, head, values, place, offset);
         }
     }
 }
