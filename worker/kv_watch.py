@@ -1,6 +1,7 @@
 """WatchKvEvents: what is in the prefix cache, as a snapshot, then every change in order."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Iterator
 from functools import partial
 
@@ -14,7 +15,8 @@ EVENT_CAPACITY = 16_384
 """Events kept for watchers. One that falls further behind gets a snapshot."""
 SNAPSHOT_PART_TOKENS = 65_536
 MIN_INTERVAL_SECONDS = 0.05
-"""Between two messages of changes: gRPC costs per message, on both sides, and a step may be a few milliseconds."""
+"""Between two looks for changes: to ask the engine costs, and so does a message on both sides, and a step may be a few
+milliseconds."""
 
 
 class Progress:
@@ -51,6 +53,7 @@ async def watch_kv_events(
             needs_snapshot = False
             for response in snapshot_to_pb(number, blocks, block_size):
                 yield response
+        looked_at = time.monotonic()
         events = await asyncio.wrap_future(engine.call(partial(_since, number)))
         if events is None:
             needs_snapshot = True
@@ -58,9 +61,9 @@ async def watch_kv_events(
             pb_events = [event_to_pb(event, block_size) for _, event in events]
             yield v1.WatchKvEventsResponse(sequence_number=events[0][0], events=pb_events)
             number = events[-1][0]
-            await asyncio.sleep(MIN_INTERVAL_SECONDS)
         else:
             await changed
+        await asyncio.sleep(max(0.0, looked_at + MIN_INTERVAL_SECONDS - time.monotonic()))
 
 
 def snapshot_to_pb(number: int, blocks: list[BlockStored], block_size: int) -> Iterator[v1.WatchKvEventsResponse]:

@@ -8,6 +8,7 @@ import pytest
 from common.block_hash import hash_chain
 from fissile.v1 import ClearPrefixCacheRequest, GetWorkerRequest, WatchKvEventsRequest
 from tests.worker.harness import expected, run_all, run_worker, sequence, until
+from worker import kv_watch
 
 
 class View:
@@ -171,3 +172,18 @@ def test_a_model_with_state_is_served_without_prefix_caching_where_none_is_kept(
     caplog.set_level("INFO")
     assert run_worker(ask_in_vain, num_groups=4, max_num_seqs=4) == ("UNIMPLEMENTED", ["beam_search"])
     assert "prefix caching is off: the state of this model's requests is not checkpointed" in caplog.messages
+
+
+def test_steps_that_follow_each_other_are_not_each_looked_at(monkeypatch):
+    looks = []
+    monkeypatch.setattr(kv_watch, "MIN_INTERVAL_SECONDS", 3600.0)
+    monkeypatch.setattr(kv_watch, "_since", lambda number, scheduler: looks.append(number) or [])
+
+    async def scenario(system):
+        _, follower = watch(system)
+        await until(lambda: len(looks) == 1)
+        await run_all(system, sequence(1, max_tokens=20))
+        follower.cancel()
+
+    run_worker(scenario)
+    assert len(looks) == 1
