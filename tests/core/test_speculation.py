@@ -10,7 +10,7 @@ from tests.core.helpers import answer, scheduled
 from worker.core.batch import BatchOutput
 from worker.core.config import CacheConfig, SchedulerConfig
 from worker.core.errors import ConfigError
-from worker.core.params import BeamParams, Grammar, GrammarKind, SamplingParams
+from worker.core.params import BeamParams
 from worker.core.scheduler import Scheduler
 from worker.core.stopping import FinishReason
 
@@ -151,17 +151,6 @@ def test_drafts_leave_a_token_for_every_slot():
     assert batch.num_scheduled_tokens == [5, 3, 1, 1]
     assert batch.num_draft_tokens == {0: 4, 1: 2}
     engine.run()
-
-
-@pytest.mark.parametrize("policy", ["prefill_first", "chunked"])
-def test_a_row_of_a_grammar_gets_none(policy):
-    engine = drafting(3, scheduling_policy=policy)
-    constrained = make_sequence(1, 6, 5)
-    constrained.sampling = SamplingParams(grammar=Grammar(GrammarKind.JSON_OBJECT, ""))
-    engine.add(constrained, make_sequence(2, 6, 5))
-    engine.run()
-    assert engine.batches[1].num_draft_tokens == {1: 3}
-    assert engine.ended[1].timings.num_draft_tokens == 0
 
 
 def test_beams_get_none_beside_rows_that_do():

@@ -10,6 +10,7 @@ import torch
 from tests.engine.conftest import MAX_MODEL_LEN
 from tests.engine.loop import Loop, make_sequence
 from tests.engine.test_ranks import Ranks
+from tests.engine.test_speculation import Reciter
 from tests.runner.byte_tokenizer import END, save_byte_model, text_of
 from worker.core.config import CacheConfig, SchedulerConfig
 from worker.core.params import Grammar, GrammarKind, SamplingParams, StopConditions
@@ -74,13 +75,14 @@ def runner(model_path):
     return build_runner(config(model_path), Group())[0]
 
 
-def make_loop(runner, num_blocks=NUM_BLOCKS, **options) -> Loop:
+def make_loop(runner, num_blocks=NUM_BLOCKS, drafter=None, **options) -> Loop:
     defaults = {"max_model_len": MAX_MODEL_LEN, "max_num_seqs": 16, "max_num_batched_tokens": 256, "watermark": 0.0}
     num_host_blocks = 32 if options.get("preemption_mode") == "swap" else 0
     return Loop(
         runner,
         SchedulerConfig(**(defaults | options)),
         CacheConfig(num_blocks=num_blocks, num_host_blocks=num_host_blocks),
+        drafter,
     )
 
 
@@ -133,6 +135,16 @@ def test_tokens_are_the_same_whatever_the_scheduler_does(runner, alone, depth, m
     )
     assert loop.run(*mixed()) == alone
     assert loop.scheduler.load().num_preemptions > 0
+
+
+@pytest.mark.parametrize("num_drafts", [1, 5])
+def test_drafts_right_or_wrong_change_no_token(runner, alone, num_drafts):
+    """The masks behind a draft are those of the grammar's state after it; a draft that it forbids is never right."""
+    loop = make_loop(runner, 10, Reciter(alone, num_drafts), async_depth=0, num_speculative_tokens=num_drafts)
+    assert loop.run(*mixed()) == alone
+    load = loop.scheduler.load()
+    assert 0 < load.num_accepted_tokens < load.num_draft_tokens and load.num_preemptions > 0
+    assert any(loop.ended[id].timings.num_accepted_tokens for id in alone if id % 3)
 
 
 @pytest.mark.parametrize("depth", [0, 1])

@@ -179,3 +179,34 @@ def test_tokens_without_logits_are_left_out(vocab_size):
     logits, _ = masked_copy(torch.zeros(2, vocab_size), None, 2, masks.take(pending))
     allowed = {i for i in of("a", "ab", "abc") if i < vocab_size}
     assert [set(row.isfinite().nonzero().flatten().tolist()) for row in logits] == [allowed, of("b")]
+
+
+def drafted(slot: int, computed: int, known: bytes, drafts: bytes) -> ScheduledBatch:
+    step = batch((slot, computed, [*known, *drafts]))
+    step.num_draft_tokens[0] = len(drafts)
+    return step
+
+
+def test_each_draft_has_a_mask_of_its_own(grammars):
+    """After `x` come `y`, then `z`; behind a draft that is not allowed nothing counts, so anything may come there."""
+    run(grammars, batch((0, 0, list(PROMPT)), new_sequences=(new(0, "xyzw?"),)))
+    assert run(grammars, drafted(0, 3, b"x", b"yz"), order=[0, 0, 0]) == ([of("y"), of("z"), of("w") | END], {})
+
+
+def test_behind_a_forbidden_draft_there_is_no_mask(grammars):
+    run(grammars, batch((0, 0, list(PROMPT)), new_sequences=(new(0, "xyzw?"),)))
+    assert run(grammars, drafted(0, 3, b"x", b"yy"), order=[0, 0, 0]) == ([of("y"), of("z"), EVERYTHING], {})
+
+
+@pytest.mark.parametrize(("num_new", "after"), [(1, "z"), (2, "w")])
+def test_drafts_that_were_right_are_seen_with_the_next_row(grammars, num_new, after):
+    """Of `y` and `z` the first, or both, came; the last of them is the next row's input, the others are computed."""
+    run(grammars, batch((0, 0, list(PROMPT)), new_sequences=(new(0, "xyzw?"),)))
+    step = drafted(0, 3, b"x", b"y")
+    pending = PendingStep(step, [0, 0], CpuTiming(), num_new=torch.tensor([num_new]))
+    masks = grammars.start(step, [0, 0])
+    assert masks is not None
+    masks.take(pending)
+    pending.token_ids = torch.tensor(list(b"yz"))
+    allowed, errors = run(grammars, batch((0, 3 + num_new, [b"yz"[num_new - 1]])))
+    assert (allowed, errors) == ([of(after) | (END if num_new == 2 else set())], {})

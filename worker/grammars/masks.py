@@ -5,6 +5,7 @@ own inputs. A token that the host did not know when the step was scheduled comes
 """
 
 from array import array
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import accumulate
@@ -29,44 +30,44 @@ class SampledStep(Protocol):
 
     @property
     def sampled_rows(self) -> list[int]:
-        """Batch rows that get a token."""
+        """Batch row of each token that is sampled; those of one row stand together."""
 
-    def sampled_token(self, index: int) -> int:
-        """That of `sampled_rows[index]`, negative if it could not be sampled. Waits for the device."""
+    def new_tokens(self, index: int) -> list[int]:
+        """Those that count of the row whose first one is that of `sampled_rows[index]`; negative if it could not be
+        sampled. Waits for the device."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Filled:
     bits: Tensor
-    """int32 [constrained rows, V / 32 rounded up], on the host: a bit for each token that is allowed."""
+    """int32 [constrained tokens, V / 32 rounded up], on the host: a bit for each token that is allowed."""
     errors: dict[int, str]
-    """Constrained row → why it can get no token; its bits mean nothing."""
+    """Index of a row's first sampled token → why it can get none; its bits mean nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class PendingMasks:
     """The masks of one step, being filled."""
 
-    indices: list[int]
-    """Which of the step's sampled rows are constrained."""
-    slots: "list[_Slot]"
+    rows: "list[_Row]"
+    """That are constrained."""
     filled: Future[_Filled]
     device: torch.device
 
     def take(self, step: SampledStep) -> Tensor:
-        """int32 [R, V / 32 rounded up] on the device, for all rows that `step` samples: all ones where there is no
+        """int32 [S, V / 32 rounded up] on the device, for all tokens that `step` samples: all ones where there is no
         grammar. Waits for the helper. Tells `step` which rows failed, and the slots that `step` samples for them."""
         filled = self.filled.result()
         rows = step.sampled_rows
-        step.grammar_errors = {rows[self.indices[i]]: error for i, error in filled.errors.items()}
-        for index, slot in zip(self.indices, self.slots, strict=True):
-            slot.sampled = (step, index)
+        step.grammar_errors = {rows[index]: error for index, error in filled.errors.items()}
+        for row in self.rows:
+            row.slot.sampled = (step, row.index)
         bits = to_device(filled.bits, self.device)
         if len(bits) == len(rows):
             return bits
-        indices = to_device(torch.tensor(self.indices), self.device)
+        indices = torch.tensor([row.index + number for row in self.rows for number in range(row.num_masks)])
         everything = torch.full((len(rows), bits.shape[1]), -1, dtype=torch.int32, device=self.device)
-        return everything.index_copy_(0, indices, bits)
+        return everything.index_copy_(0, to_device(indices, self.device), bits)
 
 
 @dataclass(slots=True)
@@ -79,7 +80,7 @@ class _Slot:
     num_tokens: int = 0
     """Tokens of the sequence, prompt included, that the matcher has seen."""
     sampled: tuple[SampledStep, int] | None = None
-    """The last step that sampled for it, and which of that step's sampled rows it was."""
+    """The last step that sampled for it, and which of that step's sampled tokens was its first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +89,15 @@ class _Row:
     num_computed_tokens: int
     """Position of the first of `input_ids`."""
     input_ids: "array[int]"
+    """Without drafts."""
+    drafts: "array[int]"
+    index: int
+    """Of its first sampled token, among those of the step."""
+
+    @property
+    def num_masks(self) -> int:
+        """One for each of its sampled tokens."""
+        return 1 + len(self.drafts)
 
 
 class SlotGrammars:
@@ -103,7 +113,8 @@ class SlotGrammars:
         self._fillers = LLExecutor(num_threads)
 
     def start(self, batch: ScheduledBatch, sampled_rows: list[int]) -> PendingMasks | None:
-        """Take over the batch's news about slots, and begin with its masks; None if no row needs one."""
+        """Take over the batch's news about slots, and begin with its masks; None if no row needs one. `sampled_rows`:
+        see `SampledStep`."""
         for new in batch.new_sequences:
             if new.sampling.grammar is None:
                 self._slots.pop(new.slot, None)
@@ -111,31 +122,42 @@ class SlotGrammars:
                 self._slots[new.slot] = _Slot(new, new.sampling.grammar)
         if not self._slots:
             return None
-        indices = [i for i, row in enumerate(sampled_rows) if batch.slots[row] in self._slots]
+        indices = {row: i for i, row in reversed(list(enumerate(sampled_rows))) if batch.slots[row] in self._slots}
         if not indices:
             return None
         ends = list(accumulate(batch.num_scheduled_tokens))
         rows = []
-        for row in (sampled_rows[i] for i in indices):
-            input_ids = batch.input_ids[ends[row] - batch.num_scheduled_tokens[row] : ends[row]]
-            rows.append(_Row(self._slots[batch.slots[row]], batch.num_computed_tokens[row], input_ids))
-        return PendingMasks(indices, [row.slot for row in rows], self._helper.submit(self._fill, rows), self._device)
+        for row, index in reversed(indices.items()):
+            start, end = ends[row] - batch.num_scheduled_tokens[row], ends[row]
+            known = end - batch.num_draft_tokens.get(row, 0)
+            slot, num_computed = self._slots[batch.slots[row]], batch.num_computed_tokens[row]
+            rows.append(_Row(slot, num_computed, batch.input_ids[start:known], batch.input_ids[known:end], index))
+        return PendingMasks(rows, self._helper.submit(self._fill, rows), self._device)
 
     # Everything below runs on the helper thread.
 
     def _fill(self, rows: list[_Row]) -> _Filled:
-        bits = torch.full((len(rows), self._num_words), -1, dtype=torch.int32, pin_memory=self._device.type == "cuda")
+        num_masks = sum(row.num_masks for row in rows)
+        bits = torch.full((num_masks, self._num_words), -1, dtype=torch.int32, pin_memory=self._device.type == "cuda")
         errors: dict[int, str] = {}
         ready: list[tuple[LLMatcher, int]] = []
-        for i, row in enumerate(rows):
+        firsts: dict[int, _Row] = {}
+        at = 0
+        for row in rows:
+            firsts[at] = row
             try:
-                ready.append((self._advance(row), i))
+                ready += _matchers(self._advance(row), row.drafts, at)
             except GrammarError as error:
-                errors[i] = str(error)
+                errors[row.index] = str(error)
+            at += row.num_masks
         if ready:
             self._compute(ready, bits)
-        errors |= {i: error_of(matcher) for matcher, i in ready if matcher.is_error()}
-        return _Filled(bits, {i: f"structured output: {error}" for i, error in errors.items()})
+        for matcher, i in ready:
+            if matcher.is_error() and i in firsts:
+                errors[firsts[i].index] = error_of(matcher)
+            elif matcher.is_error():
+                bits[i] = 0  # left to the next step, where it is the first
+        return _Filled(bits, {index: f"structured output: {error}" for index, error in errors.items()})
 
     def _compute(self, ready: list[tuple[LLMatcher, int]], bits: Tensor) -> None:
         num_words = self.compiler.mask_words
@@ -156,11 +178,28 @@ class SlotGrammars:
             _consume(slot.matcher, list(slot.new.token_ids[slot.new.num_prompt_tokens :]))
         num_seen = slot.num_tokens - row.num_computed_tokens
         if num_seen < 0:
-            raise RuntimeError(f"a matcher has seen {slot.num_tokens} of {row.num_computed_tokens} computed tokens")
-        fresh = [_sampled_token(slot) if token == DEFERRED_TOKEN else token for token in row.input_ids[num_seen:]]
+            # Drafts that were right: of what came of the last step, all but the last token is computed already.
+            accepted = _new_tokens(slot)[:-num_seen]
+            if len(accepted) < -num_seen:
+                raise RuntimeError(f"a matcher has seen {slot.num_tokens} of {row.num_computed_tokens} computed tokens")
+            slot.num_tokens += len(accepted)
+            _consume(slot.matcher, accepted)
+            num_seen = 0
+        fresh = [_new_tokens(slot)[0] if token == DEFERRED_TOKEN else token for token in row.input_ids[num_seen:]]
         slot.num_tokens += len(fresh)
         _consume(slot.matcher, fresh)
         return slot.matcher
+
+
+def _matchers(matcher: LLMatcher, drafts: "array[int]", first: int) -> Iterator[tuple[LLMatcher, int]]:
+    """`matcher`, and copies of it that have seen the drafts up to each that it allows, counted from `first`. Behind one
+    that it does not allow no token counts: what is sampled in its place is another."""
+    yield matcher, first
+    for number, draft in enumerate(drafts, first + 1):
+        matcher = matcher.deep_copy()
+        if not matcher.consume_tokens([draft]):
+            return
+        yield matcher, number
 
 
 def _consume(matcher: LLMatcher, token_ids: list[int]) -> None:
@@ -168,11 +207,12 @@ def _consume(matcher: LLMatcher, token_ids: list[int]) -> None:
         raise GrammarError(error_of(matcher))
 
 
-def _sampled_token(slot: _Slot) -> int:
-    """Waits for the step that sampled it."""
-    assert slot.sampled is not None
+def _new_tokens(slot: _Slot) -> list[int]:
+    """Waits for the step that sampled them."""
+    if slot.sampled is None:
+        return []
     step, index = slot.sampled
-    token = step.sampled_token(index)
-    if token < 0:
+    tokens = step.new_tokens(index)
+    if tokens[0] < 0:
         raise GrammarError("its last token could not be sampled")
-    return token
+    return tokens

@@ -45,11 +45,13 @@ class PendingStep:
     failure: str | None = None
     """Why no row has a result."""
 
-    def sampled_token(self, index: int) -> int:
-        """That of `sampled_rows[index]`, FAILED or NOTHING_ALLOWED. Waits for the device."""
+    def new_tokens(self, index: int) -> list[int]:
+        """Those that count of the row whose first one is that of `sampled_rows[index]`; the only one may be FAILED or
+        NOTHING_ALLOWED. Waits for the device."""
         assert self.token_ids is not None
         self.timing.wait()
-        return int(self.token_ids[index])
+        num = 1 if self.num_new is None else int(self.num_new[len(set(self.sampled_rows[:index]))])
+        return [int(token) for token in self.token_ids[index : index + num]]
 
     def result(self) -> BatchOutput:
         """Wait for the device, then translate."""

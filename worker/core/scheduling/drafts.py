@@ -39,10 +39,9 @@ class DraftedDecodes:
             budget -= len(drafts)
 
     def _drafts_of(self, seq: Sequence, budget: int) -> Seq[int]:
-        """None beyond its limit, where each of them and the token after could still be kept. None for one that follows
-        a grammar: what that allows is known for the next token alone."""
+        """None beyond its limit, where each of them and the token after could still be kept."""
         most = min(budget, self._config.num_speculative_tokens, seq.draft_limit, seq.max_length - seq.num_tokens - 1)
-        if most < 1 or seq.sampling.grammar is not None:
+        if most < 1:
             return ()
         drafts = self._drafter.propose(seq, most)
         blocks = self._state.blocks
