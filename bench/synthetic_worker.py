@@ -12,7 +12,8 @@ from pathlib import Path
 import tokenizers
 
 from common.server import stop_event_on_signals, write_port_file
-from tests.fakes.worker import Asked, FakeWorker
+from tests.fakes.asked import Asked
+from tests.fakes.worker import FakeWorker
 from worker.loader.source import resolve_model
 from worker.loader.tokenizer import load_tokenizer_files
 

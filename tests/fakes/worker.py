@@ -7,12 +7,11 @@ import asyncio
 import hashlib
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import cache
 
 from common.server import ServiceServer
-from fissile.errors import FissileError, InvalidArgumentError, UnavailableError
+from fissile.errors import InvalidArgumentError, UnavailableError
 from fissile.tls import ServerTls
 from fissile.v1 import (
     AbortSequence,
@@ -21,104 +20,29 @@ from fissile.v1 import (
     GetLoadResponse,
     GetTokenizerResponse,
     GetWorkerResponse,
-    PositionLogprobs,
     RequestOutput,
-    SamplingParams,
-    Sequence,
     SequenceGroup,
     WorkerLoad,
     WorkerServiceServicer,
     add_WorkerServiceServicer_to_server,
 )
 from tests.fakes import tokenizer as toys
+from tests.fakes.asked import (
+    EOS,
+    MAX_NUM_SEQS,
+    Asked,
+    Running,
+    Script,
+    entries_of,
+    logprobs_of,
+    refusal_of,
+)
 from worker.access import Access
-from worker.convert import ModelLimits, group_from_pb
-from worker.convert_outputs import add_output, error_to_pb, logprobs_to_pb, pieces_of, refusal_to_error
-from worker.core.config import CacheConfig, SchedulerConfig
-from worker.core.errors import InvalidSequenceError
+from worker.convert_outputs import add_output, error_to_pb, pieces_of
 from worker.core.outputs import SequenceOutput
-from worker.core.scheduling.feasibility import check_group, check_sequence
 
 NAME = "fissile.v1.WorkerService"
-EOS = 2
 _epochs = itertools.count(1)
-
-BLOCK_SIZE = 16
-NUM_BLOCKS = 100_000
-MAX_NUM_SEQS = 128
-
-
-@dataclass(frozen=True)
-class Asked:
-    """A sequence, with what it shares with its group."""
-
-    group: SequenceGroup
-    member: Sequence
-
-    @property
-    def id(self) -> int:
-        return self.member.id
-
-    @property
-    def index(self) -> int:
-        return self.member.index
-
-    @property
-    def request_id(self) -> str:
-        return self.group.request_id
-
-    @property
-    def token_ids(self) -> list[int]:
-        """Prompt, then tokens generated earlier."""
-        return [*self.group.prompt_token_ids, *self.member.token_ids]
-
-    @property
-    def num_prompt_tokens(self) -> int:
-        return len(self.group.prompt_token_ids)
-
-    @property
-    def sampling(self) -> SamplingParams:
-        """With the sequence's own seed."""
-        sampling = SamplingParams()
-        sampling.CopyFrom(self.group.sampling)
-        sampling.seed = self.member.seed
-        return sampling
-
-    @property
-    def is_first(self) -> bool:
-        return self.member.id == self.group.sequences[0].id
-
-
-Script = Callable[[Asked], list[int]]
-"""All tokens of a completion, from its first one on, whatever part of it the sequence brings along."""
-
-
-class Running:
-    """A sequence and what it gets, made step by step."""
-
-    def __init__(self, sequence: Asked, outputs: Iterator[RequestOutput]) -> None:
-        self.sequence = sequence
-        self._outputs = outputs
-        self.is_aborted = False
-        self.next = next(outputs)
-        """What it gets in its next step."""
-
-    def abort(self) -> None:
-        """It owes an ending even then, which comes with its next step."""
-        self.is_aborted = True
-        self.next = RequestOutput(
-            index=self.sequence.index,
-            token_offset=self.next.token_offset,
-            finish_reason=FinishReason.FINISH_REASON_ABORTED,
-            detail="aborted by the router",
-        )
-
-    def take(self) -> RequestOutput:
-        output = self.next
-        output.sequence_id = self.sequence.id
-        if not output.finish_reason:
-            self.next = next(self._outputs)
-        return output
 
 
 @dataclass
@@ -275,7 +199,7 @@ class FakeWorker(WorkerServiceServicer):
         if not group.sequences:
             raise InvalidArgumentError.of("commands", "neither a group of sequences nor an abort is set")
         self.groups.append(group)
-        error = self._fault(group)
+        error = refusal_of(group, self.vocab_size, self.max_model_len)
         for member in group.sequences:
             asked = Asked(group, member)
             self.received.append(asked)
@@ -287,26 +211,6 @@ class FakeWorker(WorkerServiceServicer):
             else:
                 outputs = iter(self._outputs(asked))
             self.running[stream, member.id] = Running(asked, outputs)
-
-    def _fault(self, group: SequenceGroup) -> FissileError | None:
-        limits = ModelLimits(self.vocab_size, self.max_model_len, BLOCK_SIZE, NUM_BLOCKS, frozenset({EOS}))
-        config = SchedulerConfig(
-            max_model_len=self.max_model_len,
-            max_num_seqs=MAX_NUM_SEQS,
-            max_num_batched_tokens=max(self.max_model_len, MAX_NUM_SEQS),
-        )
-        cache = CacheConfig(num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
-        try:
-            sequences = group_from_pb(group, range(1, 1 + len(group.sequences)), limits)
-            for sequence in sequences:
-                check_sequence(sequence, config, cache)
-            if len(sequences) > 1:
-                check_group(sequences, config)
-        except FissileError as error:
-            return error
-        except InvalidSequenceError as error:
-            return refusal_to_error(error)
-        return None
 
     def _outputs(self, sequence: Asked) -> Iterator[RequestOutput]:
         """One a step, the last with the end; what was generated before is not sent again."""
@@ -394,17 +298,3 @@ def counts(length: int) -> Script:
         3 + (sequence.num_prompt_tokens * 7 + sequence.sampling.seed % 97 + position * 13) % 300
         for position in range(length)
     ]
-
-
-def logprobs_of(token_ids: list[int], num_likely: int) -> list[PositionLogprobs]:
-    """What a fake worker says of tokens: each is the third in rank, behind tokens 100, 101 …"""
-    return [_logprobs_of(token_id, num_likely) for token_id in token_ids]
-
-
-@cache
-def _logprobs_of(token_id: int, num_likely: int) -> PositionLogprobs:
-    return logprobs_to_pb(entries_of(token_id, num_likely))
-
-
-def entries_of(token_id: int, num_likely: int) -> list[tuple[int, float, int]]:
-    return [(token_id, -2.5, 3), *((100 + i, -0.5 - i, 1 + i) for i in range(num_likely))]

@@ -16,8 +16,9 @@ from fissile.v1 import (
     TokenSequence,
 )
 from tests.fakes import tokenizer as toys
+from tests.fakes.asked import EOS
 from tests.fakes.system import error_of, run_system
-from tests.fakes.worker import EOS, FakeWorker, counts, says
+from tests.fakes.worker import FakeWorker, counts, says
 
 PROMPT = "The capital of France is"
 

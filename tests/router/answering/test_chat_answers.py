@@ -27,8 +27,9 @@ from router.config import RouterSettings
 from router.formats.harmony import MARKERS
 from router.formats.registry import FORMATS
 from tests.fakes import tokenizer as toys
+from tests.fakes.asked import EOS
 from tests.fakes.system import collect, error_of, run_system, until
-from tests.fakes.worker import EOS, FakeWorker
+from tests.fakes.worker import FakeWorker
 
 USER, ASSISTANT = 2, 3
 CALL = '<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>'

@@ -16,8 +16,9 @@ from fissile.v1 import (
 )
 from router.answering.logprobs import with_text
 from tests.fakes import tokenizer as toys
+from tests.fakes.asked import EOS, logprobs_of
 from tests.fakes.system import collect, error_of, run_system, until
-from tests.fakes.worker import EOS, FakeWorker, counts, logprobs_of, says
+from tests.fakes.worker import FakeWorker, counts, says
 
 
 def ask(text="hello", *, num=1, num_prompt=None, output=None, seed=5, **options):

@@ -12,8 +12,9 @@ from fissile.v1 import (
     SamplingParams,
 )
 from tests.fakes import tokenizer as toys
+from tests.fakes.asked import EOS
 from tests.fakes.system import run_system
-from tests.fakes.worker import EOS, FakeWorker, counts, says
+from tests.fakes.worker import FakeWorker, counts, says
 
 TEXT = " Paris 😀 naïve"
 IDS = [*toys.byte_level().encode(TEXT, add_special_tokens=False).ids, EOS]

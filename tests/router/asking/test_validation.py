@@ -1,119 +1,51 @@
 """Each rule on each field: what is refused, in exact words, and what is just allowed; all violations at once."""
 
 import json
-from dataclasses import replace
 
 import pytest
-from google.protobuf.duration_pb2 import Duration
-from google.protobuf.struct_pb2 import ListValue, Struct, Value
 
-from fissile.errors import MAX_VIOLATIONS, FieldViolation, InvalidArgumentError, UnimplementedError
+from fissile.errors import InvalidArgumentError
 from fissile.v1 import (
     BeamSearch,
     ChatMessage,
     ChatRequest,
-    Choice,
     CompositeGrammar,
     DetokenizeRequest,
     GenerateRequest,
     GenerationOptions,
-    LogitBias,
     OutputOptions,
     Prompt,
     SamplingParams,
-    StructuredOutput,
     TokenizeRequest,
     TokenSequence,
     Tool,
-    ToolCall,
     ToolChoice,
 )
-from router.asking import validation
 from router.asking.checks import Limits
-from router.asking.rules_together import broken_together
-from router.asking.validation import check_counts, check_length, held_bytes, validate
-
-LIMITS = Limits(vocab_size=100, max_model_len=16, max_prompt_bytes=60, dp_size=2)
-NAN, INF = float("nan"), float("inf")
-MIB = 1024 * 1024
-USER = 2
-
-
-def faults(request):
-    try:
-        validate(request, LIMITS)
-    except InvalidArgumentError as error:
-        return {v.field: v.description for v in error.violations}
-    except UnimplementedError:
-        return {}
-    return {}
-
-
-def ask(text="hi", sampling=None, **options):
-    return GenerateRequest(text=text, options=GenerationOptions(sampling=sampling, **options))
-
-
-def sampled(**values):
-    return ask(sampling=SamplingParams(**values))
-
-
-def biased(*entries):
-    return sampled(logit_bias=[LogitBias(token_id=i, bias=value) for i, value in entries])
-
-
-def sequences(*token_ids):
-    return [TokenSequence(token_ids=ids) for ids in token_ids]
-
-
-def structured(**options):
-    def build(**constraint):
-        return ask(sampling=SamplingParams(structured_output=StructuredOutput(**constraint)), **options)
-
-    return build
-
-
-def choices(*texts):
-    return structured()(choice=Choice(choices=texts))
-
-
-def heartbeat(milliseconds):
-    duration = Duration()
-    duration.FromMilliseconds(milliseconds)
-    return ask(output=OutputOptions(heartbeat=duration))
-
-
-def chat(*messages, **fields):
-    return ChatRequest(messages=messages or [ChatMessage(role=USER, content="a")], **fields)
-
-
-HELD = "cannot go with a tool_choice that calls are held to"
-
-
-def choosing(options=None, **choice):
-    return chat(tools=[Tool(name="f")], options=options, tool_choice=ToolChoice(**choice))
-
-
-def tools(*names):
-    return chat(tools=[Tool(name=name) for name in names])
-
-
-def called(arguments):
-    return chat(ChatMessage(role=3, tool_calls=[ToolCall(name="f", arguments=arguments)]))
-
-
-def variables(value):
-    struct = Struct()
-    struct.update({"a": {"b": [0, value]}})
-    return chat(template_arguments=struct)
-
-
-def between(low, high, *values, sign="≤"):
-    """(value, words) of values outside of [low, high]."""
-    return [(value, f"must be {low} {sign} value ≤ {high}, is {value:g}") for value in values]
-
-
-SAMPLING = "options.sampling"
-BEYOND = "must be below the vocabulary size 100, is 100"
+from router.asking.validation import validate
+from tests.router.asking.requests import (
+    BEYOND,
+    HELD,
+    INF,
+    MIB,
+    NAN,
+    SAMPLING,
+    USER,
+    ask,
+    between,
+    biased,
+    called,
+    chat,
+    choices,
+    choosing,
+    faults,
+    heartbeat,
+    sampled,
+    sequences,
+    structured,
+    tools,
+    variables,
+)
 
 BAD_NUMBERS = {
     "temperature": between(0, 100, -0.5, 101, NAN, INF, -INF),
@@ -415,136 +347,3 @@ def test_the_longest_tool_name_has_64_characters():
     validate(tools("a" * 64), roomy)
     with pytest.raises(InvalidArgumentError, match=r"tools\[0\].name"):
         validate(tools("a" * 65), roomy)
-
-
-def test_beam_search_names_all_that_cannot_go_with_it():
-    sampling = SamplingParams(
-        beam_search=BeamSearch(width=2),
-        presence_penalty=1,
-        frequency_penalty=1,
-        repetition_penalty=1.5,
-        logit_bias=[LogitBias()],
-        allowed_token_ids=[1],
-        banned_token_ids=[2],
-        bad_token_sequences=sequences([3]),
-        num_logprobs=0,
-        num_prompt_logprobs=0,
-        structured_output=StructuredOutput(regex="a"),
-    )
-    words = "cannot go with beam search"
-    request = ask(sampling=sampling, n=3, stop=["a"], bad_words=["b"])
-    assert {v.field: v.description for v in broken_together(request, LIMITS)} == {
-        "options.n": "must not exceed the beam width 2, is 3",
-        "options.stop": "beam search has no stop strings; use stop_token_ids",
-        "options.sampling.presence_penalty": words,
-        "options.sampling.frequency_penalty": words,
-        "options.sampling.repetition_penalty": words,
-        "options.sampling.logit_bias": words,
-        "options.sampling.allowed_token_ids": words,
-        "options.sampling.banned_token_ids": words,
-        "options.sampling.bad_token_sequences": words,
-        "options.sampling.num_logprobs": words,
-        "options.sampling.num_prompt_logprobs": words,
-        "options.sampling.structured_output": words,
-        "options.bad_words": words,
-    }
-
-
-def test_all_violations_come_together():
-    request = ask(text="", sampling=SamplingParams(top_p=2, temperature=-1), max_tokens=0)
-    with pytest.raises(InvalidArgumentError) as caught:
-        validate(request, LIMITS)
-    assert {v.field for v in caught.value.violations} == {
-        "text",
-        "options.sampling.temperature",
-        "options.sampling.top_p",
-        "options.max_tokens",
-    }
-    assert "options.sampling.top_p: must be 0 < value ≤ 1, is 2" in caught.value.message
-
-
-def test_of_very_many_violations_the_first_are_named():
-    """They travel in a header."""
-    with pytest.raises(InvalidArgumentError) as caught:
-        validate(biased(*[(i + 100, 0) for i in range(1000)]), LIMITS)
-    assert len(caught.value.violations) == MAX_VIOLATIONS
-    assert caught.value.message.endswith("; and more")
-
-
-MANY = 100_000
-
-
-@pytest.mark.parametrize(
-    ("request_", "field", "said"),
-    [
-        (ChatRequest(messages=[ChatMessage()] * MANY), "messages", "at most 16384 entries, has 100000"),
-        (
-            ChatRequest(messages=[ChatMessage(role=2, tool_calls=[ToolCall()] * MANY)]),
-            "messages",
-            "at most 16384 tool calls together, has 100000",
-        ),
-        (ChatRequest(messages=[ChatMessage(role=2)], tools=[Tool()] * MANY), "tools", "1024"),
-        (GenerateRequest(prompts=[Prompt()] * MANY), "prompts", "256"),
-        (GenerateRequest(tokens=TokenSequence(token_ids=[LIMITS.vocab_size] * MANY)), "tokens.token_ids", "leaves at"),
-    ],
-)
-def test_the_entries_of_a_list_that_is_too_long_are_not_looked_at(monkeypatch, request_, field, said):
-    """Counted first: nothing is said of the entries, which are at fault, too."""
-    monkeypatch.setattr(validation, "broken_together", lambda request, limits: ())
-    with pytest.raises(InvalidArgumentError) as caught:
-        validate(request_, replace(LIMITS, max_prompt_bytes=MIB))
-    (violation,) = caught.value.violations
-    assert violation.field == field and said in violation.description
-
-
-def test_the_search_for_faults_ends_with_the_first_few():
-    looked_at = []
-
-    def faults():
-        for i in range(MANY):
-            looked_at.append(i)
-            yield FieldViolation(f"f[{i}]", "is wrong")
-
-    with pytest.raises(InvalidArgumentError) as caught:
-        validation.refuse(faults())
-    assert len(looked_at) == MAX_VIOLATIONS + 1
-    assert [v.field for v in caught.value.violations] == [f"f[{i}]" for i in range(MAX_VIOLATIONS)]
-
-
-def test_a_prompt_must_leave_room_for_a_token():
-    check_length("text", 15, LIMITS)
-    with pytest.raises(InvalidArgumentError, match=r"16 tokens.*context of 16 leaves at most 15"):
-        check_length("text", 16, LIMITS)
-    with pytest.raises(InvalidArgumentError, match="has no tokens"):
-        check_length("text", 0, LIMITS)
-
-
-@pytest.mark.parametrize(
-    ("request_", "path", "most"),
-    [
-        (GenerateRequest(prompts=[Prompt()] * 257), "prompts", 256),
-        (ChatRequest(messages=[ChatMessage()] * 16_385), "messages", 16_384),
-        (ChatRequest(tools=[Tool()] * 1025), "tools", 1024),
-        (ask(stop=[""] * 17), "options.stop", 16),
-        (ask(bad_words=[""] * 65), "options.bad_words", 64),
-        (
-            GenerateRequest(options=GenerationOptions(sampling=SamplingParams(logit_bias=[LogitBias()] * 1025))),
-            "options.sampling.logit_bias",
-            1024,
-        ),
-    ],
-)
-def test_lists_are_counted_before_a_request_waits(request_, path, most):
-    with pytest.raises(InvalidArgumentError) as refused:
-        check_counts(request_)
-    assert refused.value.violations == (FieldViolation(path, f"must have at most {most} entries, has {most + 1}"),)
-    check_counts(GenerateRequest(prompts=[Prompt()] * 256))
-
-
-def test_what_is_larger_here_than_on_its_way_counts_so():
-    calls = chat(ChatMessage(tool_calls=[ToolCall()] * 1000))
-    arguments = chat(template_arguments=Struct(fields={"a": Value(list_value=ListValue(values=[Value()] * 1000))}))
-    assert held_bytes(ask()) == ask().ByteSize()
-    assert held_bytes(calls) == calls.ByteSize() + 128 * 1001
-    size = arguments.template_arguments.ByteSize()
-    assert held_bytes(arguments) == arguments.ByteSize() + 128 + 20 * size

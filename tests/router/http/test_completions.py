@@ -4,7 +4,8 @@ import pytest
 
 from router.answering import prompt_logprobs
 from tests.fakes import tokenizer as toys
-from tests.fakes.worker import EOS, FakeWorker, says
+from tests.fakes.asked import EOS
+from tests.fakes.worker import FakeWorker, says
 from tests.router.http.front import choices_of, complete, events
 
 USAGE = {
