@@ -139,7 +139,7 @@ def test_what_stays_is_drawn_and_nothing_else(
         if kernels.describe()["choose"] != "triton":
             pytest.skip("nothing has a room")
         monkeypatch.setattr("worker.kernels.triton.sample_limits.ROOM", 1)
-    vocab_size, num = 600, 12 if IS_INTERPRETED else 400
+    vocab_size, num = 600, 6 if IS_INTERPRETED else 400
     weights = torch.full((vocab_size,), 2.0**-20)
     places = [599, 2, 300, 256, 255, 1]
     weights[places] = torch.tensor([8, 4, 2, 1, 0.5, 0.5])
@@ -163,8 +163,7 @@ def little_room(kernels: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("little_room")
-@pytest.mark.parametrize("scale", [0.01, 1.0, 100.0])
-@pytest.mark.parametrize("has_ties", [False, True])
+@pytest.mark.parametrize(("scale", "has_ties"), [(0.01, False), (1.0, False), (1.0, True), (100.0, True)])
 def test_rows_with_more_candidates_than_room_among_others(kernels: Kernels, scale: float, has_ties: bool) -> None:
     """Most of these are narrowed, over two tiles; a greedy row, a plain draw and a small top-k are not. With ties, no
     interval is narrow enough."""
