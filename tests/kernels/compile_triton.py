@@ -97,11 +97,12 @@ def attend(machine: Machine, spec: GqaSpec, step: Step, dtype: torch.dtype | Non
     kernel = TritonGqa(spec, machine, dtype)
     cache = kernel.allocate(1, 101, 16, META).layers[0]
     buffers = StepBuffers.allocate(step.num_tokens, step.num_rows, 1000, 100, META)
-    width, dim = spec.num_heads + 2 * spec.num_kv_heads, spec.head_dim
+    dim, rotary_dim = spec.head_dim, spec.rotary_dim or spec.head_dim
+    width = (spec.num_heads + spec.num_kv_heads) * dim + spec.num_kv_heads * spec.value_dim
     norm = QkNorm(empty(dim, dtype=dtype), empty(dim, dtype=dtype), 1e-6)
-    rope = RopeTable(empty(64, dim, dtype=dtype), empty(64, dim, dtype=dtype))
+    rope = RopeTable(empty(64, rotary_dim, dtype=dtype), empty(64, rotary_dim, dtype=dtype))
     metadata = kernel.prepare(step, buffers, 16)
-    qkv = empty(step.num_tokens, width * dim, dtype=dtype)
+    qkv = empty(step.num_tokens, width, dtype=dtype)
     sinks = empty(spec.num_heads, dtype=dtype) if spec.has_sinks else None
     kernel.attend(*kernel.write_qkv(qkv, norm, rope, cache, metadata), cache, metadata, sinks)
 
@@ -113,13 +114,16 @@ def attend_all(machine: Machine) -> None:
         (32, 8, 128, torch.bfloat16, 8, 4),
         (32, 8, 256, torch.bfloat16, 8, 1),
         (9, 3, 64, torch.float32, 8, 1),
+        (8, 2, 512, torch.bfloat16, 8, 1),
+        (8, 2, 512, torch.float32, 8, 1),
     ):
         spec = GqaSpec(heads, kv_heads, dim, dim**-0.5, dtype)
         attend(
             machine, spec, Step(num_uniform_rows=num_rows, uniform_len=uniform_len, chunks=chunks, max_context_len=9)
         )
-    spec = GqaSpec(64, 8, 64, 0.125, torch.bfloat16, window=128, has_sinks=True)
-    attend(machine, spec, Step(num_uniform_rows=8, chunks=chunks, max_context_len=9))
+    narrow = GqaSpec(64, 8, 192, 0.1, torch.bfloat16, window=128, has_sinks=True, v_head_dim=128, rotary_dim=64)
+    for spec in (GqaSpec(64, 8, 64, 0.125, torch.bfloat16, window=128, has_sinks=True), narrow):
+        attend(machine, spec, Step(num_uniform_rows=8, chunks=chunks, max_context_len=9))
     if machine.can_overlap:  # compute capability 9.0; float8 needs 8.9
         spec = GqaSpec(32, 8, 128, 0.1, torch.float8_e4m3fn)
         attend(machine, spec, Step(num_uniform_rows=8, chunks=chunks, max_context_len=9), torch.bfloat16)

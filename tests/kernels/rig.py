@@ -141,15 +141,17 @@ class Rows:
         scale: float = SCALE,
         window: int | None = None,
         has_sinks: bool = False,
+        value_dim: int | None = None,
         garbage: float = torch.nan,
         cache_scales: tuple[float, float] | None = None,
     ) -> None:
-        """`cache_scales`: of keys and of values, in a cache of float8."""
+        """`value_dim`: None, as of keys; `cache_scales`: of keys and of values, in a cache of float8."""
         self.rig, self.block_size = rig, block_size
         self.heads, self.kv_heads, self.head_dim = shape
+        self.value_dim = value_dim or self.head_dim
         cache_dtype = rig.dtype if cache_scales is None else torch.float8_e4m3fn
         self.cache_scales = cache_scales
-        self.spec = GqaSpec(*shape, scale, cache_dtype, window, has_sinks)
+        self.spec = GqaSpec(*shape, scale, cache_dtype, window, has_sinks, value_dim)
         self.sinks = rig.noise(self.heads, seed=3) if has_sinks else None
         self.kernel = rig.choose(GQA, self.spec)
         self.rows, num_uniform, num_blocks = scatter(query_lens, context_lens, block_size, uniform_len, num_padding)
@@ -177,7 +179,8 @@ class Rows:
         self.q, self.k, self.v = self.kernel.write_qkv(self.qkv.clone(), None, None, self.cache, self.metadata)
 
     def _noise(self, num_tokens: int, seed: int) -> Tensor:
-        values = self.rig.noise(num_tokens, (self.heads + 2 * self.kv_heads) * self.head_dim, seed=seed)
+        width = (self.heads + self.kv_heads) * self.head_dim + self.kv_heads * self.value_dim
+        values = self.rig.noise(num_tokens, width, seed=seed)
         if IS_INTERPRETED and self.cache_scales is not None:
             # Triton's interpreter rounds to float8 in a way of its own: numbers that need no rounding.
             values = torch.where(values.abs() < FP8_SMALLEST, 0, values).to(torch.float8_e4m3fn).to(values.dtype)
@@ -194,12 +197,16 @@ class Rows:
         """bool [T]: not padding."""
         return torch.tensor([row.context_len > 0 for row in self.rows for _ in range(row.num_tokens)])
 
+    def by_head(self, qkv: Tensor) -> list[Tensor]:
+        """Queries, keys and values in float64, each [T, heads, D]."""
+        shapes = (self.heads, self.head_dim), (self.kv_heads, self.head_dim), (self.kv_heads, self.value_dim)
+        parts = qkv.double().split([heads * dim for heads, dim in shapes], 1)
+        return [part.unflatten(1, shape) for part, shape in zip(parts, shapes, strict=True)]
+
     def exact(self) -> Tensor:
-        """Causal attention in float64, of all tokens but padding: [T, H × D]."""
+        """Causal attention in float64, of all tokens but padding: [T, H × value_dim]."""
         group = self.heads // self.kv_heads
-        split = [self.heads, self.kv_heads, self.kv_heads]
-        old = self.history.double().unflatten(-1, (-1, self.head_dim)).split(split, 1)
-        new = self.qkv.double().unflatten(-1, (-1, self.head_dim)).split(split, 1)
+        old, new = self.by_head(self.history), self.by_head(self.qkv)
         outs, old_at, new_at = [], 0, 0
         for row in self.rows:
             q_len, before = row.num_tokens, max(0, row.context_len - row.num_tokens)

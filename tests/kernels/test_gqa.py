@@ -1,5 +1,6 @@
 """Attention over a paged cache against float64. What no row wrote is NaN, in the cache and in new tensors."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -30,11 +31,22 @@ def test_uniform_rows(rig: Rig, shape: tuple[int, int, int], block_size: int, co
     rig.assert_close(rows.attend(), rows.exact())
 
 
-@pytest.mark.parametrize("shape", [(2, 1, 80), (2, 2, 96), (7, 1, 128), (4, 1, 256)], ids=str)
+@pytest.mark.parametrize("shape", [(2, 1, 80), (2, 2, 96), (7, 1, 128), (4, 1, 256), (2, 1, 512)], ids=str)
 def test_sizes_of_heads(rig: Rig, shape: tuple[int, int, int]) -> None:
     """A long row, a chunk with a prefix and one without."""
     rows = Rows(rig, shape, [1, 5, 9], [140, 40, 9], 16)
     rig.assert_close(rows.attend(), rows.exact())
+
+
+@pytest.mark.parametrize(("head_dim", "value_dim"), [(192, 128), (18, 8)])
+def test_values_narrower_than_keys(rig: Rig, head_dim: int, value_dim: int) -> None:
+    """A long row, chunks, drafts; a window and sinks."""
+    for query_lens, context_lens, uniform_len in (([1, 5, 9], [140, 40, 9], 1), ([3, 3], [60, 3], 3)):
+        rows = Rows(
+            rig, (4, 2, head_dim), query_lens, context_lens, 16, uniform_len=uniform_len, value_dim=value_dim,
+            window=20 if uniform_len > 1 else None, has_sinks=uniform_len > 1,
+        )  # fmt: skip
+        rig.assert_close(rows.attend(), rows.exact())
 
 
 @pytest.mark.parametrize(
@@ -128,6 +140,32 @@ def test_queries_and_keys_are_normed_and_rotated(rig: Rig, head_dim: int, with_n
             exact = torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
         rig.assert_close(got, exact)
     assert torch.equal(v, exact_v.to(rig.dtype))
+
+
+@pytest.mark.parametrize(("head_dim", "value_dim", "rotary_dim"), [(18, 8, 6), (16, 16, 8), (24, 12, 20)])
+def test_a_part_of_each_head_is_rotated(rig: Rig, head_dim: int, value_dim: int, rotary_dim: int) -> None:
+    """Its first dimensions, after the norm of all."""
+    rows = Rows(rig, (4, 2, head_dim), [1, 9], [8, 9], 16, value_dim=value_dim)
+    kernel = rig.choose(GQA, replace(rows.spec, rotary_dim=rotary_dim))
+    metadata = kernel.prepare(rows.step, rows.buffers, 16)
+    norm = QkNorm(rig.noise(head_dim, seed=5), rig.noise(head_dim, seed=6), 1e-5)
+    half = rotary_dim // 2
+    angles = torch.arange(30)[:, None] * torch.linspace(1, 0.1, half)
+    c, s = angles.cos(), angles.sin()
+    rope = RopeTable(*(torch.cat(pair, -1).to(rig.device, rig.dtype) for pair in ((c, c), (-s, s))))
+    q, k, v = kernel.write_qkv(rows.qkv.clone(), norm, rope, rows.cache, metadata)
+    exact_q, exact_k, exact_v = rows.by_head(rows.qkv)
+    positions = torch.tensor([7, *range(9)], device=rig.device)
+    cos, sin = rope.cos.double()[positions, None, :half], rope.sin.double()[positions, None, half:]
+    for got, exact, weight in ((q, exact_q, norm.q_weight), (k, exact_k, norm.k_weight)):
+        exact = exact * (exact.square().mean(-1, keepdim=True) + 1e-5).rsqrt() * weight.double()
+        first, second, rest = exact.split((half, half, head_dim - rotary_dim), -1)
+        exact = torch.cat((first * cos - second * sin, second * cos + first * sin, rest), -1)
+        rig.assert_close(got, exact)
+    assert torch.equal(v, exact_v.to(rig.dtype))
+    written = kernel.attend(q, k, v, rows.cache, metadata)
+    again = kernel.attend(q.contiguous(), k.contiguous(), v.contiguous(), rows.cache, metadata)
+    assert torch.equal(written, again)
 
 
 FP8_SCALES = [(1.0, 1.0), (0.0625, 0.5)]

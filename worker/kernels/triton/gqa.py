@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from worker.kernels.interface import GqaCache, GqaPool, GqaSpec, QkNorm, RopeTable, is_plain
+from worker.kernels.interface import GqaCache, GqaPool, GqaSpec, QkNorm, RopeTable
 from worker.kernels.step import Step, StepBuffers
 from worker.kernels.torch.fp8 import FP8
 from worker.kernels.triton.gqa_attend import attend_kernel, reduce_kernel
@@ -58,24 +58,28 @@ class Tile:
 
 
 class TritonGqa:
-    """See `GqaKernel`. The cache is [layers, K and V, blocks + spare, K, block_size, D]."""
+    """See `GqaKernel`. The cache is [layers, blocks + spare, K, block_size, D], K and V apart."""
 
     def __init__(self, spec: GqaSpec, machine: Machine, dtype: torch.dtype) -> None:
         """`dtype`: of activations."""
         self._spec, self._machine, self._dtype = spec, machine, dtype
         self._group = spec.num_heads // spec.num_kv_heads
         self._dim = max(16, triton.next_power_of_2(spec.head_dim))
-        self._half = triton.next_power_of_2(triton.cdiv(spec.head_dim, 2))
+        self._width = max(16, triton.next_power_of_2(spec.value_dim))
+        self._rotary_dim = spec.rotary_dim or spec.head_dim
         self._row_bytes = self._dim * spec.dtype.itemsize
         self._chunk_tile = self._tile_of_chunks()
-        is_plain = spec.window is None and not spec.has_sinks
-        self._has_dense = is_plain and spec.head_dim <= 128 and dtype.itemsize == 2
+        is_plain = spec.window is None and not spec.has_sinks and spec.value_dim == spec.head_dim
+        self._has_dense = is_plain and spec.head_dim <= 128 and spec.head_dim % 8 == 0 and dtype.itemsize == 2
 
     def allocate(self, num_layers: int, num_blocks: int, block_size: int, device: torch.device) -> GqaPool:
-        shape = (num_layers, 2, num_blocks, self._spec.num_kv_heads, block_size, self._spec.head_dim)
-        pool = torch.empty(shape, dtype=self._spec.dtype, device=device)
-        layers = [GqaCache(pool[i, 0], pool[i, 1]) for i in range(num_layers)]
-        return GqaPool(layers, [pool.permute(2, 0, 1, 3, 4, 5)])
+        shape = (num_layers, num_blocks, self._spec.num_kv_heads, block_size)
+        k, v = (
+            torch.empty((*shape, dim), dtype=self._spec.dtype, device=device)
+            for dim in (self._spec.head_dim, self._spec.value_dim)
+        )
+        layers = [GqaCache(k[i], v[i]) for i in range(num_layers)]
+        return GqaPool(layers, [k.transpose(0, 1), v.transpose(0, 1)])
 
     def graph_contexts(self, num_rows: int, max_context_len: int) -> tuple[int, ...]:
         return graph_contexts(self._spec, self._machine, num_rows, max_context_len)
@@ -101,21 +105,27 @@ class TritonGqa:
         self, qkv: Tensor, norm: QkNorm | None, rope: RopeTable | None, cache: GqaCache, metadata: Metadata
     ) -> tuple[Tensor, Tensor, Tensor]:
         spec, buffers, num_tokens = self._spec, metadata.buffers, len(qkv)
-        counts = (spec.num_heads, spec.num_kv_heads, spec.num_kv_heads)
-        num_heads = sum(counts)
+        shapes = (
+            (spec.num_heads, spec.head_dim),
+            (spec.num_kv_heads, spec.head_dim),
+            (spec.num_kv_heads, spec.value_dim),
+        )
+        half, rest = self._rotary_dim // 2, spec.head_dim - self._rotary_dim
         overlaps = self._machine.overlaps(num_tokens)
         is_apart = metadata.longest_dense >= LONG_DENSE
         if is_apart:
-            q, k, v = (qkv.new_empty(num_tokens, count, spec.head_dim) for count in counts)
+            q, k, v = (qkv.new_empty(num_tokens, *shape) for shape in shapes)
         else:
-            q, k, v = qkv.view(num_tokens, num_heads, spec.head_dim).split(counts, 1)
-        write_qkv_kernel[(num_tokens, triton.cdiv(num_heads, HEADS))](
+            parts = qkv.split([count * dim for count, dim in shapes], 1)
+            q, k, v = (part.unflatten(1, shape) for part, shape in zip(parts, shapes, strict=True))
+        write_qkv_kernel[(num_tokens, triton.cdiv(spec.num_heads + 2 * spec.num_kv_heads, HEADS))](
             qkv, q, k, v, *((norm.q_weight, norm.k_weight) if norm is not None else (qkv, qkv)),
             *((rope.cos, rope.sin) if rope is not None else (qkv, qkv)),
             buffers.positions, buffers.token_slots, cache.k, cache.v, cache.k_scale, cache.v_scale,
             norm.eps if norm is not None else 0.0,
-            qkv.stride(0), cache.k.stride(0), spec.num_heads, spec.num_kv_heads, spec.head_dim, self._half,
-            metadata.block_size, HEADS, norm is not None, rope is not None, spec.dtype == FP8, is_apart, overlaps,
+            qkv.stride(0), spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.value_dim, half,
+            triton.next_power_of_2(half), triton.next_power_of_2(rest) if rest else 0, metadata.block_size, HEADS,
+            norm is not None, rope is not None, spec.dtype == FP8, is_apart, overlaps,
             num_warps=4, **launch_options(overlaps),
         )  # fmt: skip
         return q, k, v
@@ -125,7 +135,7 @@ class TritonGqa:
     ) -> Tensor:
         if metadata.splits is None and len(metadata.parts) == 1 and isinstance(metadata.parts[0], Dense):
             return self._attend_dense(q, k, v, metadata.parts[0].num_rows)
-        out = q.new_empty(len(q), self._spec.num_heads * self._spec.head_dim)
+        out = q.new_empty(len(q), self._spec.num_heads * self._spec.value_dim)
         if metadata.splits is not None:
             self._attend_uniform(q, cache, metadata, metadata.splits, sinks, out)
         for part in metadata.parts:
@@ -171,7 +181,7 @@ class TritonGqa:
 
     def _new_parts(self, q: Tensor, num_places: int) -> Parts:
         num_parts = num_places * self._spec.num_heads
-        sizes = (num_parts * self._spec.head_dim, num_parts, num_parts)
+        sizes = (num_parts * self._spec.value_dim, num_parts, num_parts)
         mixed, best, total = q.new_empty(sum(sizes), dtype=torch.float32).split(sizes)
         return mixed, best, total
 
@@ -186,9 +196,9 @@ class TritonGqa:
             q, cache.k, cache.v, sinks, out, *parts, buffers.query_starts, buffers.context_lens, buffers.block_tables,
             splits.by_row, splits.first_extra, splits.extra_rows,
             spec.scale * LOG2_E * cache.k_scale, cache.v_scale, q.stride(0), buffers.block_tables.stride(0), *extent,
-            splits.usual, spec.num_kv_heads, self._group, spec.head_dim, self._dim, metadata.block_size,
-            tile.queries, tile.tokens, tile.keys, tile.num_stages, spec.window or 0, sinks is not None,
-            splits.is_uniform, splits.num_extra > 0, max(1, self._row_bytes // LINE_BYTES.value),
+            splits.usual, spec.num_kv_heads, self._group, spec.head_dim, self._dim, spec.value_dim, self._width,
+            metadata.block_size, tile.queries, tile.tokens, tile.keys, tile.num_stages, spec.window or 0,
+            sinks is not None, splits.is_uniform, splits.num_extra > 0, max(1, self._row_bytes // LINE_BYTES.value),
             splits.is_uniform and extent[1] == 1, overlaps, num_warps=tile.num_warps,
             **launch_options(overlaps),
         )  # fmt: skip
@@ -202,7 +212,7 @@ class TritonGqa:
         summed, num_warps = (FEW_SPLITS, 1) if splits.most <= FEW_SPLITS else (MANY_SPLITS, 4)
         reduce_kernel[(num_programs, spec.num_heads)](
             sinks, out, *parts, metadata.buffers.context_lens, splits.by_row, splits.first_extra, splits.extra_rows,
-            num_places, splits.usual, spec.num_heads, spec.head_dim, self._dim, tile.tokens, tile.keys, summed,
+            num_places, splits.usual, spec.num_heads, spec.value_dim, self._width, tile.tokens, tile.keys, summed,
             spec.window or 0, sinks is not None, splits.is_uniform, splits.num_extra > 0,
             splits.is_extra_only, overlaps, num_warps=num_warps, **launch_options(overlaps),
         )  # fmt: skip
@@ -214,7 +224,7 @@ class TritonGqa:
     def _tile_of_rows(self, num_rows: int, tokens: int) -> Tile:
         """Fewer keys at a time for few rows, of which each has many programs with little to do."""
         queries = max(16, triton.next_power_of_2(tokens * self._group))
-        num_stages = 3 if self._machine.shared_memory > 120_000 else 2
+        num_stages = 3 if self._machine.shared_memory > 120_000 and self._dim <= 256 else 2
         keys = max(16, self._keys() // 2) if num_rows <= FEW_ROWS else self._keys()
         return Tile(queries, tokens, keys, num_stages, 4)
 
@@ -222,8 +232,9 @@ class TritonGqa:
         is_half = self._dtype.itemsize == 2
         queries = (128 if self._dim <= 128 else 64) if is_half else (32 if self._dim <= 128 else 16)
         queries = max(queries, triton.next_power_of_2(self._group))
-        num_stages = 3 if self._machine.shared_memory > 160_000 else 2
-        return Tile(queries, queries // self._group, self._keys(), num_stages, 8 if queries >= 128 else 4)
+        num_stages = 3 if self._machine.shared_memory > 160_000 and self._dim <= 256 else 2
+        num_warps = 8 if queries >= 128 or self._dim > 256 else 4
+        return Tile(queries, queries // self._group, self._keys(), num_stages, num_warps)
 
 
 def supports_gqa(spec: GqaSpec, device: torch.device, dtype: torch.dtype) -> bool:
@@ -231,5 +242,5 @@ def supports_gqa(spec: GqaSpec, device: torch.device, dtype: torch.dtype) -> boo
         is_known = dtype.itemsize == 2 and (device.type == "cpu" or torch.cuda.get_device_capability(device) >= (8, 9))
     else:
         is_known = spec.dtype == dtype and dtype in (torch.bfloat16, torch.float16, torch.float32)
-    is_fitting = spec.head_dim <= 256 and spec.head_dim % 8 == 0 and spec.num_heads // spec.num_kv_heads <= 128
-    return is_known and is_fitting and is_plain(spec)
+    is_fitting = spec.value_dim <= spec.head_dim <= 512 and spec.head_dim % 2 == 0
+    return is_known and is_fitting and spec.num_heads // spec.num_kv_heads <= 128

@@ -29,25 +29,27 @@ def share_of_split(begin, end, num_splits, KEYS: tl.constexpr):
 @triton.jit
 def _add_keys(
     queries, best, total, mixed, start, end, positions, kv_head, table, k_cache, v_cache, scale,
-    NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    KEYS: tl.constexpr, WINDOW: tl.constexpr, IS_MASKED: tl.constexpr, IS_CAUSAL: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
+    WIDTH: tl.constexpr, BLOCK_SIZE: tl.constexpr, KEYS: tl.constexpr, WINDOW: tl.constexpr, IS_MASKED: tl.constexpr,
+    IS_CAUSAL: tl.constexpr,
 ):  # fmt: skip
     """The softmax's state with `KEYS` more keys from `start`. IS_MASKED: not all of them are seen by all queries."""
     key = start + tl.arange(0, KEYS)
-    d = tl.arange(0, DIM)[None, :]
+    d, w = tl.arange(0, DIM)[None, :], tl.arange(0, WIDTH)[None, :]
     block = (
         tl.load(table + key // BLOCK_SIZE, mask=key < end, other=0).to(tl.int64)
         if IS_MASKED
         else tl.load(table + key // BLOCK_SIZE).to(tl.int64)
     )
-    at = (((block * NUM_KV_HEADS + kv_head) * BLOCK_SIZE + key % BLOCK_SIZE) * HEAD_DIM)[:, None] + d
+    entry = ((block * NUM_KV_HEADS + kv_head) * BLOCK_SIZE + key % BLOCK_SIZE)[:, None]
     if IS_MASKED or DIM != HEAD_DIM:
-        inside = (key < end)[:, None] & (d < HEAD_DIM)
-        k = tl.load(k_cache + at, mask=inside, other=0.0)
-        v = tl.load(v_cache + at, mask=inside, other=0.0)
+        k = tl.load(k_cache + entry * HEAD_DIM + d, mask=(key < end)[:, None] & (d < HEAD_DIM), other=0.0)
     else:
-        k = tl.load(k_cache + at)
-        v = tl.load(v_cache + at)
+        k = tl.load(k_cache + entry * HEAD_DIM + d)
+    if IS_MASKED or WIDTH != VALUE_DIM:
+        v = tl.load(v_cache + entry * VALUE_DIM + w, mask=(key < end)[:, None] & (w < VALUE_DIM), other=0.0)
+    else:
+        v = tl.load(v_cache + entry * VALUE_DIM + w)
     k, v = k.to(queries.dtype), v.to(queries.dtype)  # of float8, perhaps
     scores = tl.dot(queries, tl.trans(k), input_precision="ieee") * scale
     if IS_MASKED:
@@ -68,17 +70,16 @@ def _add_keys(
 @triton.jit
 def _prefetch_keys(
     start, end, kv_head, table, k_cache, v_cache,
-    NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, KEYS: tl.constexpr,
-    LINES: tl.constexpr, OVERLAPS: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    KEYS: tl.constexpr, LINES: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """The first `KEYS` from `start`, if they are before `end`, and their values."""
     key = tl.maximum(tl.minimum(start + tl.arange(0, KEYS), end - 1), 0)
     block = tl.load(table + key // BLOCK_SIZE).to(tl.int64)
     d = tl.arange(0, LINES)[None, :] * (LINE_BYTES * 8 // k_cache.dtype.element_ty.primitive_bitwidth)
-    at = (((block * NUM_KV_HEADS + kv_head) * BLOCK_SIZE + key % BLOCK_SIZE) * HEAD_DIM)[:, None]
-    at += tl.minimum(d, HEAD_DIM - 1)
-    prefetch(k_cache + at, OVERLAPS)
-    prefetch(v_cache + at, OVERLAPS)
+    entry = ((block * NUM_KV_HEADS + kv_head) * BLOCK_SIZE + key % BLOCK_SIZE)[:, None]
+    prefetch(k_cache + entry * HEAD_DIM + tl.minimum(d, HEAD_DIM - 1), OVERLAPS)
+    prefetch(v_cache + entry * VALUE_DIM + tl.minimum(d, VALUE_DIM - 1), OVERLAPS)
 
 
 @triton.jit
@@ -131,9 +132,10 @@ def attend_kernel(
     splits_by_row, first_extra, extra_rows,
     scale, v_scale, q_stride, table_stride, first_row, num_rows, start, num_places, skipped, usual_splits,
     NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, QUERIES: tl.constexpr, TOKENS: tl.constexpr, KEYS: tl.constexpr, STAGES: tl.constexpr,
-    WINDOW: tl.constexpr, HAS_SINKS: tl.constexpr, IS_UNIFORM: tl.constexpr, HAS_EXTRA: tl.constexpr,
-    LINES: tl.constexpr, IS_EARLY: tl.constexpr, OVERLAPS: tl.constexpr,
+    VALUE_DIM: tl.constexpr, WIDTH: tl.constexpr, BLOCK_SIZE: tl.constexpr, QUERIES: tl.constexpr,
+    TOKENS: tl.constexpr, KEYS: tl.constexpr, STAGES: tl.constexpr, WINDOW: tl.constexpr, HAS_SINKS: tl.constexpr,
+    IS_UNIFORM: tl.constexpr, HAS_EXTRA: tl.constexpr, LINES: tl.constexpr, IS_EARLY: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """A program a tile of queries, head of keys and split of the keys.
 
@@ -176,7 +178,8 @@ def attend_kernel(
     table = block_tables + row.to(tl.int64) * table_stride
     if OVERLAPS:
         _prefetch_keys(
-            begin, end, kv_head, table, k_cache, v_cache, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, KEYS, LINES, OVERLAPS
+            begin, end, kv_head, table, k_cache, v_cache, NUM_KV_HEADS, HEAD_DIM, VALUE_DIM, BLOCK_SIZE, KEYS, LINES,
+            OVERLAPS,
         )  # fmt: skip
     wait_for_kernel_before(OVERLAPS)
 
@@ -186,35 +189,36 @@ def attend_kernel(
     positions = before + token
     d = tl.arange(0, DIM)
     q_at = q + (row_start + token).to(tl.int64)[:, None] * q_stride + head[:, None] * HEAD_DIM + d[None, :]
-    is_element = is_query[:, None] & (d < HEAD_DIM)[None, :]
-    queries = tl.load(q_at, mask=is_element, other=0.0)
+    queries = tl.load(q_at, mask=is_query[:, None] & (d < HEAD_DIM)[None, :], other=0.0)
 
     best = tl.full([QUERIES], LOWEST, tl.float32)
     total = tl.zeros([QUERIES], tl.float32)
-    mixed = tl.zeros([QUERIES, DIM], tl.float32)
+    mixed = tl.zeros([QUERIES, WIDTH], tl.float32)
     if not IS_UNIFORM and WINDOW == 0:
         seen_by_all = tl.maximum(begin, tl.minimum(end, seen_by_all))
         for first_key in tl.range(begin, seen_by_all, KEYS, num_stages=STAGES):
             best, total, mixed = _add_keys(
                 queries, best, total, mixed, first_key, end, positions, kv_head, table, k_cache, v_cache, scale,
-                NUM_KV_HEADS, HEAD_DIM, DIM, BLOCK_SIZE, KEYS, WINDOW, False, True,
+                NUM_KV_HEADS, HEAD_DIM, DIM, VALUE_DIM, WIDTH, BLOCK_SIZE, KEYS, WINDOW, False, True,
             )  # fmt: skip
         begin = seen_by_all
     for first_key in tl.range(begin, end, KEYS, num_stages=STAGES):
         best, total, mixed = _add_keys(
             queries, best, total, mixed, first_key, end, positions, kv_head, table, k_cache, v_cache, scale,
-            NUM_KV_HEADS, HEAD_DIM, DIM, BLOCK_SIZE, KEYS, WINDOW, True, TOKENS > 1,
+            NUM_KV_HEADS, HEAD_DIM, DIM, VALUE_DIM, WIDTH, BLOCK_SIZE, KEYS, WINDOW, True, TOKENS > 1,
         )  # fmt: skip
 
     let_next_begin(OVERLAPS and not IS_EARLY)
     mixed *= v_scale
+    w = tl.arange(0, WIDTH)
+    is_element = is_query[:, None] & (w < VALUE_DIM)[None, :]
     if num_splits == 1:
         if HAS_SINKS:
             sink = tl.load(sinks + head, mask=is_query, other=0.0).to(tl.float32) * 1.4426950408889634
             total, shrink = _with_sink(best, total, sink)
             mixed *= shrink[:, None]
         mixed = mixed / tl.where(total == 0, 1.0, total)[:, None]
-        out_at = out + ((row_start + token).to(tl.int64) * NUM_HEADS + head)[:, None] * HEAD_DIM + d[None, :]
+        out_at = out + ((row_start + token).to(tl.int64) * NUM_HEADS + head)[:, None] * VALUE_DIM + w[None, :]
         tl.store(out_at, mixed.to(out.dtype.element_ty), mask=is_element)
     else:
         if IS_UNIFORM:
@@ -222,7 +226,7 @@ def attend_kernel(
         else:
             place = split * num_places + row_start + token - start
         part = place.to(tl.int64) * NUM_HEADS + head
-        tl.store(part_mixed + part[:, None] * HEAD_DIM + d[None, :], mixed, mask=is_element)
+        tl.store(part_mixed + part[:, None] * VALUE_DIM + w[None, :], mixed, mask=is_element)
         tl.store(part_best + part, best, mask=is_query)
         tl.store(part_total + part, total, mask=is_query)
 
@@ -234,7 +238,7 @@ def attend_kernel(
 def reduce_kernel(
     sinks, out, part_mixed, part_best, part_total, context_lens, splits_by_row, first_extra, extra_rows,
     num_places, usual_splits,
-    NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr, TOKENS: tl.constexpr, KEYS: tl.constexpr,
+    NUM_HEADS: tl.constexpr, VALUE_DIM: tl.constexpr, WIDTH: tl.constexpr, TOKENS: tl.constexpr, KEYS: tl.constexpr,
     SPLITS: tl.constexpr, WINDOW: tl.constexpr, HAS_SINKS: tl.constexpr, IS_UNIFORM: tl.constexpr,
     HAS_EXTRA: tl.constexpr, IS_EXTRA_ONLY: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
@@ -267,8 +271,8 @@ def reduce_kernel(
         begin = _first_key(end - TOKENS, WINDOW) // KEYS * KEYS
         num_parts = tl.cdiv(end - begin, share_of_split(begin, end, num_splits, KEYS))
     wait_for_kernel_before(OVERLAPS)
-    d = tl.arange(0, DIM)
-    best, total, result = LOWEST, 0.0, tl.zeros([DIM], tl.float32)
+    w = tl.arange(0, WIDTH)
+    best, total, result = LOWEST, 0.0, tl.zeros([WIDTH], tl.float32)
     for start in range(0, num_parts, SPLITS):
         split = start + tl.arange(0, SPLITS)
         places = split * num_places + place
@@ -278,8 +282,8 @@ def reduce_kernel(
         is_part = split < num_parts
         bests = tl.load(part_best + part, mask=is_part, other=LOWEST)
         totals = tl.load(part_total + part, mask=is_part, other=0.0)
-        is_element = is_part[:, None] & (d < HEAD_DIM)[None, :]
-        mixed = tl.load(part_mixed + part[:, None] * HEAD_DIM + d[None, :], mask=is_element, other=0.0)
+        is_element = is_part[:, None] & (w < VALUE_DIM)[None, :]
+        mixed = tl.load(part_mixed + part[:, None] * VALUE_DIM + w[None, :], mask=is_element, other=0.0)
         new_best = tl.maximum(best, tl.max(bests, 0))
         shrink, weights = tl.exp2(best - new_best), tl.exp2(bests - new_best)
         total = total * shrink + tl.sum(totals * weights, 0)
@@ -290,5 +294,5 @@ def reduce_kernel(
         total, shrink = _with_sink(best, total, sink)
         result *= shrink
     result = result / tl.where(total == 0, 1.0, total)
-    out_at = out + (place.to(tl.int64) * NUM_HEADS + head) * HEAD_DIM + d
-    tl.store(out_at, result.to(out.dtype.element_ty), mask=d < HEAD_DIM)
+    out_at = out + (place.to(tl.int64) * NUM_HEADS + head) * VALUE_DIM + w
+    tl.store(out_at, result.to(out.dtype.element_ty), mask=w < VALUE_DIM)
