@@ -16,13 +16,16 @@ from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
+from worker.kernels.delta import DeltaParameters, DeltaSpec, DeltaState
 from worker.kernels.experts import ClampedSwiglu, ExpertsSpec, ExpertWeights, RouteSpec
 from worker.kernels.interface import GqaSpec, LinearSpec, QkNorm, RopeTable
 from worker.kernels.mla import LatentNorm, MlaSpec
 from worker.kernels.step import Chunk, SlotTables, StagedRows, Step, StepBuffers
 from worker.kernels.torch.linear import PackedLinear
+from worker.kernels.triton.delta import TritonDelta
 from worker.kernels.triton.elementwise import TritonGatedActivation, TritonRmsNorm, embedding
 from worker.kernels.triton.experts import TritonExperts
+from worker.kernels.triton.gated_norm import TritonGatedNorm
 from worker.kernels.triton.gqa import TritonGqa
 from worker.kernels.triton.linear import TritonLinear
 from worker.kernels.triton.linear_grouped import TritonGroupedLinear
@@ -150,6 +153,24 @@ def attend_latents_all(machine: Machine) -> None:
         kernel.attend(*q, cache, expand, metadata, empty(step.num_tokens, 2048, dtype=torch.int32))
 
 
+def follow_delta_rule(machine: Machine) -> None:
+    """In Qwen3-Next's shape."""
+    for dtype in (torch.bfloat16, torch.float32):
+        spec = DeltaSpec(16, 32, 128, 128, 4, dtype)
+        kernel, heads, channels = TritonDelta(spec, machine, dtype), spec.num_value_heads, spec.num_channels
+        rule = (empty(*size, dtype=torch.float32) for size in ((heads,), (heads,), (channels, spec.width)))
+        parameters = DeltaParameters(*rule)
+        state = DeltaState(empty(9, 3, channels, dtype=dtype), empty(9, heads, 128, 128, dtype=torch.float32))
+        for step in kernel.all_steps(100, 1000, 1000):
+            buffers = StepBuffers.allocate(step.num_tokens, step.num_rows, 9, 9, META)
+            projected = empty(step.num_tokens, channels + spec.value_size + 2 * heads, dtype=dtype)
+            qkv, gate, b, a = projected.split((channels, spec.value_size, heads, heads), -1)
+            metadata = kernel.prepare(step, buffers)
+            mixed = kernel.convolve(qkv, parameters, state, metadata)
+            found = kernel.update(mixed, a, b, parameters, state, metadata)
+            TritonGatedNorm(machine)(found, gate.unflatten(-1, (heads, 128)), empty(128, dtype=dtype), 1e-6)
+
+
 def choose_experts(machine: Machine) -> None:
     for num_rows, spec in ((1, RouteSpec(128, 8)), (100, RouteSpec(256, 8, True, True, 8, 4, 2.5))):
         route = TritonRoute(spec, machine)
@@ -221,6 +242,7 @@ def main() -> None:
     JITFunction.run = compile_only(JITFunction.run, machine.shared_memory)
     attend_all(machine)
     attend_latents_all(machine)
+    follow_delta_rule(machine)
     for num_rows in (1, 8, 64):
         linear = TritonLinear(LinearSpec(4096, 6144), machine, torch.bfloat16)
         linear(empty(num_rows, 4096), PackedLinear(empty(6144, 4096), None))

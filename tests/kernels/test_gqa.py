@@ -148,12 +148,13 @@ def test_a_part_of_each_head_is_rotated(rig: Rig, head_dim: int, value_dim: int,
     rows = Rows(rig, (4, 2, head_dim), [1, 9], [8, 9], 16, value_dim=value_dim)
     kernel = rig.choose(GQA, replace(rows.spec, rotary_dim=rotary_dim))
     metadata = kernel.prepare(rows.step, rows.buffers, 16)
+    (cache,) = kernel.allocate(1, rows.buffers.spare_block + 1, 16, rig.device).layers
     norm = QkNorm(rig.noise(head_dim, seed=5), rig.noise(head_dim, seed=6), 1e-5)
     half = rotary_dim // 2
     angles = torch.arange(30)[:, None] * torch.linspace(1, 0.1, half)
     c, s = angles.cos(), angles.sin()
     rope = RopeTable(*(torch.cat(pair, -1).to(rig.device, rig.dtype) for pair in ((c, c), (-s, s))))
-    q, k, v = kernel.write_qkv(rows.qkv.clone(), norm, rope, rows.cache, metadata)
+    q, k, v = kernel.write_qkv(rows.qkv.clone(), norm, rope, cache, metadata)
     exact_q, exact_k, exact_v = rows.by_head(rows.qkv)
     positions = torch.tensor([7, *range(9)], device=rig.device)
     cos, sin = rope.cos.double()[positions, None, :half], rope.sin.double()[positions, None, half:]
@@ -163,9 +164,6 @@ def test_a_part_of_each_head_is_rotated(rig: Rig, head_dim: int, value_dim: int,
         exact = torch.cat((first * cos - second * sin, second * cos + first * sin, rest), -1)
         rig.assert_close(got, exact)
     assert torch.equal(v, exact_v.to(rig.dtype))
-    written = kernel.attend(q, k, v, rows.cache, metadata)
-    again = kernel.attend(q.contiguous(), k.contiguous(), v.contiguous(), rows.cache, metadata)
-    assert torch.equal(written, again)
 
 
 FP8_SCALES = [(1.0, 1.0), (0.0625, 0.5)]

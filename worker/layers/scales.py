@@ -47,4 +47,6 @@ class ScaledRouter(Router):
     def forward(self, norm: RMSNorm, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         hidden, residual = norm.add_norm(x, residual)
         weights, ids = self.choose(self._norm.norm(residual, self.scale.numbers, self._eps))
-        return hidden, residual, weights * self.per_expert_scale.numbers[ids], ids
+        # Kernels that are compiled ahead leave the numbers undefined: they must not lead out of the table.
+        scales = self.per_expert_scale.numbers
+        return hidden, residual, weights * scales[ids.clamp(0, len(scales) - 1)], ids

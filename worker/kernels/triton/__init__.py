@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 
+from worker.kernels.delta import DELTA, GATED_NORM
 from worker.kernels.experts import EXPERTS, ROUTE_EXPERTS
 from worker.kernels.interface import (
     EMBEDDING,
@@ -19,8 +20,10 @@ from worker.kernels.mla import MLA
 from worker.kernels.sampling import CHOOSE, LOGPROBS, MASKED_COPY
 from worker.kernels.select import Implementation
 from worker.kernels.triton.ahead import CompileAhead
+from worker.kernels.triton.delta import TritonDelta, supports_delta
 from worker.kernels.triton.elementwise import WIDEST_NORM, TritonGatedActivation, TritonRmsNorm, embedding
 from worker.kernels.triton.experts import TritonExperts, supports_experts
+from worker.kernels.triton.gated_norm import TritonGatedNorm
 from worker.kernels.triton.gqa import TritonGqa, supports_gqa
 from worker.kernels.triton.linear import TritonLinear, supports_linear
 from worker.kernels.triton.linear_grouped import TritonGroupedLinear, supports_grouped_linear
@@ -67,6 +70,10 @@ IMPLEMENTATIONS: list[Implementation[Any, Any]] = [
     ),
     Implementation(GQA, "triton", supports_gqa, lambda spec, device, dtype: TritonGqa(spec, machine_of(device), dtype)),
     Implementation(MLA, "triton", supports_mla, lambda spec, device, _: TritonMla(spec, machine_of(device))),
+    Implementation(
+        DELTA, "triton", supports_delta, lambda spec, device, dtype: TritonDelta(spec, machine_of(device), dtype)
+    ),
+    Implementation(GATED_NORM, "triton", _always, lambda _, device, *__: TritonGatedNorm(machine_of(device))),
     Implementation(PREPARE_STEP, "triton", _always, lambda *_: prepare_step),
     Implementation(REMEMBER, "triton", _always, lambda *_: remember),
     Implementation(CHOOSE, "triton", _always, lambda *_: choose),
