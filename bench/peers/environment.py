@@ -66,11 +66,12 @@ class Peer:
         return Report(**self._answer())
 
     def _answer(self) -> dict[str, float]:
+        """Libraries, and processes of theirs, may print before and between answers."""
         assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise PeerError(f"{self.name} ended with code {self._process.wait()}")
-        return json.loads(line)
+        for line in self._process.stdout:
+            if line.startswith("{"):
+                return json.loads(line)
+        raise PeerError(f"{self.name} ended with code {self._process.wait()}")
 
 
 @contextmanager
