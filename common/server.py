@@ -24,6 +24,7 @@ from grpc_reflection.v1alpha.reflection import enable_server_reflection
 
 from common.decoding import decode
 from common.faults import log_fault
+from common.health import HealthServicer
 from fissile.channel import MAX_MESSAGE_BYTES, SERVER_OPTIONS
 from fissile.errors import STATUS_DETAILS_KEY, FissileError, InternalError, InvalidArgumentError, UnavailableError
 from fissile.tls import ServerTls
@@ -213,7 +214,7 @@ class ServiceServer:
             )
             for _ in range(num_listeners)
         ]
-        self._health = health.aio.HealthServicer()
+        self._health = HealthServicer()
         names = [service_name, health.SERVICE_NAME, *([CHANNELZ] if channelz else ())]
         for listener in self._listeners:
             health_pb2_grpc.add_HealthServicer_to_server(self._health, listener)

@@ -12,6 +12,7 @@ from grpc_channelz.v1.channelz_pb2 import GetServersRequest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from common import health
 from common.server import ServiceServer, abort
 from fissile.channel import aio_channel
 from fissile.errors import InvalidArgumentError, UnavailableError
@@ -126,6 +127,41 @@ def test_taken_port_is_an_error_and_not_shared(num_listeners):
             await other.start("127.0.0.1", port)
 
     with_server(scenario, num_listeners=first)
+
+
+def test_watches_of_a_host_are_bounded_and_those_that_end_leave_room(monkeypatch):
+    monkeypatch.setattr(health, "MAX_WATCHES_OF_HOST", 2)
+
+    async def scenario(service, channel, port):
+        stub, request = health_pb2_grpc.HealthStub(channel), health_pb2.HealthCheckRequest()
+        first, second = stub.Watch(request), stub.Watch(request)
+        seen = [(await each.read()).status for each in (first, second)]
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await stub.Watch(request).read()
+        seen.append((await stub.Check(request)).status)
+        first.cancel()
+        async with asyncio.timeout(20):
+            while service._health._watches.total() == 2:
+                await asyncio.sleep(0.005)
+        seen.append((await stub.Watch(request).read()).status)
+        return seen, refused.value.code()
+
+    assert with_server(scenario) == ([NOT_SERVING] * 4, grpc.StatusCode.RESOURCE_EXHAUSTED)
+
+
+def test_the_end_of_one_watch_leaves_the_others_their_ears():
+    async def scenario(service, channel, port):
+        stub, request = health_pb2_grpc.HealthStub(channel), health_pb2.HealthCheckRequest()
+        first, second = stub.Watch(request), stub.Watch(request)
+        seen = [(await each.read()).status for each in (first, second)]
+        first.cancel()
+        async with asyncio.timeout(20):
+            while service._health._watches.total() == 2:
+                await asyncio.sleep(0.005)
+            await service.set_serving(True)
+            return [*seen, (await second.read()).status]
+
+    assert with_server(scenario) == [NOT_SERVING, NOT_SERVING, SERVING]
 
 
 def test_listeners_of_one_port_serve_the_same_and_end_together():
