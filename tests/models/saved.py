@@ -60,8 +60,11 @@ def save(make: Callable[[], PreTrainedModel], path: Path, options: dict[str, obj
     model = make().eval()
     dtype = model.dtype
     model.float()
+    stored = model.state_dict().keys()
     with torch.no_grad():
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+            if name not in stored:
+                continue  # such as Gemma's `embed_scale`, which its config tells
             if tensor.is_floating_point() and any(part in name for part in ("norm", "bias", "sinks", "scal")):
                 tensor.add_(torch.randn_like(tensor) * 0.2)
     model.save_pretrained(path)
