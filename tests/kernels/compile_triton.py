@@ -41,7 +41,7 @@ from worker.parallel.symmetric import Inboxes
 
 META = torch.device("meta")
 MACHINES = {
-    80: Machine(num_sms=108, shared_memory=166_912, can_overlap=False),
+    80: Machine(num_sms=108, shared_memory=166_912, can_overlap=False, has_float8=False),
     90: Machine(num_sms=132, shared_memory=232_448, can_overlap=True),
 }
 
@@ -205,24 +205,23 @@ def compute_experts(machine: Machine) -> None:
 
 def multiply_grouped(machine: Machine) -> None:
     """Numbers of all forms, and experts of them."""
-    for form, group in (("e4m3", 128), ("int8", 4096), ("uint8", 16), ("uint4", 64), ("uint4", 32), ("e2m1", 32)):
-        linear = TritonGroupedLinear(LinearSpec(4096, 6144, Grouped), machine)
+    linear = TritonGroupedLinear(LinearSpec(4096, 6144, Grouped), machine)
+    for form, group in (("e4m3", 128), ("int8", 4096), ("uint8", 16), ("uint4", 32), ("e2m1", 32)):
         packed = linear.pack(grouped(form, group, 6144, 4096))
-        for num_rows in (1, 64, 65):
-            linear(empty(num_rows, 4096), packed)
-        linear.gated(empty(8, 4096), packed)
-    spec = ExpertsSpec(32, 2880, 2880, 4, clamped=ClampedSwiglu(1.7, 7.0), kind=Grouped)
-    experts = TritonExperts(spec, machine, torch.bfloat16)
-    packed = experts.pack(ExpertWeights(grouped("e2m1", 32, 32, 5760, 2880), grouped("e2m1", 32, 32, 2880, 2880)))
-    for num_rows in (1, 128, 512, 2048):
-        weights, ids = (empty(num_rows, spec.top_k, dtype=kind) for kind in (torch.float32, torch.int32))
-        experts(empty(num_rows, 2880), weights, ids, packed)
-
+        linear(empty(1, 4096), packed)
+        linear(empty(65, 4096), packed)
     centred = PackedGrouped(
         empty(6144, 2048, dtype=torch.uint8), empty(6144, 32, dtype=torch.int32), None, CENTRED.value, 128, False
     )
     for num_rows in (1, 64, 65):
         linear(empty(num_rows, 4096), centred)
+    linear.gated(empty(8, 4096), centred)
+    spec = ExpertsSpec(32, 2880, 2880, 4, clamped=ClampedSwiglu(1.7, 7.0), kind=Grouped)
+    experts = TritonExperts(spec, machine, torch.bfloat16)
+    packed = experts.pack(ExpertWeights(grouped("e2m1", 32, 32, 5760, 2880), grouped("e2m1", 32, 32, 2880, 2880)))
+    for num_rows in (1, 2048):
+        weights, ids = (empty(num_rows, spec.top_k, dtype=kind) for kind in (torch.float32, torch.int32))
+        experts(empty(num_rows, 2880), weights, ids, packed)
 
 
 def grouped(form: Form, group: int, *shape: int) -> Grouped:
