@@ -122,7 +122,9 @@ class _LoadCollector(Collector):
     def _accepted(self, counts: tuple[int, ...]) -> HistogramMetricFamily:
         """Empty without speculation."""
         histogram = HistogramMetricFamily(
-            "fissile_worker_accepted_drafts", "Drafts of a row that were right.", labels=["model"]
+            "fissile_worker_row_accepted_tokens",
+            "Drafts of a row that were right, of rows that had some.",
+            labels=["model"],
         )
         if counts:
             news = [num - before for num, before in zip(counts, self._accepted_before, strict=True)]

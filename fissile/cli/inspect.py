@@ -93,13 +93,13 @@ def _about_worker(worker: "Worker") -> list[str]:
         return [f"down: {worker.detail}"]
     version = f" · version {worker.model_version}" if worker.model_version else ""
     on_trial = [f"on trial: {worker.detail}"] if worker.detail else []
-    drafts = f" · {worker.num_accepted_tokens} of {worker.num_draft_tokens} drafts right"
+    drafts = [f"{worker.num_accepted_tokens} of {worker.num_draft_tokens} drafts right"]
     return [
         *on_trial,
         f"{worker.model}{version}",
         f"healthy · {worker.num_open_requests} open · {worker.num_running} running · {worker.num_waiting} waiting",
-        f"KV blocks {worker.num_used_blocks} of {worker.num_blocks} used · {worker.num_generated_tokens} tokens out"
-        + (drafts if worker.num_draft_tokens else ""),
+        f"KV blocks {worker.num_used_blocks} of {worker.num_blocks} used · {worker.num_generated_tokens} tokens out",
+        *(drafts if worker.num_draft_tokens else ()),
     ]
 
 

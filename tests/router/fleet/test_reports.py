@@ -20,6 +20,7 @@ def link(number):
         latency=latency,
         is_available=True,
         is_retired=False,
+        is_ending=False,
         detail="",
         breaker=Breaker("w"),
         info=None,
