@@ -1,9 +1,8 @@
 """How often a request may be tried again, and when it is suspected of what its workers died of.
 
 A worker that refuses a request, drains or is slow says nothing about the request: it is tried elsewhere, `max_retries`
-times in a row. A worker that died while it had the request may have died of it:
-
-Workers that step together end together, so all of a group are one death.
+times in a row. A worker that died while it had the request may have died of it; workers that step together end
+together, so all of a group are one death:
 
 - Two deaths without a token in between end it: it is not carried to a third worker. `quarantine.py` sees to it that
   others do not share its fate.

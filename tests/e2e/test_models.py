@@ -18,7 +18,9 @@ from tests.runner.conftest import random_prompt
 NUM_TOKENS = 40
 FLAGS = ("--num-threads", "1", "--num-blocks", "64", "--max-num-seqs", "8", "--log-level", "warning")
 THROUGH_TRANSFORMERS = "olmo2"
-CASES: dict[str, Callable[[], PreTrainedModel]] = {name: all_cases()[name] for name in ("gemma3", "deepseek-v32")} | {
+CASES: dict[str, Callable[[], PreTrainedModel]] = {
+    name: all_cases()[name] for name in ("gemma3", "qwen3-moe", "deepseek-v32")
+} | {
     THROUGH_TRANSFORMERS: lambda: hf.Olmo2ForCausalLM(
         hf.Olmo2Config(**{key: value for key, value in SMALL.items() if key != "head_dim"})
     )

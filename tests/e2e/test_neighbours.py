@@ -13,7 +13,7 @@ from fissile.cli.cluster import Cluster
 from tests.e2e.hostile import HOSTILE, Attack
 from tests.e2e.neighbours import Neighbours, Seen
 
-MAX_GAP_SECONDS = 2.0
+MAX_GAP_SECONDS = 1.0
 GAP_FACTOR = 4.0
 """On a machine that is busy otherwise, gaps are long without anybody's fault: so many times those of the calm run are
 allowed, too."""

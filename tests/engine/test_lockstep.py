@@ -51,11 +51,10 @@ def test_one_that_has_nothing_to_do_computes_for_the_other(workers: list[Worker]
         saved.assert_greedy([5, 6, 7], output)
 
 
-@pytest.mark.soak
-def test_workers_of_unequal_work_do_not_wait_for_each_other(workers: list[Worker], saved: Saved, is_soak: bool) -> None:
+def test_workers_of_unequal_work_do_not_wait_for_each_other(workers: list[Worker], saved: Saved) -> None:
     """One is busy all the time; the other has nothing, or little, now and then."""
     busy, other = workers
-    first, num_steps = busy.num_steps, 220 if is_soak else 80
+    first, num_steps = busy.num_steps, 220
 
     def work_now_and_then() -> None:
         draw = random.Random(1)

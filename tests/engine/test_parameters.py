@@ -13,18 +13,13 @@ from transformers import (
 
 from tests.engine.conftest import PROMPTS
 from tests.engine.loop import GREEDY, make_sequence
+from tests.engine.mix import MIX as COMMON_MIX
+from tests.engine.mix import NUM_TOKENS
 from worker.core.params import SamplingParams, StopConditions
 from worker.core.stopping import FinishReason
 
-NUM_TOKENS = 16
 MIX = [
-    GREEDY,
-    SamplingParams(seed=1, repetition_penalty=1.8),
-    SamplingParams(seed=2, presence_penalty=1.5, frequency_penalty=0.7, top_k=20),
-    SamplingParams(temperature=0.0, repetition_penalty=1.5, num_logprobs=3),
-    SamplingParams(seed=4, bad_token_sequences=((7,), (3, 4), (9, 8, 7)), logit_bias=((5, 3.0), (6, -3.0)), top_p=0.9),
-    SamplingParams(seed=5, allowed_token_ids=tuple(range(10, 40)), banned_token_ids=(11, 12), num_logprobs=0),
-    SamplingParams(seed=6, num_logprobs=200, num_prompt_logprobs=2, frequency_penalty=1.0),
+    *COMMON_MIX,
     SamplingParams(temperature=0.0, num_prompt_logprobs=0, logit_bias=((3, 2.0),)),
 ]
 

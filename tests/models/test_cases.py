@@ -10,7 +10,7 @@ from tests.runner.conftest import make_driver, random_prompt
 from tests.runner.test_logits import capture_logits
 from worker.core.config import CacheConfig, SchedulerConfig
 
-NUM_TOKENS = 40
+NUM_TOKENS = 64
 
 
 def prompt(length: int) -> list[int]:

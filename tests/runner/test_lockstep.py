@@ -217,7 +217,7 @@ def test_all_stop_together() -> None:
 def test_random_work(num_dp: int, num_tp: int, is_soak: bool) -> None:
     """Engines that send a step, or some behind each other, or nothing for a while; ranks are late now and then."""
     ranks = Ranks(num_dp, num_tp)
-    num_steps = 2000 if is_soak else 40
+    num_steps = 2000 if is_soak else 200
 
     def engine(worker: int) -> None:
         draw = random.Random(worker)
