@@ -45,7 +45,9 @@ class BeamSteps:
         parents = group.members
         group.candidates.clear()
         group.members = [self._make(group, at, parents[beam.parent], beam) for at, beam in enumerate(next_beams)]
-        self._share_memory(parents, [(parents[beam.parent], group.members[at]) for at, beam in enumerate(next_beams)])
+        self._share_memory(
+            parents, [(parents[beam.parent], member) for beam, member in zip(next_beams, group.members, strict=True)]
+        )
         # Only after all forks, so that no block that lives on is free in between.
         for parent in parents:
             self._state.drop_beam(parent)
