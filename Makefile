@@ -24,6 +24,8 @@ KERNEL_TESTS := tests/kernels
 
 # Tests that start services of their own: those of the same services in one process.
 WHOLE_SYSTEM := tests/e2e tests/deploy
+# One that measures how long requests wait for each other: nothing runs beside it.
+ALONE := tests/e2e/test_neighbours.py
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -38,7 +40,8 @@ demo: $(VENV)/.worker  ## Ask a real model one question through a router and two
 test: $(VENV)/.dev  ## Run all tests (ARGS="tests/core -k name" for some).
 ifeq ($(strip $(ARGS)),)
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(addprefix --ignore=,$(WHOLE_SYSTEM))
-	$(BIN)/python -m pytest --numprocesses 2 $(WHOLE_SYSTEM)
+	$(BIN)/python -m pytest --numprocesses 2 --ignore=$(ALONE) $(WHOLE_SYSTEM)
+	$(BIN)/python -m pytest $(ALONE)
 else
 	$(BIN)/python -m pytest $(ARGS)
 endif
