@@ -166,7 +166,8 @@ def explore_tiles(bench: Bench, weights: list[Tensor], x: Tensor, out: Tensor, n
     from triton.runtime.errors import OutOfResources
 
     from worker.kernels.torch.linear import PackedLinear
-    from worker.kernels.triton.linear import Tile, TritonLinear
+    from worker.kernels.triton.linear import TritonLinear
+    from worker.kernels.triton.linear_rows import Tile
     from worker.kernels.triton.machine import machine_of
 
     spec = LinearSpec(x.shape[1], out.shape[1])

@@ -13,7 +13,7 @@ import triton
 from worker.kernels.experts import ExpertsSpec
 from worker.kernels.triton.experts_grouped import GroupedTile
 from worker.kernels.triton.experts_pairs import PairTile
-from worker.kernels.triton.linear import MOST_MEMORY
+from worker.kernels.triton.linear_rows import MOST_MEMORY
 from worker.kernels.triton.machine import Machine
 
 MOST_PAIR_ROWS = 4

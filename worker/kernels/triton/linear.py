@@ -5,8 +5,6 @@ features of all rows, so that each weight is read once, and streams them in long
 product computes a feature's gate and up side by side.
 """
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
@@ -14,37 +12,23 @@ from torch import Tensor
 
 from worker.kernels.interface import LinearSpec
 from worker.kernels.torch.linear import PackedLinear, PlainLinear
-from worker.kernels.triton.linear_vector import silu_times, vector_kernel, vector_tile
+from worker.kernels.triton.linear_rows import (
+    LATE_ROWS,
+    MOST_ROWS,
+    Tile,
+    features_of_program,
+    store_sums,
+    tile_that_fits,
+)
+from worker.kernels.triton.linear_vector import vector_kernel, vector_tile
 from worker.kernels.triton.machine import Machine
 from worker.kernels.triton.overlap import launch_options, let_next_begin, prefetch, wait_for_kernel_before
 from worker.kernels.weights import Dense
 
-MOST_ROWS = 64
-"""Above, cuBLAS reads the weights as fast."""
-MOST_MEMORY = 200_000
-"""Bytes of a processor's shared memory that a program takes."""
 LINE = tl.constexpr(64)
 """Elements of two bytes in a line of the L2 cache."""
-LATE_ROWS = 32
-"""Up to so many a product lets the next kernel begin only at its end: what waits would hold up its own loads."""
 WIDEST_NORM = 2048
 """Input features of which each program of a product works out the norm: of more, that is more work than a kernel."""
-
-
-@dataclass(frozen=True, slots=True)
-class Tile:
-    rows: int
-    """At least 16: a tensor core's."""
-    features: int
-    """Rows of the weight."""
-    piece: int
-    """Input features taken at a time."""
-    num_stages: int
-    num_warps: int = 4
-
-    def shared_memory(self, itemsize: int) -> int:
-        """Bytes of the stages that are under way."""
-        return (self.rows + self.features) * self.piece * itemsize * self.num_stages
 
 
 def tile_of(num_rows: int, out_features: int, in_features: int, machine: Machine, itemsize: int) -> Tile:
@@ -58,9 +42,7 @@ def tile_of(num_rows: int, out_features: int, in_features: int, machine: Machine
     else:
         features, piece, most_stages = 64 if rows <= 32 else 32, 128, 4 if rows == 16 else 3
     piece = min(piece, max(16, triton.next_power_of_2(in_features)))
-    tiles = [Tile(rows, features, piece, num_stages) for num_stages in range(most_stages, 1, -1)]
-    most_memory = min(machine.shared_memory, MOST_MEMORY)
-    return next((tile for tile in tiles if tile.shared_memory(itemsize) <= most_memory), tiles[-1])
+    return tile_that_fits(rows, features, piece, most_stages, machine, itemsize, itemsize)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -70,17 +52,11 @@ def _rows_kernel(
     IS_EVEN: tl.constexpr, HAS_BIAS: tl.constexpr, IS_GATED: tl.constexpr, OVERLAPS: tl.constexpr,
     IS_EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Some of N outputs of all rows. IS_EVEN: pieces fill K. IS_GATED: of an output's two features, which are weight[n]
-    and weight[N + n], the gate is in an even column and the up behind it."""
+    """Some of N outputs of all rows. IS_EVEN: pieces fill K. IS_GATED: see `features_of_program`."""
     m = tl.arange(0, ROWS)
-    column = tl.arange(0, FEATURES)
     is_row = m < num_rows
-    # Outputs past the last are those of the last one: read without a mask, and not stored.
-    if IS_GATED:
-        feature = tl.minimum(tl.program_id(0) * (FEATURES // 2) + column // 2, N - 1) + column % 2 * N
-    else:
-        feature = tl.minimum(tl.program_id(0) * FEATURES + column, N - 1)
-    w_rows = weight + feature.to(tl.int64)[:, None] * K
+    feature = features_of_program(N, FEATURES, IS_GATED)
+    w_rows = weight + feature[:, None] * K
     x_rows = x + m[:, None] * x_stride
     line = tl.arange(0, (PIECE + LINE - 1) // LINE)[None, :] * LINE
     for stage in tl.static_range(STAGES - 1):
@@ -98,17 +74,7 @@ def _rows_kernel(
             b = tl.load(w_rows + k, mask=k < K, other=0.0)
         total = tl.dot(a, tl.trans(b), total, input_precision="ieee")
     let_next_begin(OVERLAPS and not IS_EARLY)
-    if HAS_BIAS:
-        total += tl.load(bias + feature).to(tl.float32)[None, :]
-    if IS_GATED:
-        gate, up = tl.split(tl.reshape(total, [ROWS, FEATURES // 2, 2]))
-        n = tl.program_id(0) * (FEATURES // 2) + tl.arange(0, FEATURES // 2)
-        places = out + m[:, None].to(tl.int64) * N + n[None, :]
-        tl.store(places, silu_times(gate, up).to(out.dtype.element_ty), mask=is_row[:, None] & (n < N))
-    else:
-        n = tl.program_id(0) * FEATURES + column
-        places = out + m[:, None].to(tl.int64) * N + n[None, :]
-        tl.store(places, total.to(out.dtype.element_ty), mask=is_row[:, None] & (n < N))
+    store_sums(total, feature, bias, out, num_rows, N, ROWS, FEATURES, HAS_BIAS, IS_GATED)
 
 
 class TritonLinear(PlainLinear):

@@ -5,7 +5,6 @@ exception, as tensor cores have time for rows that are not there, and other unit
 put together in memory, and the rest is cuBLAS: on an H200 that takes as long for 64 rows, and less for more.
 """
 
-from dataclasses import dataclass
 from functools import cache
 
 import torch
@@ -15,8 +14,14 @@ from torch import Tensor
 
 from worker.kernels.interface import LinearSpec
 from worker.kernels.torch.linear import PackedLinear, PlainLinear, UnfusedLinear
-from worker.kernels.triton.linear import LATE_ROWS, MOST_MEMORY
-from worker.kernels.triton.linear_vector import silu_times
+from worker.kernels.triton.linear_rows import (
+    LATE_ROWS,
+    MOST_ROWS,
+    Tile,
+    features_of_program,
+    store_sums,
+    tile_that_fits,
+)
 from worker.kernels.triton.machine import Machine
 from worker.kernels.triton.overlap import (
     LINE_BYTES,
@@ -36,25 +41,8 @@ from worker.kernels.triton.weight_tile import (
 )
 from worker.kernels.weights import Grouped, Weight, power_of_two_in
 
-MOST_ROWS = 64
 SPREAD = (16, 128)
 """Rows and, at most, inputs of the part of a weight that a program puts together in memory."""
-
-
-@dataclass(frozen=True, slots=True)
-class Tile:
-    rows: int
-    """At least 16: a tensor core's."""
-    features: int
-    """Rows of the weight."""
-    piece: int
-    """Input features taken at a time."""
-    num_stages: int
-    num_warps: int = 4
-
-    def shared_memory(self, itemsize: int) -> int:
-        """Bytes of the stages that are under way: those of the activations, of as many bits each, rule."""
-        return (self.rows * itemsize + self.features) * self.piece * self.num_stages
 
 
 def has_many_programs(out_features: int, machine: Machine) -> bool:
@@ -76,10 +64,7 @@ def tile_of(num_rows: int, out_features: int, most_inputs: int, machine: Machine
         piece, num_stages = 128, 4
     if piece > most_inputs:
         piece, num_stages = most_inputs, 5
-    features = 64 if is_many else 32
-    tiles = [Tile(rows, features, piece, stages) for stages in range(num_stages, 1, -1)]
-    most_memory = min(machine.shared_memory, MOST_MEMORY)
-    return next((tile for tile in tiles if tile.shared_memory(2) <= most_memory), tiles[-1])
+    return tile_that_fits(rows, 64 if is_many else 32, piece, num_stages, machine, itemsize=2, weight_itemsize=1)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -89,16 +74,10 @@ def _grouped_rows_kernel(
     GROUP: tl.constexpr, HAS_MINIMA: tl.constexpr, HAS_BIAS: tl.constexpr,
     IS_GATED: tl.constexpr, OVERLAPS: tl.constexpr, IS_EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Some of N outputs of all rows. Pieces fill K. IS_GATED: as in `linear`."""
+    """Some of N outputs of all rows. Pieces fill K. IS_GATED: see `features_of_program`."""
     m = tl.arange(0, ROWS)
-    column = tl.arange(0, FEATURES)
     is_row = m < num_rows
-    # Outputs past the last are those of the last one: read without a mask, and not stored.
-    if IS_GATED:
-        feature = tl.minimum(tl.program_id(0) * (FEATURES // 2) + column // 2, N - 1) + column % 2 * N
-    else:
-        feature = tl.minimum(tl.program_id(0) * FEATURES + column, N - 1)
-    row = feature.to(tl.int64)
+    row = features_of_program(N, FEATURES, IS_GATED)
     x_rows = x + m[:, None] * x_stride
     SHARE: tl.constexpr = 2 if FORM >= UINT4 else 1
     WIDTH: tl.constexpr = PIECE // SHARE
@@ -119,17 +98,7 @@ def _grouped_rows_kernel(
             total = tl.dot(a, tl.trans(b), total)
     let_next_begin(OVERLAPS and not IS_EARLY)
     total *= row_scale(scales, row, GROUP)[None, :]
-    if HAS_BIAS:
-        total += tl.load(bias + feature).to(tl.float32)[None, :]
-    if IS_GATED:
-        gate, up = tl.split(tl.reshape(total, [ROWS, FEATURES // 2, 2]))
-        n = tl.program_id(0) * (FEATURES // 2) + tl.arange(0, FEATURES // 2)
-        places = out + m[:, None].to(tl.int64) * N + n[None, :]
-        tl.store(places, silu_times(gate, up).to(out.dtype.element_ty), mask=is_row[:, None] & (n < N))
-    else:
-        n = tl.program_id(0) * FEATURES + column
-        places = out + m[:, None].to(tl.int64) * N + n[None, :]
-        tl.store(places, total.to(out.dtype.element_ty), mask=is_row[:, None] & (n < N))
+    store_sums(total, row, bias, out, num_rows, N, ROWS, FEATURES, HAS_BIAS, IS_GATED)
 
 
 @triton.jit
