@@ -13,6 +13,7 @@ from worker.config_rules import SECRET_ADVICE, check_keys, check_names, check_pl
 from worker.core.config import CacheConfig, SchedulerConfig
 from worker.core.drafter import Drafter
 from worker.core.errors import ConfigError
+from worker.core.model_drafter import ModelDrafter
 from worker.core.ngram_drafter import NgramDrafter
 from worker.executor.peers import PeerSettings
 from worker.executor.remote import RemoteRanks
@@ -170,10 +171,13 @@ class WorkerSettings(Settings):
     )
 
     # Speculative decoding
-    speculative: Literal["none", "ngram"] = Field(
+    speculative: Literal["none", "ngram", "draft"] = Field(
         "none",
         description="Who drafts tokens for the model to verify several in one step: 'ngram' looks up what followed the "
-        "last tokens before. The same tokens come, sooner where they repeat what is there.",
+        "last tokens before, 'draft' asks --draft-model. The same tokens come, sooner where drafts are right.",
+    )
+    draft_model: str | None = Field(
+        None, description="--speculative draft: a small model of the same vocabulary, named as --model is."
     )
     num_speculative_tokens: int = Field(4, ge=1, description="Most drafts of a sequence in one step.")
     min_ngram: int = Field(2, ge=1, description="Tokens that must be the last ones for a place to be looked up.")
@@ -207,6 +211,8 @@ class WorkerSettings(Settings):
         check_names(self.served_model_name, self.model_version)
         check_tls(self.tls_certificate, self.tls_key, self.tls_client_ca, self.router_names + self.operator_names)
         check_keys({"--router-key": self.router_key, "--operator-key": self.operator_key})
+        if (self.speculative == "draft") != (self.draft_model is not None):
+            raise ValueError("--speculative draft and --draft-model go together")
         if self.min_ngram > self.max_ngram:
             raise ValueError(f"--min-ngram {self.min_ngram} is above --max-ngram {self.max_ngram}")
         if self.preemption_mode == "swap" and not self.swap_space_gib:
@@ -253,7 +259,13 @@ class WorkerSettings(Settings):
         return int(self.async_scheduling and not self.num_drafts)
 
     def drafter(self) -> Drafter | None:
-        return None if self.speculative == "none" else NgramDrafter(self.min_ngram, self.max_ngram)
+        match self.speculative:
+            case "ngram":
+                return NgramDrafter(self.min_ngram, self.max_ngram)
+            case "draft":
+                return ModelDrafter()
+            case _:
+                return None
 
     def cache_config(
         self, num_blocks: int, num_host_blocks: int, num_groups: int = 0, num_checkpoints: int = 0
@@ -295,6 +307,7 @@ class WorkerSettings(Settings):
             max_num_batched_tokens=self.max_num_batched_tokens,
             max_model_len=self.max_model_len,
             num_speculative_tokens=self.num_drafts,
+            draft_model=self.draft_model,
             num_blocks=self.num_blocks,
             kv_cache_gib=self.kv_cache_gib,
             gpu_memory_utilization=self.gpu_memory_utilization,

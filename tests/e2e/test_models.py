@@ -18,6 +18,8 @@ from tests.runner.conftest import random_prompt
 NUM_TOKENS = 40
 FLAGS = ("--num-threads", "1", "--num-blocks", "64", "--max-num-seqs", "8", "--log-level", "warning")
 THROUGH_TRANSFORMERS = "olmo2"
+DRAFTED = "gemma3"
+"""By a draft model, which is itself."""
 CASES: dict[str, Callable[[], PreTrainedModel]] = {
     name: all_cases()[name] for name in ("gemma3", "qwen3-moe", "deepseek-v32")
 } | {
@@ -43,6 +45,8 @@ def router(saved: dict[str, Saved], tmp_path_factory: pytest.TempPathFactory) ->
     try:
         flags = {name: ("--model", str(model.path), *FLAGS) for name, model in saved.items()}
         flags[THROUGH_TRANSFORMERS] += ("--model-impl", "transformers")
+        draft_model = str(saved[DRAFTED].path)
+        flags[DRAFTED] += ("--speculative", "draft", "--draft-model", draft_model, "--num-speculative-tokens", "3")
         workers = [(name, services.launch(name, "worker", *flags[name])) for name in flags]
         addresses = ",".join(services.address_of(name, worker) for name, worker in workers)
         yield services.start("router", "router", "--workers", addresses)[1]
@@ -64,3 +68,5 @@ def test_greedy_tokens_of_prompts_side_by_side(name: str, saved: dict[str, Saved
         for prompt, tokens in zip(prompts, pool.map(answer, prompts), strict=True):
             assert len(tokens) == NUM_TOKENS
             saved[name].assert_greedy(prompt, tokens)
+        (worker,) = (worker for worker in client.stats().workers if worker.model == name)
+        assert (worker.num_accepted_tokens == worker.num_draft_tokens > NUM_TOKENS) is (name == DRAFTED)

@@ -13,6 +13,7 @@ from tests.engine.test_ranks import Ranks
 from tests.engine.test_speculation import Reciter
 from tests.runner.byte_tokenizer import END, save_byte_model, text_of
 from worker.core.config import CacheConfig, SchedulerConfig
+from worker.core.model_drafter import ModelDrafter
 from worker.core.params import Grammar, GrammarKind, SamplingParams, StopConditions
 from worker.core.sequence import Sequence
 from worker.core.stopping import FinishReason
@@ -145,6 +146,24 @@ def test_drafts_right_or_wrong_change_no_token(runner, alone, num_drafts):
     load = loop.scheduler.load()
     assert 0 < load.num_accepted_tokens < load.num_draft_tokens and load.num_preemptions > 0
     assert any(loop.ended[id].timings.num_accepted_tokens for id in alone if id % 3)
+
+
+def test_masks_behind_drafts_that_only_the_device_knew(model_path, runner, alone):
+    """A draft model knows no grammar. One that allows about half of all tokens leaves some of its drafts right."""
+    wide = Grammar(GrammarKind.REGEX, "[\\x20-\\x7e]{30}")
+
+    def sequences():
+        return [*mixed(), *(constrained(id, id, wide) for id in range(20, 26))]
+
+    plain = make_loop(runner, async_depth=0).run(*sequences())
+    draft = build_runner(config(model_path, draft_model=str(model_path), num_speculative_tokens=3), Group())[0]
+    loop = make_loop(draft, 12, ModelDrafter(), async_depth=0, num_speculative_tokens=3)
+    assert loop.run(*sequences()) == plain == alone | {id: plain[id] for id in range(20, 26)}
+    assert loop.scheduler.load().num_preemptions > 0
+    counts = {id: (end.timings.num_draft_tokens, end.timings.num_accepted_tokens) for id, end in loop.ended.items()}
+    assert all(0 < drafts == accepted for id, (drafts, accepted) in counts.items() if id < 20 and id % 3 == 0)
+    assert all(accepted < drafts for id, (drafts, accepted) in counts.items() if id >= 20)
+    assert sum(accepted for id, (_, accepted) in counts.items() if id >= 20) > 20
 
 
 @pytest.mark.parametrize("depth", [0, 1])

@@ -4,20 +4,21 @@ import torch
 
 from worker.kernels.sampling import FAILED
 from worker.sampling.sampler import NOTHING_ALLOWED
-from worker.sampling.verify import NO_DRAFT, Drafts, count_new
+from worker.sampling.verify import Drafts, count_new
 
 
 def counts(rows: list[tuple[list[int], list[int]]]) -> list[int]:
     """Of rows of (sampled tokens, drafts), the first one more than the second."""
     width = max(len(sampled) for sampled, _ in rows)
-    expected, places, firsts, tokens = [], [], [], []
+    in_place, has_draft, places, firsts, tokens = [], [], [], [], []
     for row, (sampled, drafted) in enumerate(rows):
         firsts.append(len(tokens))
         tokens += sampled
-        expected += [*drafted, NO_DRAFT]
+        in_place += [*drafted, sampled[-1]]
+        has_draft += [1] * len(drafted) + [0]
         places += [row * width + number for number in range(len(sampled))]
-    drafts = Drafts(torch.tensor(expected), torch.tensor(places), torch.tensor(firsts), width)
-    return count_new(torch.tensor(tokens), drafts).tolist()
+    drafts = Drafts(torch.tensor(has_draft), torch.tensor(places), torch.tensor(firsts), width)
+    return count_new(torch.tensor(tokens), torch.tensor(in_place), drafts).tolist()
 
 
 def test_up_to_the_first_that_differs():

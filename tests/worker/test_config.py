@@ -8,6 +8,7 @@ from common.config import parse_settings
 from fissile.errors import InvalidArgumentError
 from tests.fakes import tokenizer as toys
 from worker.config import WorkerSettings
+from worker.core.model_drafter import ModelDrafter
 from worker.core.ngram_drafter import NgramDrafter
 from worker.served_files import files_reader
 
@@ -32,6 +33,8 @@ def parse(*argv):
         (["--num-speculative-tokens", "0"], "--num-speculative-tokens: "),
         (["--speculative", "eagle"], "--speculative: "),
         (["--min-ngram", "5"], "--min-ngram 5 is above --max-ngram 4"),
+        (["--speculative", "draft"], "--speculative draft and --draft-model go together"),
+        (["--speculative", "ngram", "--draft-model", "smollm2"], "--speculative draft and --draft-model go together"),
     ],
 )
 def test_what_cannot_work_is_named(argv, said, capsys):
@@ -60,6 +63,13 @@ def test_speculation_reaches_scheduler_runner_and_drafter():
     assert (scheduler.num_speculative_tokens, scheduler.async_depth, settings.async_depth) == (3, 0, 0)
     assert settings.runner_config().num_speculative_tokens == 3
     assert isinstance(settings.drafter(), NgramDrafter)
+
+
+def test_a_draft_model_is_asked_in_the_ranks():
+    settings = parse("--speculative", "draft", "--draft-model", "smollm2", "--num-speculative-tokens", "3")
+    runner = settings.runner_config()
+    assert (runner.draft_model, runner.num_speculative_tokens, settings.async_depth) == ("smollm2", 3, 0)
+    assert isinstance(settings.drafter(), ModelDrafter)
 
 
 def test_without_speculation_there_are_no_drafts():

@@ -15,6 +15,8 @@ from worker.core.params import SamplingParams
 
 DEFERRED_TOKEN = -1
 """In `ScheduledBatch.input_ids`: "the token that this slot sampled in an earlier step", still only on the device."""
+DRAFTED_TOKEN = -2
+"""In `ScheduledBatch.input_ids`, in the place of a draft: "what the runner's own draft model proposes"."""
 
 
 TokenLogprobs = list[tuple[int, float, int]]

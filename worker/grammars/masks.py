@@ -5,7 +5,7 @@ own inputs. A token that the host did not know when the step was scheduled comes
 """
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import accumulate
@@ -133,6 +133,10 @@ class SlotGrammars:
             slot, num_computed = self._slots[batch.slots[row]], batch.num_computed_tokens[row]
             rows.append(_Row(slot, num_computed, batch.input_ids[start:known], batch.input_ids[known:end], index))
         return PendingMasks(rows, self._helper.submit(self._fill, rows), self._device)
+
+    def has_any(self, slots: Iterable[int]) -> bool:
+        """Whether one of them has a grammar, before the news of the next batch."""
+        return not self._slots.keys().isdisjoint(slots)
 
     # Everything below runs on the helper thread.
 

@@ -14,6 +14,7 @@ from worker.kernels.step import StepBuffers
 from worker.models.base import CausalLM
 from worker.parallel.group import Group
 from worker.runner.config import RunnerConfig
+from worker.runner.drafting import Draft, Drafting
 from worker.runner.entries import EntryMover
 from worker.runner.forward import ForwardPass
 from worker.runner.graphs import GraphSizes, graph_contexts
@@ -42,10 +43,16 @@ class Assembly:
     """On rank 0."""
     graph_sizes: GraphSizes | None = None
     """What `ModelRunner.capture` will be asked for; None: nothing."""
+    draft: Draft | None = None
 
     @property
     def specs(self) -> list[PoolSpec]:
-        return [spec for builder in self.builders for spec in builder.pool_specs()]
+        return [spec for builder in self.all_builders for spec in builder.pool_specs()]
+
+    @property
+    def all_builders(self) -> list[CacheBuilder]:
+        """Those of the model, then those of the draft model."""
+        return [*self.builders, *(self.draft.builders if self.draft is not None else ())]
 
     @property
     def blocks_per_seq(self) -> int:
@@ -69,13 +76,25 @@ class Assembly:
         can_capture = self.graph_sizes is not None and graph_contexts(self.builders, 1, self.max_model_len)
         padded = self.graph_sizes.rows if self.graph_sizes is not None and can_capture else ()
         preparer = StepPreparer(slots, buffers, kernels, config.block_size, padded)
-        forward = ForwardPass(self.model, self.builders, preparer, self.max_model_len)
-        mover = EntryMover(self.builders, kernels, num_host_blocks)
-        return RunnerParts(kernels, self.tp, self.model, self.builders, mover, slots, preparer, forward, self.grammars)
+        drafting = None
+        if self.draft is not None:
+            drafting = Drafting(self.draft, preparer, slots, kernels, self.tp, self.max_model_len)
+        return RunnerParts(
+            kernels=kernels,
+            tp=self.tp,
+            model=self.model,
+            builders=self.builders,
+            mover=EntryMover(self.all_builders, kernels, num_host_blocks),
+            slots=slots,
+            preparer=preparer,
+            forward=ForwardPass(self.model, self.builders, preparer, self.max_model_len),
+            grammars=self.grammars,
+            drafting=drafting,
+        )
 
     def _allocate(self, plan: PoolPlan) -> None:
         try:
-            for builder in self.builders:
+            for builder in self.all_builders:
                 builder.allocate(plan)
         except (RuntimeError, OSError) as error:  # torch's, and the system's
             size = f"{plan.num_blocks} blocks ({plan.num_page_bytes / GIB:.2f} GiB)"

@@ -40,6 +40,8 @@ class RunnerConfig:
     """None: the model's own."""
     num_speculative_tokens: int = 0
     """Most drafts of a row: for each there are logits in one step."""
+    draft_model: str | None = None
+    """Who proposes all of them, as `worker.loader.source.resolve_model` reads it; None: they come with the batch."""
     num_blocks: int | None = None
     """Size of the cache in blocks; wins over the sizes below."""
     kv_cache_gib: float | None = None

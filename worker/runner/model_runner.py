@@ -18,6 +18,7 @@ from worker.kernels.transfer import to_device
 from worker.models.base import CausalLM
 from worker.parallel.group import Group
 from worker.runner.cuda_graphs import CudaGraphs
+from worker.runner.drafting import Drafting
 from worker.runner.entries import EntryMover
 from worker.runner.forward import ForwardPass
 from worker.runner.graphs import GraphDevice, GraphSizes, Outputs
@@ -53,6 +54,8 @@ class RunnerParts:
     forward: ForwardPass
     grammars: SlotGrammars | None
     """On rank 0, whose choice of tokens the others take over."""
+    drafting: Drafting | None
+    """Where there is a draft model."""
 
 
 class ModelRunner:
@@ -73,7 +76,10 @@ class ModelRunner:
         """Graphs of these sizes, for the steps to come; by default on the runner's own device, which must be CUDA."""
         self._parts.preparer.prepare_padding()
         choose = self._choose_greedily if self._tp.size == 1 else None
-        self._parts.forward.capture(device or CudaGraphs(self._device), sizes, choose)
+        device = device or CudaGraphs(self._device)
+        self._parts.forward.capture(device, sizes, choose)
+        if self._parts.drafting is not None:
+            self._parts.drafting.capture(device, sizes, choose)
 
     @torch.inference_mode()
     def submit(self, batch: ScheduledBatch, together: Round | None = None) -> PendingStep:
@@ -84,9 +90,15 @@ class ModelRunner:
         with span("prepare"):
             self._parts.mover.move(batch)
             inputs = self._parts.preparer.prepare(batch, together)
-            masks = self.grammars.start(batch, inputs.sampled_rows) if self.grammars is not None else None
+        drafting = self._parts.drafting
         try:
+            if drafting is not None and batch.num_draft_tokens and not batch.is_dummy:
+                with span("draft"):
+                    batch = self._draft(drafting, batch)
+            masks = self.grammars.start(batch, inputs.sampled_rows) if self.grammars is not None else None
             with span("run"):
+                if drafting is not None:
+                    drafting.follow(inputs)
                 outputs = self._parts.forward.run(inputs.step, inputs.rows, inputs.wanted)
             with span("postprocess"):
                 return self._postprocess(batch, inputs, outputs, timing, masks)
@@ -94,6 +106,14 @@ class ModelRunner:
             if self._tp.size > 1 or together is not None:
                 raise  # the other ranks are in the midst of it
             return self._out_of_memory(batch, timing, error)
+
+    def _draft(self, drafting: Drafting, batch: ScheduledBatch) -> ScheduledBatch:
+        """Has drafts proposed. Returns the batch, with the drafts in it if a grammar has to see them."""
+        drafting.propose(batch)
+        drafted = (batch.slots[row] for row in batch.num_draft_tokens)
+        if self.grammars is not None and self.grammars.has_any(drafted):
+            return drafting.read(batch)
+        return batch
 
     def idle_batch(self, together: Round) -> ScheduledBatch:
         """For a rank without work among others that have some: a token of the spare slot in the spare block. It is
@@ -107,6 +127,8 @@ class ModelRunner:
     def close(self) -> None:
         """No step will follow. Graphs hold on to the communicators that they captured, which could not end."""
         self._parts.forward.release()
+        if self._parts.drafting is not None:
+            self._parts.drafting.release()
 
     def execute(self, batch: ScheduledBatch) -> BatchOutput:
         """`submit` and wait."""
@@ -154,8 +176,9 @@ class ModelRunner:
         token_ids = self._sample(batch, inputs, logits, rules, history, pending, masks)
         newest = token_ids
         if (drafts := inputs.drafts) is not None:
-            # Drafts that were right are in the slots' tables already.
-            num_new = count_new(token_ids, drafts)
+            # Drafts are in the slots' tables already, where the tokens stand that are sampled.
+            places = slots * history.tokens.shape[1] + positions
+            num_new = count_new(token_ids, history.tokens.view(-1).index_select(0, places), drafts)
             last = drafts.firsts + num_new - 1
             slots, positions, newest = (by_token.index_select(0, last) for by_token in (slots, positions, token_ids))
             pending.num_new = self._to_host(num_new)

@@ -14,7 +14,7 @@ from worker.kernels.select import Kernels
 from worker.kernels.step import Chunk, Round, StagedRows, Step, StepBuffers
 from worker.runner.slots import SlotState
 from worker.runner.staging import Staging
-from worker.sampling.verify import NO_DRAFT, Drafts
+from worker.sampling.verify import Drafts
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ class StepPreparer:
         staged = self._to_device(arrays | news | _prompt_arrays(batch, prompt_rows, first_tokens))
         drafts = None
         if width > 1:
-            drafts = Drafts(staged["expected"], staged["draft_rows"], staged["firsts"], width)
+            drafts = Drafts(staged["has_draft"], staged["draft_rows"], staged["firsts"], width)
         return StepInputs(
             step=step,
             rows=StagedRows(staged["slots"], staged["starts"], staged["lens"]),
@@ -140,17 +140,13 @@ class StepPreparer:
     ) -> StepInputs:
         """A step of uniform rows alone: the host sends which slots they are, and the device knows the rest."""
         num_rows = len(batch.slots)
-        padding = self._padding(num_rows, together)
         longest = max(batch.num_computed_tokens) + 1
-        step = Step(
-            num_uniform_rows=num_rows + padding, max_context_len=longest, num_padding_rows=padding, round=together
-        )
         if news:
             self._to_device(news)
-        self._staging.copy(batch.slots + [self._slots.spare_slot] * padding, self._row_slots)
+        step, rows = self.stage_uniform(batch.slots, longest, together)
         return StepInputs(
             step=step,
-            rows=self.uniform_rows(step.num_rows),
+            rows=rows,
             sampled_rows=list(range(num_rows)),
             other_rows=[],
             last_tokens=self._places[:num_rows],
@@ -159,6 +155,19 @@ class StepPreparer:
             drafts=None,
             prompt=None,
         )
+
+    def stage_uniform(
+        self, slots: list[int], max_context_len: int, together: Round | None = None
+    ) -> tuple[Step, StagedRows]:
+        """A step of uniform rows alone, one of each of these slots, and padding. Its rows stand where those of the
+        last such step stood."""
+        padding = self._padding(len(slots), together)
+        self._staging.copy(slots + [self._slots.spare_slot] * padding, self._row_slots)
+        num_rows = len(slots) + padding
+        step = Step(
+            num_uniform_rows=num_rows, max_context_len=max_context_len, num_padding_rows=padding, round=together
+        )
+        return step, self.uniform_rows(num_rows)
 
     def uniform_rows(self, num_rows: int) -> StagedRows:
         """Those of the last step of uniform rows alone, always in the same place."""
@@ -219,17 +228,12 @@ def _draft_arrays(
     num_tokens = 1 + num_drafts
     firsts = num_tokens.cumsum() - num_tokens
     number = np.arange(num_tokens.sum()) - firsts.repeat(num_tokens)
-    token_ends = np.cumsum(batch.num_scheduled_tokens)
-    input_ids = np.array(batch.input_ids, np.int64)
-    # The draft after each token of a row, which for its last one may be another row's, or none.
-    after = (token_ends[[order[place] for place in sampled]] - num_drafts).repeat(num_tokens) + number
-    is_last = number == num_drafts.repeat(num_tokens)
     return {
         "sampled": np.array(sampled, np.int64).repeat(num_tokens),
         "last_tokens": np.concatenate(
             [(last_tokens[sampled] - num_drafts).repeat(num_tokens) + number, last_tokens[others]]
         ),
-        "expected": np.where(is_last, NO_DRAFT, input_ids[np.minimum(after, len(input_ids) - 1)]),
+        "has_draft": (number < num_drafts.repeat(num_tokens)).astype(np.int64),
         "draft_rows": np.arange(len(sampled)).repeat(num_tokens) * width + number,
         "firsts": firsts,
     }

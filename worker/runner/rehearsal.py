@@ -3,15 +3,16 @@ start-up, and no request waits for that."""
 
 import logging
 import time
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from worker.attention.context import ForwardContext, forward_context
-from worker.attention.interface import CacheLayer
+from worker.attention.interface import CacheBuilder, CacheLayer
 from worker.kernels.interface import REMEMBER
 from worker.kernels.select import KernelCompiler
+from worker.models.base import CausalLM
 from worker.runner.model_runner import RunnerParts
 from worker.sampling.sampler import Sampler
 
@@ -36,9 +37,18 @@ def compile_kernels(compiler: KernelCompiler, parts: RunnerParts, max_context_le
 def rehearse(parts: RunnerParts, max_context_len: int, max_logits: int) -> None:
     """Caches must be bound; their content, and the buffers', may be anything. All ranks must do this alike."""
     parts.preparer.prepare_padding()
-    buffers = parts.preparer.buffers
-    nothing = buffers.positions[:1]
+    nothing = parts.preparer.buffers.positions[:1]
     parts.kernels.choose(REMEMBER, None, torch.int64)(parts.slots.tables, nothing, nothing, nothing)
+    _rehearse_model(parts, parts.model, parts.builders, max_context_len, max_logits)
+    if parts.drafting is not None:
+        draft = parts.drafting.draft
+        _rehearse_model(parts, draft.model, draft.builders, max_context_len, max_logits)
+
+
+def _rehearse_model(
+    parts: RunnerParts, model: CausalLM, builders: Sequence[CacheBuilder], max_context_len: int, max_logits: int
+) -> None:
+    buffers = parts.preparer.buffers
     layers: dict[Hashable, tuple[CacheLayer, Tensor]] = {}
     """One for each builder, and its input in the largest pass."""
 
@@ -50,12 +60,12 @@ def rehearse(parts: RunnerParts, max_context_len: int, max_logits: int) -> None:
     logits = None
     for num_tokens in _sizes(min(max_tokens, MOST_TOKENS)):
         with forward_context(ForwardContext((), cut, positions=buffers.positions[:num_tokens])):
-            hidden = parts.model(buffers.input_ids[:num_tokens])
-        logits = parts.model.logits(hidden[:max_logits])
+            hidden = model(buffers.input_ids[:num_tokens])
+        logits = model.logits(hidden[:max_logits])
     if logits is not None:
         Sampler(parts.kernels).rehearse(logits, parts.slots.parameters)
     # Builders are in the order in which their kinds of layers come.
-    for number, (builder, (layer, x)) in enumerate(zip(parts.builders, layers.values(), strict=True)):
+    for number, (builder, (layer, x)) in enumerate(zip(builders, layers.values(), strict=True)):
         for step in builder.all_steps(max_rows, max_tokens, max_context_len):
             metadata = (*[None] * number, builder.prepare(step, buffers))
             with forward_context(ForwardContext(metadata)):

@@ -57,12 +57,33 @@ class Sampler:
 
     def sample(self, logits: Tensor, rows: SamplingRows) -> Sampled:
         """Chooses a token for each row. logits [R, V] of the model, which are not changed."""
-        token_ids = self._token_ids(logits, rows)
+        token_ids = self.token_ids(logits, rows)
         asking = rows.rules.logprobs
         if asking is None:
             return Sampled(token_ids, None)
         chosen = token_ids if asking.rows is None else token_ids.index_select(0, asking.rows)
         return Sampled(token_ids, self.logprobs(logits, asking.rows, chosen, asking.most))
+
+    def token_ids(self, logits: Tensor, rows: SamplingRows) -> Tensor:
+        """`sample` without log probabilities: int64 [R]."""
+        rules = rows.rules
+        found = []
+        if rules.plain is not None:
+            found.append((rules.plain, self._choose(logits, rules.plain.rows, _draws(rules.plain, rows))))
+        if rules.edited is not None:
+            group = rules.edited.group
+            copy, is_finite = self.edited(logits, rows, rules.edited)
+            ids = self._choose(copy, None, _draws(group, rows))
+            found.append(
+                (group, ids.masked_fill_((ids == FAILED) & is_finite, NOTHING_ALLOWED).masked_fill_(~is_finite, FAILED))
+            )
+        if len(found) == 1:
+            return found[0][1]
+        token_ids = torch.empty(rules.num_rows, dtype=torch.int64, device=logits.device)
+        for group, ids in found:
+            assert group.rows is not None
+            token_ids.index_copy_(0, group.rows, ids)
+        return token_ids
 
     def greedy(self, logits: Tensor, parameters: Parameters, slots: Tensor, positions: Tensor) -> Tensor:
         """`sample` of rows whose rules are greedy: int64 [R]."""
@@ -98,26 +119,6 @@ class Sampler:
                 copy, _ = self._masked_copy(logits, rows, 1, allowed)
         for draws in all_draws:
             self._choose(copy, None, draws)
-
-    def _token_ids(self, logits: Tensor, rows: SamplingRows) -> Tensor:
-        rules = rows.rules
-        found = []
-        if rules.plain is not None:
-            found.append((rules.plain, self._choose(logits, rules.plain.rows, _draws(rules.plain, rows))))
-        if rules.edited is not None:
-            group = rules.edited.group
-            copy, is_finite = self.edited(logits, rows, rules.edited)
-            ids = self._choose(copy, None, _draws(group, rows))
-            found.append(
-                (group, ids.masked_fill_((ids == FAILED) & is_finite, NOTHING_ALLOWED).masked_fill_(~is_finite, FAILED))
-            )
-        if len(found) == 1:
-            return found[0][1]
-        token_ids = torch.empty(rules.num_rows, dtype=torch.int64, device=logits.device)
-        for group, ids in found:
-            assert group.rows is not None
-            token_ids.index_copy_(0, group.rows, ids)
-        return token_ids
 
 
 def _draws(group: RowGroup, rows: SamplingRows) -> Draws:

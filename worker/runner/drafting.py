@@ -1,0 +1,106 @@
+"""A draft model: a small model of the same vocabulary that guesses the next tokens of a sequence one after another.
+
+Its layers are further layers of the same blocks, so whatever happens to a block (prefix hits, copies, swaps, clearing)
+happens to its keys and values, too, and nobody outside the runner knows of them. It looks at all tokens that the model
+looks at, in the same step: the blocks hold what it computed of a token exactly if they hold what the model did.
+
+It proposes at the beginning of the step that tries the drafts, not at the end of the one before: only then have its
+sequences the blocks that drafts are written to.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+
+import numpy as np
+import torch
+
+from worker.attention.interface import CacheBuilder
+from worker.core.batch import ScheduledBatch
+from worker.core.tokens import token_array
+from worker.kernels.interface import REMEMBER
+from worker.kernels.select import Kernels
+from worker.kernels.transfer import to_device
+from worker.models.base import CausalLM
+from worker.parallel.group import Group
+from worker.runner.forward import ForwardPass
+from worker.runner.graphs import GraphDevice, GraphSizes, GreedyChoice, Outputs
+from worker.runner.prepare import StepInputs, StepPreparer
+from worker.runner.slots import SlotState
+from worker.sampling.edits import History
+from worker.sampling.sampler import Sampler, SamplingRows
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A loaded draft model, and who owns its caches."""
+
+    model: CausalLM
+    builders: Sequence[CacheBuilder]
+
+
+class Drafting:
+    """Of one rank. Drafts are drawn by their request's own rules, with the noise of the position that they are for: a
+    model that is close to the one that is served then draws the same token (Daliri et al., arXiv 2408.07978)."""
+
+    def __init__(
+        self, draft: Draft, preparer: StepPreparer, slots: SlotState, kernels: Kernels, tp: Group, max_context_len: int
+    ) -> None:
+        self.draft = draft
+        self._preparer, self._slots, self._tp = preparer, slots, tp
+        self._forward = ForwardPass(draft.model, draft.builders, preparer, max_context_len)
+        self._sampler = Sampler(kernels)
+        self._remember = kernels.choose(REMEMBER, None, torch.int64)
+
+    def capture(self, device: GraphDevice, sizes: GraphSizes, choose_greedily: GreedyChoice | None) -> None:
+        """See `ForwardPass.capture`."""
+        self._forward.capture(device, sizes, choose_greedily)
+
+    def release(self) -> None:
+        """See `ForwardPass.release`."""
+        self._forward.release()
+
+    def propose(self, batch: ScheduledBatch) -> None:
+        """Put drafts into the slots' tables, where the batch has places for them. The tables know all else of the
+        batch. While drafts are made a slot's length counts them; whoever samples its row sets that right."""
+        most = max(batch.num_draft_tokens.values(), default=0)
+        for number in range(most):
+            rows = [row for row, num in batch.num_draft_tokens.items() if num > number]
+            longest = max(batch.num_computed_tokens[row] for row in rows) + 1 + number
+            self._propose_next([batch.slots[row] for row in rows], longest)
+
+    def _propose_next(self, slots: list[int], longest: int) -> None:
+        """A token more of each of these slots, of whose contexts none is longer."""
+        step, rows = self._preparer.stage_uniform(slots, longest)
+        outputs = self._forward.run(step, rows)
+        rules = self._slots.rules.of(slots)
+        if outputs.greedy is not None and rules.is_greedy:
+            outputs.greedy.choose()
+            return
+        logits = outputs.logits if outputs.has_logits else self.draft.model.logits(outputs.hidden[: len(slots)])
+        positions = self._preparer.buffers.context_lens[: len(slots)].long()
+        history = History(self._slots.tables.tokens, rows.slots[: len(slots)], positions, longest)
+        if logits is None:
+            token_ids = positions.new_empty(len(slots))
+        else:
+            asked = SamplingRows(replace(rules, logprobs=None), history, self._slots.parameters, self._slots.allowed)
+            token_ids = self._sampler.token_ids(logits[: len(slots)], asked)
+        self._remember(self._slots.tables, history.slots, positions, self._tp.broadcast(token_ids))
+
+    def follow(self, inputs: StepInputs) -> Outputs:
+        """Take in the tokens of a step, drafts included, beside the model."""
+        return self._forward.run(inputs.step, inputs.rows, inputs.wanted)
+
+    def read(self, batch: ScheduledBatch) -> ScheduledBatch:
+        """The batch with the drafts in their places, for who needs them on the host. Waits for the device."""
+        tokens = self._slots.tables.tokens
+        ends = list(accumulate(batch.num_scheduled_tokens))
+        places, known = [], []
+        for row, num in batch.num_draft_tokens.items():
+            position = batch.num_computed_tokens[row] + batch.num_scheduled_tokens[row] - num
+            known.append(np.arange(num) + batch.slots[row] * tokens.shape[1] + position)
+            places.append(np.arange(ends[row] - num, ends[row]))
+        input_ids = np.array(batch.input_ids)
+        where = to_device(torch.from_numpy(np.concatenate(known)), tokens.device)
+        input_ids[np.concatenate(places)] = tokens.view(-1).index_select(0, where).cpu().numpy()
+        return replace(batch, input_ids=token_array(input_ids.tolist()))

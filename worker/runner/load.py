@@ -1,0 +1,174 @@
+"""From a model's name to layers in memory, their weights filled and packed."""
+
+import logging
+from dataclasses import dataclass, replace
+from typing import cast
+
+import torch
+
+from common.stopwatch import Stopwatch
+from worker.attention.interface import make_builders
+from worker.core.cache.pools import PoolKind
+from worker.kernels.select import Kernels
+from worker.kernels.weights import Blocks, Grouped, Quantization
+from worker.layers.experts import RoutedExperts
+from worker.layers.setup import LayerSetup, quantized_kind
+from worker.loader.checkpoint import Checkpoint
+from worker.loader.config import CommonConfig, GenericConfig, ModelConfig
+from worker.loader.errors import ModelConfigError, ModelError, WeightsError
+from worker.loader.load_config import load_common_config
+from worker.loader.open import as_stored, open_checkpoint
+from worker.loader.quantized.schemes import QuantizedWeights
+from worker.loader.source import ModelSource, SourceFormat, resolve_model
+from worker.models.base import CausalLM
+from worker.models.registry import create_model
+from worker.models.weights import fill_with_noise, load_weights, pack_weights
+from worker.parallel.group import ALONE, Group
+from worker.runner.config import RunnerConfig
+from worker.runner.drafting import Draft
+from worker.runner.memory import GIB
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedModel:
+    source: ModelSource
+    checkpoint: Checkpoint | None
+    """None for dummy weights."""
+    config: CommonConfig
+
+
+def open_model(config: RunnerConfig) -> OpenedModel:
+    """Find the files of `config.model`, and read what it is. Raises ModelError."""
+    source = resolve_model(config.model)
+    model_config = load_common_config(source, config.model_impl)
+    if model_config.quantized is not None and (config.kv_cache_dtype == "auto" or config.load_format == "dummy"):
+        # Nobody reads the scales.
+        model_config = replace(model_config, quantized=replace(model_config.quantized, has_cache_scales=False))
+    if config.load_format == "dummy":
+        return OpenedModel(source, None, model_config)
+    if config.load_format not in ("auto", source.format.value):
+        raise ModelConfigError(f"{source.path} is no {config.load_format} model but a {source.format.value} one")
+    checkpoint = open_checkpoint(source, model_config)
+    if isinstance(model_config, ModelConfig):
+        model_config = as_stored(model_config, checkpoint)
+    return OpenedModel(source, checkpoint, model_config)
+
+
+def layer_setup(
+    opened: OpenedModel, config: RunnerConfig, kernels: Kernels, tp: Group, dtype: torch.dtype, ep: Group = ALONE,
+    dp: Group = ALONE,
+) -> LayerSetup:  # fmt: skip
+    """What its layers are made with. Raises ModelConfigError."""
+    quantized = opened.config.quantized
+    stored = None if opened.checkpoint is None else _stored_kind(opened.source, quantized)
+    return LayerSetup(
+        kernels, tp, dtype, resolve_quantization(config.quantization, kernels, tp, dtype, stored), ep, dp,
+        cache_dtype=torch.float8_e4m3fn if config.kv_cache_dtype == "fp8" else None,
+        has_cache_scales=quantized is not None and quantized.has_cache_scales,
+    )  # fmt: skip
+
+
+def load_model(
+    opened: OpenedModel, config: RunnerConfig, setup: LayerSetup, max_model_len: int, watch: Stopwatch
+) -> tuple[CausalLM, int]:
+    """The model, its weights filled and packed, and their bytes as loaded. Raises ModelError."""
+    checkpoint, model_config = opened.checkpoint, replace(opened.config, max_model_len=max_model_len)
+    if isinstance(model_config, GenericConfig):
+        from worker.models.generic import load_generic  # takes seconds to import
+
+        generic = load_generic(model_config, setup, checkpoint, config.seed)
+        watch.lap("model and weights")
+        return generic, sum(weight.nbytes for weight in generic.parameters())
+    assert isinstance(model_config, ModelConfig)
+    model = _create(model_config, setup)
+    if config.expert_parallel and not any(isinstance(module, RoutedExperts) for module in model.modules()):
+        raise ModelConfigError(f"expert_parallel: {model_config.architecture} has no experts to spread over ranks")
+    watch.lap("model")
+    if checkpoint is None:
+        fill_with_noise(model, config.seed)
+    else:
+        load_weights(model, checkpoint, model_config, setup.device)
+    watch.lap("weights")
+    num_bytes = pack_weights(model)
+    if setup.device.type == "cuda":
+        torch.cuda.empty_cache()  # pieces that were joined
+    watch.lap("packing")
+    return model, num_bytes
+
+
+def load_draft(
+    config: RunnerConfig, target: CommonConfig, like: LayerSetup, max_model_len: int, watch: Stopwatch
+) -> tuple[Draft, int]:
+    """The draft model beside `target`, on the devices and in the dtype of `like`, and the bytes of its weights. Raises
+    ModelConfigError, with its name."""
+    assert config.draft_model is not None
+    load_format = config.load_format if config.load_format == "dummy" else "auto"
+    own = replace(
+        config, model=config.draft_model, model_impl="fissile", load_format=load_format, expert_parallel=False
+    )
+    try:
+        opened = open_model(own)
+        _check_draft(opened.config, target)
+        setup = layer_setup(opened, own, like.kernels, like.tp, like.dtype)
+        model, num_bytes = load_model(opened, own, setup, max_model_len, watch)
+        builders = make_builders(model.cache_layers(), like.kernels, config.block_size)
+        if any(spec.kind is PoolKind.STATE for builder in builders for spec in builder.pool_specs()):
+            raise ModelConfigError(
+                f"{opened.config.architecture} has recurrent state, which cannot be taken back to before a wrong draft"
+            )
+    except (ModelError, ValueError) as error:
+        raise ModelConfigError(f"draft model {config.draft_model}: {error}") from error
+    if like.tp.rank == 0:
+        logger.info("draft model %s: %s, weights %.2f GiB", own.model, opened.config.architecture, num_bytes / GIB)
+        if opened.config.max_model_len < max_model_len:
+            logger.warning(
+                "draft model %s is made for %d tokens, and %d are served: beyond its own its drafts are often wrong",
+                own.model, opened.config.max_model_len, max_model_len,
+            )  # fmt: skip
+    return Draft(model, builders), num_bytes
+
+
+def _check_draft(draft: CommonConfig, target: CommonConfig) -> None:
+    if draft.vocab_size != target.vocab_size:
+        raise ModelConfigError(
+            f"its vocab_size is {draft.vocab_size}, that of the model it drafts for {target.vocab_size}; they must be "
+            "equal"
+        )
+
+
+def resolve_quantization(
+    name: str, kernels: Kernels, tp: Group, dtype: torch.dtype, stored: type[Blocks] | type[Grouped] | None
+) -> Quantization:
+    """`auto` keeps the numbers that a checkpoint has (`stored`: their kind) where kernels read them. Raises
+    ModelConfigError for what cannot be."""
+    kind = quantized_kind(kernels, dtype, 32, 32)
+    if name == "auto":
+        # What is in blocks can be grouped, and not the other way round. On a CPU ranks that share a model have floats.
+        is_read = stored is not None and (kind is Grouped or (kind is stored and tp.size == 1))
+        return "stored" if is_read else "none"
+    if name not in ("none", "int8", "int4"):
+        raise ModelConfigError(f"quantization {name!r} is not supported (auto, none, int8, int4)")
+    if name != "none" and kind is None:
+        raise ModelConfigError(
+            f"quantization {name} needs native kernels, which are for CPUs and dtype float32, or Triton's, which are "
+            f"for NVIDIA GPUs and dtype bfloat16 or float16"
+        )
+    return cast(Quantization, name)
+
+
+def _stored_kind(source: ModelSource, quantized: QuantizedWeights | None) -> type[Blocks] | type[Grouped] | None:
+    """Of a checkpoint's numbers; None where they are plain."""
+    if source.format is SourceFormat.GGUF or (quantized is not None and quantized.is_in_blocks):
+        return Blocks
+    return None if quantized is None else Grouped
+
+
+def _create(config: ModelConfig, setup: LayerSetup) -> CausalLM:
+    try:
+        return create_model(config, setup)
+    except RuntimeError as error:
+        # Torch's words when there is no memory, on a GPU and on a CPU; the first line has the sizes.
+        reason = str(error).splitlines()[0]
+        raise WeightsError(f"the model's weights do not fit into the memory of {setup.device}: {reason}") from error
