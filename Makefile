@@ -26,6 +26,8 @@ KERNEL_TESTS := tests/kernels
 WHOLE_SYSTEM := tests/e2e tests/deploy
 # One that measures how long requests wait for each other: nothing runs beside it.
 ALONE := tests/e2e/test_neighbours.py
+# A process of tests that dies ends the run, which names its test; pytest-xdist 3.8 would wait for ever with another.
+NO_RESTART := --max-worker-restart 0
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -39,15 +41,15 @@ demo: $(VENV)/.worker  ## Ask a real model one question through a router and two
 
 test: $(VENV)/.dev  ## Run all tests (ARGS="tests/core -k name" for some).
 ifeq ($(strip $(ARGS)),)
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(addprefix --ignore=,$(WHOLE_SYSTEM))
-	$(BIN)/python -m pytest --numprocesses 2 --ignore=$(ALONE) $(WHOLE_SYSTEM)
+	$(BIN)/python -m pytest --numprocesses 2 $(NO_RESTART) --dist loadfile $(addprefix --ignore=,$(WHOLE_SYSTEM))
+	$(BIN)/python -m pytest --numprocesses 2 $(NO_RESTART) --ignore=$(ALONE) $(WHOLE_SYSTEM)
 	$(BIN)/python -m pytest $(ALONE)
 else
 	$(BIN)/python -m pytest $(ARGS)
 endif
 
 kernels: $(VENV)/kernels/.installed  ## Run the kernels for GPUs on the CPU, through Triton's interpreter.
-	TRITON_INTERPRET=1 $(VENV)/kernels/bin/python -m pytest --numprocesses 2 $(or $(ARGS),$(KERNEL_TESTS))
+	TRITON_INTERPRET=1 $(VENV)/kernels/bin/python -m pytest --numprocesses 2 $(NO_RESTART) $(or $(ARGS),$(KERNEL_TESTS))
 
 compat: $(VENV)/.worker $(VENV)/compat/.installed  ## Run frameworks that speak OpenAI's API against a real service.
 	$(BIN)/python -m compat.run $(VENV)/compat/bin/python $(ARGS)
