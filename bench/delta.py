@@ -28,17 +28,16 @@ def measure_layer(bench: Bench, backend: str, step: Step, name: str) -> None:
     )
     num_bytes = 2 * step.num_rows * spec.value_size * spec.key_dim * 4
     states = [
-        DeltaState(
-            bench.noise(step.num_rows + 1, spec.width - 1, channels),
-            torch.zeros(step.num_rows + 1, heads, spec.key_dim, spec.value_dim, device=device),
-        )
+        DeltaState.zeros(spec, step.num_rows + 1, device)
         for _ in range(2 if step.chunks else bench.copies(num_bytes, 16))
     ]
+    for state in states:
+        state.inputs.copy_(bench.noise(*state.inputs.shape))
     buffers = StepBuffers.allocate(step.num_tokens, step.num_rows, 1, 1, device)
     buffers.groups.copy_(torch.arange(step.num_rows))
     lens = torch.tensor([1] * step.num_uniform_rows + [chunk.num_tokens for chunk in step.chunks])
     buffers.query_starts[1:].copy_(lens.cumsum(0))
-    metadata = rule.prepare(step, buffers)
+    metadata = rule.prepare(step, buffers, None)
     projected = bench.noise(step.num_tokens, channels + spec.value_size + 2 * heads)
     qkv, gate, b, a = projected.split((channels, spec.value_size, heads, heads), -1)
     gate, weight = gate.unflatten(-1, (heads, spec.value_dim)), bench.noise(spec.value_dim)

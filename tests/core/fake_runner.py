@@ -122,6 +122,9 @@ class FakeRunner:
             if found[-1] != draft:
                 break
         state.tokens = [*known, *found]
+        if state.group >= 0:
+            # What was wrong has never been, for whoever copies the state, too.
+            del self.states[state.group][start + len(found) :]
         return found
 
     def _move_blocks(self, batch: ScheduledBatch) -> None:

@@ -224,12 +224,6 @@ def test_what_cannot_work_is_refused(more, field, number):
     assert error.value.field == field
 
 
-def test_a_model_with_state_is_refused():
-    with pytest.raises(ConfigError, match="recurrent state") as error:
-        Scheduler(config(), CacheConfig(num_blocks=8, num_groups=512, enable_prefix_caching=False))
-    assert error.value.field == "num_speculative_tokens"
-
-
 def test_a_drafter_and_its_number_come_together():
     with pytest.raises(ValueError, match="drafter"):
         Scheduler(config(), CacheConfig(num_blocks=8))

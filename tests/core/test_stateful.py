@@ -69,9 +69,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_drafts: int,
         drafts_seed: int,
     ) -> None:
-        """With `num_checkpoints`, of a model with state: it has neither swap nor drafts."""
+        """With `num_checkpoints`, of a model with state, which is not swapped."""
         self.may_preempt = may_preempt
-        if num_drafts and not num_checkpoints:
+        if num_drafts:
             config = config | {"async_depth": 0, "num_speculative_tokens": num_drafts}
             config["drafter"] = RandomDrafter(drafts_seed)
         if num_checkpoints:

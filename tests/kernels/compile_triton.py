@@ -155,17 +155,18 @@ def attend_latents_all(machine: Machine) -> None:
 
 def follow_delta_rule(machine: Machine) -> None:
     """In Qwen3-Next's shape."""
-    for dtype in (torch.bfloat16, torch.float32):
-        spec = DeltaSpec(16, 32, 128, 128, 4, dtype)
+    for dtype, num_drafts in ((torch.bfloat16, 0), (torch.float32, 0), (torch.bfloat16, 4)):
+        spec = DeltaSpec(16, 32, 128, 128, 4, dtype, num_drafts)
         kernel, heads, channels = TritonDelta(spec, machine, dtype), spec.num_value_heads, spec.num_channels
         rule = (empty(*size, dtype=torch.float32) for size in ((heads,), (heads,), (channels, spec.width)))
         parameters = DeltaParameters(*rule)
-        state = DeltaState(empty(9, 3, channels, dtype=dtype), empty(9, heads, 128, 128, dtype=torch.float32))
+        state = DeltaState.zeros(spec, 9, META)
         for step in kernel.all_steps(100, 1000, 1000):
             buffers = StepBuffers.allocate(step.num_tokens, step.num_rows, 9, 9, META)
             projected = empty(step.num_tokens, channels + spec.value_size + 2 * heads, dtype=dtype)
             qkv, gate, b, a = projected.split((channels, spec.value_size, heads, heads), -1)
-            metadata = kernel.prepare(step, buffers)
+            lag = empty(step.num_rows, dtype=torch.int64) if num_drafts else None
+            metadata = kernel.prepare(step, buffers, lag)
             mixed = kernel.convolve(qkv, parameters, state, metadata)
             found = kernel.update(mixed, a, b, parameters, state, metadata)
             TritonGatedNorm(machine)(found, gate.unflatten(-1, (heads, 128)), empty(128, dtype=dtype), 1e-6)

@@ -39,21 +39,25 @@ class DeltaRows:
             rig.noise(heads, seed=3).float() * 0.5, rig.noise(heads, seed=4).float(),
             rig.noise(spec.num_channels, spec.width, seed=5).float(),
         )  # fmt: skip
-        inputs = rig.noise(num_groups + 1, spec.width - 1, spec.num_channels, seed=6)
-        recurrent = rig.noise(num_groups + 1, heads, spec.key_dim, spec.value_dim, seed=7).float() * 0.3
-        is_idle = torch.ones(num_groups + 1, dtype=torch.bool)
-        is_idle[self.groups] = False
-        inputs[is_idle], recurrent[is_idle] = torch.nan, torch.nan
-        self.before = DeltaState(inputs, recurrent)
-        self.state = DeltaState(inputs.clone(), recurrent.clone())
-        self.is_idle = is_idle
+        self.before = DeltaState.zeros(spec, num_groups + 1, rig.device)
+        self.before.inputs.copy_(rig.noise(*self.before.inputs.shape, seed=6))
+        self.before.recurrent.copy_(rig.noise(*self.before.recurrent.shape, seed=7).float() * 0.3)
+        self.is_idle = torch.ones(num_groups + 1, dtype=torch.bool)
+        self.is_idle[self.groups] = False
+        for tensor in self.before.tensors:
+            tensor[self.is_idle] = torch.nan
+        self.state = DeltaState(self.before.inputs.clone(), self.before.recurrent.clone(), self.before.log.clone())
+        self.starts = [9 + 5 * row for row in range(num_rows)]
+        """Positions of the rows' first tokens."""
 
     def run(self) -> Tensor:
         """[T, H, V] of all tokens."""
         buffers = StepBuffers.allocate(self.num_tokens, len(self.groups), 2, 9, self.rig.device)
         buffers.groups.copy_(self.groups)
-        lens = torch.tensor([1] * self.num_single + self.chunks)
-        buffers.query_starts[1:] = lens.cumsum(0)
+        lens = [1] * self.num_single + self.chunks
+        buffers.query_starts[1:] = torch.tensor(lens).cumsum(0)
+        places = [torch.arange(start, start + num) for start, num in zip(self.starts, lens, strict=True)]
+        buffers.positions.copy_(torch.cat(places))
         step = Step(
             num_uniform_rows=self.num_single,
             chunks=tuple(Chunk(n, n + 5) for n in self.chunks),
@@ -61,61 +65,73 @@ class DeltaRows:
             num_padding_rows=self.num_padding,
         )
         kernel = self.rig.choose(DELTA, self.spec)
-        metadata = kernel.prepare(step, buffers)
+        metadata = kernel.prepare(step, buffers, None)
         channels, heads = self.spec.num_channels, self.spec.num_value_heads
         qkv, a, b = self.x.split((channels, heads, heads), -1)
         mixed = kernel.convolve(qkv, self.parameters, self.state, metadata)
         return kernel.update(mixed, a, b, self.parameters, self.state, metadata)
 
-    def real(self) -> list[tuple[int, int, int]]:
-        """(group, first token, end) of each row but padding."""
-        rows, start = [], 0
+    def real(self) -> list[tuple[int, int, int, int]]:
+        """(group, position of the first token, first token, end) of each row but padding."""
+        rows, at = [], 0
         for row, length in enumerate([1] * self.num_single + self.chunks):
             if self.groups[row] < len(self.before.inputs) - 1:
-                rows.append((int(self.groups[row]), start, start + length))
-            start += length
+                rows.append((int(self.groups[row]), self.starts[row], at, at + length))
+            at += length
         return rows
 
-    def exact(self) -> list[tuple[Tensor, Tensor, Tensor]]:
-        """(outputs, last inputs, last state) of each row but padding, in float64."""
-        return [self._exact_row(*row) for row in self.real()]
-
-    def _exact_row(self, group: int, start: int, end: int) -> tuple[Tensor, Tensor, Tensor]:
-        spec, rule = self.spec, self.parameters
-        channels, heads = spec.num_channels, spec.num_value_heads
-        x, a, b = self.x[start:end].double().split((channels, heads, heads), -1)
-        inputs = torch.cat((self.before.inputs[group].double(), x))
-        windows = inputs.unfold(0, spec.width, 1)
-        # What is between the two operations has the kernels' dtype.
-        mixed = functional.silu((windows * rule.taps.double()).sum(-1)).to(self.rig.dtype).double()
-        q, k, v = mixed.split((spec.key_size, spec.key_size, spec.value_size), -1)
-        repeats = heads // spec.num_key_heads
-        q, k = (
-            (y / (y.square().sum(-1, keepdim=True) + 1e-6).sqrt()).repeat_interleave(repeats, 1)
-            for y in (t.unflatten(-1, (spec.num_key_heads, spec.key_dim)) for t in (q, k))
+    def exact(self, group: int, position: int, start: int, end: int) -> tuple[Tensor, Tensor, Tensor]:
+        """(outputs, last inputs, last state) of a row, in float64."""
+        places = self.places(position)
+        inputs = torch.cat((self.before.inputs[group][places], self.x[start:end, : self.spec.num_channels]))
+        outputs, state = exact_rule(
+            self.spec, self.parameters, inputs, self.x[start:end], self.before.recurrent[group], self.rig.dtype
         )
-        v = v.unflatten(-1, (heads, spec.value_dim))
-        decay = (-rule.log_decay.double().exp() * functional.softplus(a + rule.bias.double())).exp()
-        state, outputs = self.before.recurrent[group].double(), []
-        for t in range(end - start):
-            state = state * decay[t][:, None, None]
-            correction = (v[t] - torch.einsum("hn,hnv->hv", k[t], state)) * b[t].sigmoid()[:, None]
-            state = state + k[t][:, :, None] * correction[:, None]
-            outputs.append(torch.einsum("hn,hnv->hv", q[t], state) * spec.key_dim**-0.5)
-        return torch.stack(outputs), inputs[end - start :], state
+        return outputs, inputs[end - start :], state
+
+    def places(self, position: int) -> list[int]:
+        """Of the inputs right before a position, the oldest first."""
+        num = self.spec.width - 1
+        return [(position - num + i) % num for i in range(num)]
+
+
+def exact_rule(
+    spec: DeltaSpec, rule: DeltaParameters, inputs: Tensor, x: Tensor, state: Tensor, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Outputs and last state of tokens x, [T, C and more], in float64. `inputs`, [W − 1 + T, C]: those before them,
+    then theirs. `dtype`: that of the kernels."""
+    channels, heads = spec.num_channels, spec.num_value_heads
+    _, a, b = x.double().split((channels, heads, heads), -1)
+    windows = inputs.double().unfold(0, spec.width, 1)
+    # What is between the two operations has the kernels' dtype.
+    mixed = functional.silu((windows * rule.taps.double()).sum(-1)).to(dtype).double()
+    q, k, v = mixed.split((spec.key_size, spec.key_size, spec.value_size), -1)
+    repeats = heads // spec.num_key_heads
+    q, k = (
+        (y / (y.square().sum(-1, keepdim=True) + 1e-6).sqrt()).repeat_interleave(repeats, 1)
+        for y in (t.unflatten(-1, (spec.num_key_heads, spec.key_dim)) for t in (q, k))
+    )
+    v = v.unflatten(-1, (heads, spec.value_dim))
+    decay = (-rule.log_decay.double().exp() * functional.softplus(a + rule.bias.double())).exp()
+    state, outputs = state.double(), []
+    for t in range(len(x)):
+        state = state * decay[t][:, None, None]
+        correction = (v[t] - torch.einsum("hn,hnv->hv", k[t], state)) * b[t].sigmoid()[:, None]
+        state = state + k[t][:, :, None] * correction[:, None]
+        outputs.append(torch.einsum("hn,hnv->hv", q[t], state) * spec.key_dim**-0.5)
+    return torch.stack(outputs), state
 
 
 def check(rows: DeltaRows) -> None:
     got = rows.run()
-    for (group, start, end), (outputs, inputs, state) in zip(rows.real(), rows.exact(), strict=True):
+    for group, position, start, end in rows.real():
+        outputs, inputs, state = rows.exact(group, position, start, end)
         rows.rig.assert_close(got[start:end], outputs)
-        assert torch.equal(rows.state.inputs[group].double(), inputs)
+        assert torch.equal(rows.state.inputs[group][rows.places(position + end - start)], inputs)
         rows.rig.assert_close(rows.state.recurrent[group].to(rows.rig.dtype), state)
     idle = rows.is_idle.clone()
     idle[-1] = False  # the spare group
-    for before, after in zip(
-        (rows.before.inputs, rows.before.recurrent), (rows.state.inputs, rows.state.recurrent), strict=True
-    ):
+    for before, after in zip(rows.before.tensors, rows.state.tensors, strict=True):
         torch.testing.assert_close(after[idle], before[idle], rtol=0, atol=0, equal_nan=True)
 
 

@@ -18,7 +18,8 @@ SMALLEST_VOCABULARY = 99
 
 
 def run_rank(rank: int, store: str, paths: dict[str, str], results: "Queue[Any]") -> None:
-    """Puts (name, texts, logits of each step) of each model of `paths` into `results`, on rank 0."""
+    """Puts (name, texts, logits of each step but the last ones, which try drafts) of each model of `paths` into
+    `results`, on rank 0."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
     try:
@@ -32,7 +33,9 @@ def run_rank(rank: int, store: str, paths: dict[str, str], results: "Queue[Any]"
 
 
 def _generate(path: str, group: Group) -> tuple[list[list[int]], list[Tensor]]:
-    config = RunnerConfig(model=path, device="cpu", num_blocks=32, max_num_seqs=4, quantization="none")
+    config = RunnerConfig(
+        model=path, device="cpu", num_blocks=32, max_num_seqs=4, quantization="none", num_speculative_tokens=2
+    )
     runner, info = build_runner(config, group)
     plain, seen = runner._model.logits, []
 
@@ -48,4 +51,8 @@ def _generate(path: str, group: Group) -> tuple[list[list[int]], list[Tensor]]:
     seqs = [driver.add(torch.randint(SMALLEST_VOCABULARY, (n,), generator=generator).tolist()) for n in LENGTHS]
     driver.prefill(*seqs)
     driver.decode(*seqs, steps=STEPS - 1)
-    return [seq.tokens for seq in seqs], seen
+    logits_of_steps = seen[:]
+    for drafts in ([5, 7], [11], [3, 3]):
+        driver.verify(seqs[1], drafts)
+    driver.decode(*seqs, steps=2)
+    return [seq.tokens for seq in seqs], logits_of_steps

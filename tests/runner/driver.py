@@ -118,3 +118,11 @@ class Driver:
     def decode(self, *seqs: Seq, steps: int = 1) -> None:
         for _ in range(steps):
             self.run([(seq, 1) for seq in seqs])
+
+    def verify(self, seq: Seq, drafts: list[int]) -> None:
+        """One step that tries `drafts` behind the last token."""
+        seq.tokens += drafts
+        batch = self.batch([(seq, 1 + len(drafts))], num_draft_tokens={0: len(drafts)})
+        del seq.tokens[-len(drafts) :]
+        seq.tokens += self.runner.execute(batch).token_ids[0]
+        seq.num_computed, seq.in_flight = len(seq.tokens) - 1, 0

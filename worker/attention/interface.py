@@ -28,6 +28,10 @@ class EntryTensor:
 
 
 class CacheBuilder(Protocol):
+    """Where rows may have drafts (`LayerSetup.num_drafts`), the next row of a request begins behind any token of the
+    last one: it must find the cache as if there had been none behind that. Blocks are written anew from there on; a
+    state has to be kept in a way that allows it."""
+
     def pool_specs(self) -> list[PoolSpec]:
         """What its layers need of this rank's memory."""
 

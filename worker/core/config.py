@@ -160,12 +160,6 @@ def check_together(scheduler: SchedulerConfig, cache: CacheConfig) -> None:
         "is 0 with preemption_mode 'swap'; at least 1 is needed",
     )
     _require(
-        not (scheduler.num_speculative_tokens and cache.num_groups),
-        "num_speculative_tokens",
-        f"is {scheduler.num_speculative_tokens} for a model with recurrent state, which cannot be taken back to before "
-        "a draft that was wrong; 0 is needed",
-    )
-    _require(
         cache.num_groups == 0 or cache.num_groups >= scheduler.max_num_seqs,
         "num_groups",
         f"is {cache.num_groups}; at least max_num_seqs ({scheduler.max_num_seqs}) is needed",

@@ -182,7 +182,7 @@ class DeltaRule(CacheLayer):
         self._gated_norm = setup.kernels.choose(GATED_NORM, GatedNormSpec(spec.value_dim), setup.dtype)
         self._shape, self._weights, self._eps = spec, weights, eps
         self._number = 0
-        self._state = DeltaState(torch.empty(0), torch.empty(0))
+        self._state = DeltaState.zeros(spec, 0, torch.device("meta"))
 
     def bind(self, number: int, state: DeltaState) -> None:
         """`number`: of the builder, which owns the state."""
@@ -212,6 +212,7 @@ class GatedDeltaNet(nn.Module):
             value_dim=shape.value_dim,
             width=shape.width,
             dtype=setup.dtype,
+            num_drafts=setup.num_drafts,
         )
         first_head = setup.tp.rank * num_heads
         self.in_proj = DeltaProjection(setup, shape, spec, first_head)

@@ -38,6 +38,8 @@ class LayerSetup:
     """Of keys and values in the cache: float8_e4m3; None: `dtype`."""
     has_cache_scales: bool = False
     """The checkpoint has scales for such a cache."""
+    num_drafts: int = 0
+    """Most drafts of a row: tokens that may turn out never to have been."""
 
     def quantization_of(self, in_features: int, out_features: int) -> Quantization:
         """Of a layer of this shape."""

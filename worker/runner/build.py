@@ -116,10 +116,11 @@ def _report(assembly: Assembly, cache: SizedCache, model_config: CommonConfig, d
     )
     logger.info(
         "%s on %s in %s: weights %.2f GiB, activations %.2f GiB, CUDA graphs %.2f GiB, "
-        "KV cache %.2f GiB = %d blocks of %d = %d tokens, swap %.2f GiB",
+        "KV cache %.2f GiB = %d blocks of %d = %d tokens, state %.2f GiB = %d groups, swap %.2f GiB",
         model_config.architecture, device, dtype,
         weights / GIB, memory.activations / GIB, memory.graphs / GIB,
-        memory.kv_cache / GIB, plan.num_blocks, config.block_size, memory.num_cache_tokens, memory.swap / GIB,
+        memory.kv_cache / GIB, plan.num_blocks, config.block_size, memory.num_cache_tokens,
+        memory.state / GIB, plan.num_groups, memory.swap / GIB,
     )  # fmt: skip
     return ModelInfo(
         config=model_config,

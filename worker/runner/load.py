@@ -67,6 +67,7 @@ def layer_setup(
         kernels, tp, dtype, resolve_quantization(config.quantization, kernels, tp, dtype, stored), ep, dp,
         cache_dtype=torch.float8_e4m3fn if config.kv_cache_dtype == "fp8" else None,
         has_cache_scales=quantized is not None and quantized.has_cache_scales,
+        num_drafts=config.num_speculative_tokens,
     )  # fmt: skip
 
 

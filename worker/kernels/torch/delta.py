@@ -25,6 +25,22 @@ class LongRow:
     start: int
     """First token."""
     end: int
+    earlier: Tensor
+    """int64 [W − 1]: where the inputs before it are."""
+    first_kept: int
+    """Of its tokens, the first whose input is kept."""
+    kept_at: Tensor
+    """int64: where those from there on are kept."""
+    logged_at: Tensor | None
+    """int64: where its tokens are logged; None: it is not tentative."""
+
+
+@dataclass(frozen=True, slots=True)
+class LateRow:
+    group: Tensor
+    """int64 [1]"""
+    places: Tensor
+    """int64: of what it makes up for in its log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +49,12 @@ class Metadata:
     """Rows of one token, which come first."""
     groups: Tensor
     """int64 [num_single]"""
+    earlier: Tensor
+    """int64 [num_single, W − 1]: where the inputs before them are."""
+    kept_at: Tensor
+    """int64 [num_single]: where theirs are kept."""
     long: tuple[LongRow, ...]
+    late: tuple[LateRow, ...]
 
 
 class TorchDelta:
@@ -42,32 +63,54 @@ class TorchDelta:
     def __init__(self, spec: DeltaSpec) -> None:
         self._spec = spec
 
-    def prepare(self, step: Step, buffers: StepBuffers) -> Metadata:
+    def prepare(self, step: Step, buffers: StepBuffers, lag: Tensor | None) -> Metadata:
         num_single = step.num_uniform_rows if step.uniform_len == 1 else 0
         lens = [step.uniform_len] * (step.num_uniform_rows - num_single) + [chunk.num_tokens for chunk in step.chunks]
+        groups = buffers.groups[: step.num_rows]
+        before = torch.arange(1 - self._spec.width, 0, device=groups.device)
         long, start = [], num_single
         for row, num_tokens in enumerate(lens, num_single):
-            long.append(LongRow(buffers.groups[row : row + 1], start, start + num_tokens))
+            positions = buffers.positions[start : start + num_tokens]
+            long.append(self._long_row(groups[row : row + 1], positions, start, before))
             start += num_tokens
-        return Metadata(num_single, buffers.groups[:num_single], tuple(long))
+        positions, num_kept = buffers.positions[:num_single], self._spec.num_inputs
+        earlier = (positions[:, None] + before) % num_kept
+        late = () if lag is None else self._late_rows(groups, buffers, lag)
+        return Metadata(num_single, groups[:num_single], earlier, positions % num_kept, tuple(long), late)
+
+    def _long_row(self, group: Tensor, positions: Tensor, start: int, before: Tensor) -> LongRow:
+        spec, num_tokens = self._spec, len(positions)
+        first_kept = max(num_tokens - spec.num_inputs, 0)
+        earlier, kept_at = (places % spec.num_inputs for places in (positions[:1] + before, positions[first_kept:]))
+        logged_at = positions % spec.log_size[0] if 1 < num_tokens <= spec.most_tentative else None
+        return LongRow(group, start, start + num_tokens, earlier, start + first_kept, kept_at, logged_at)
+
+    def _late_rows(self, groups: Tensor, buffers: StepBuffers, lag: Tensor) -> tuple[LateRow, ...]:
+        late = []
+        for row, num in enumerate(lag.tolist()):
+            if num:
+                first = buffers.positions[buffers.query_starts[row]] - num
+                places = (first + torch.arange(num, device=lag.device)) % self._spec.log_size[0]
+                late.append(LateRow(groups[row : row + 1], places))
+        return tuple(late)
 
     def can_capture(self) -> bool:
-        return True
+        return self._spec.num_drafts == 0  # which rows are late is read back
 
     def all_steps(self, max_rows: int, max_tokens: int, max_context_len: int) -> Iterable[Step]:
         return ()
 
     def convolve(self, x: Tensor, parameters: DeltaParameters, state: DeltaState, metadata: Metadata) -> Tensor:
-        width, taps = self._spec.width, parameters.taps
+        taps = parameters.taps
         out = torch.empty_like(x, memory_format=torch.contiguous_format)
         if metadata.num_single:
-            single = x[: metadata.num_single]
-            inputs = torch.cat((state.inputs[metadata.groups], single[:, None]), 1)
-            state.inputs.index_copy_(0, metadata.groups, inputs[:, 1:])
+            single, groups = x[: metadata.num_single], metadata.groups
+            inputs = torch.cat((state.inputs[groups[:, None], metadata.earlier], single[:, None]), 1)
+            state.inputs.index_put_((groups, metadata.kept_at), single)
             out[: metadata.num_single] = functional.silu((inputs.float() * taps.T).sum(1))
         for row in metadata.long:
-            inputs = torch.cat((state.inputs[row.group][0], x[row.start : row.end]))
-            state.inputs.index_copy_(0, row.group, inputs[None, len(inputs) - width + 1 :])
+            inputs = torch.cat((state.inputs[row.group, row.earlier], x[row.start : row.end]))
+            state.inputs.index_put_((row.group, row.kept_at), x[row.first_kept : row.end])
             mixed = functional.conv1d(inputs.float().T, taps[:, None], groups=len(taps))
             out[row.start : row.end] = functional.silu(mixed).T
         return out
@@ -75,9 +118,11 @@ class TorchDelta:
     def update(
         self, qkv: Tensor, a: Tensor, b: Tensor, parameters: DeltaParameters, state: DeltaState, metadata: Metadata
     ) -> Tensor:
-        q, k, v = self._heads(qkv.float())
-        decay = -parameters.log_decay.exp() * functional.softplus(a.float() + parameters.bias)
-        beta = b.float().sigmoid()
+        spec = self._spec
+        self._catch_up(parameters, state, metadata)
+        queries, keys, values = qkv.float().split((spec.key_size, spec.key_size, spec.value_size), -1)
+        q, k, v = self._keys(queries) * spec.key_dim**-0.5, self._keys(keys), self._values(values)
+        decay, beta = _gates(a, b, parameters)
         out = qkv.new_empty(v.shape)
         if num := metadata.num_single:
             found, new = step_once(q[:num], k[:num], v[:num], decay[:num], beta[:num], state.recurrent[metadata.groups])
@@ -89,17 +134,39 @@ class TorchDelta:
                 at = slice(start, min(start + CHUNK, row.end))
                 found, current = step_chunk(q[at], k[at], v[at], decay[at], beta[at], current)
                 out[at] = found
-            state.recurrent.index_copy_(0, row.group, current[None])
+            if row.logged_at is None:
+                state.recurrent.index_copy_(0, row.group, current[None])
+            else:
+                at = slice(row.start, row.end)
+                logged = torch.cat((qkv[at, spec.key_size :], a[at], b[at]), -1)
+                state.log.index_put_((row.group, row.logged_at), logged)
         return out
 
-    def _heads(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """float32 [T, H, N] twice, [T, H, V]; queries and keys normed, queries scaled."""
+    def _catch_up(self, parameters: DeltaParameters, state: DeltaState, metadata: Metadata) -> None:
+        spec, heads = self._spec, self._spec.num_value_heads
+        for row in metadata.late:
+            logged = state.log[row.group, row.places].float()
+            keys, values, a, b = logged.split((spec.key_size, spec.value_size, heads, heads), -1)
+            tokens = take_in(
+                self._keys(keys), self._values(values), *_gates(a, b, parameters), state.recurrent[row.group][0]
+            )
+            state.recurrent.index_copy_(0, row.group, tokens.state[None])
+
+    def _keys(self, x: Tensor) -> Tensor:
+        """Of keys, or queries, [T, K × N] → [T, H, N], normed."""
         spec = self._spec
-        q, k, v = qkv.split((spec.key_size, spec.key_size, spec.value_size), -1)
-        q, k = (_normed(x.unflatten(-1, (spec.num_key_heads, spec.key_dim))) for x in (q, k))
-        repeats = spec.num_value_heads // spec.num_key_heads
-        q, k = ((q * spec.key_dim**-0.5).repeat_interleave(repeats, 1), k.repeat_interleave(repeats, 1))
-        return q, k, v.unflatten(-1, (spec.num_value_heads, spec.value_dim))
+        x = x.unflatten(-1, (spec.num_key_heads, spec.key_dim))
+        x = x * torch.rsqrt(x.square().sum(-1, keepdim=True) + L2_EPS)
+        return x.repeat_interleave(spec.num_value_heads // spec.num_key_heads, 1)
+
+    def _values(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (self._spec.num_value_heads, self._spec.value_dim))
+
+
+def _gates(a: Tensor, b: Tensor, parameters: DeltaParameters) -> tuple[Tensor, Tensor]:
+    """(log decay, beta), float32."""
+    decay = -parameters.log_decay.exp() * functional.softplus(a.float() + parameters.bias)
+    return decay, b.float().sigmoid()
 
 
 def step_once(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
@@ -111,21 +178,43 @@ def step_once(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, stat
     return (q[..., None, :] @ state)[..., 0, :], state
 
 
-def step_chunk(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """L tokens of one row: q and k [L, H, N], v [L, H, V], log decay and beta [L, H], state [H, N, V] → the outputs
-    [L, H, V] and the state after the last."""
-    q, k, v, beta = q.transpose(0, 1), k.transpose(0, 1), v.transpose(0, 1), beta.T[..., None]
+@dataclass(frozen=True, slots=True)
+class ChunkTokens:
+    """L tokens of one row that the state has taken in, float32."""
+
+    keys: Tensor
+    """[H, L, N]"""
+    corrections: Tensor
+    """[H, L, V]"""
+    between: Tensor
+    """[H, L, L]: what is left of a token's correction at a later one, which comes first."""
+    since_start: Tensor
+    """[H, L, 1]: what is left of the state before them."""
+    state: Tensor
+    """[H, N, V]: after the last."""
+
+
+def take_in(k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, state: Tensor) -> ChunkTokens:
+    """L tokens of one row: k [L, H, N], v [L, H, V], log decay and beta [L, H], state [H, N, V]."""
+    k, v, beta = k.transpose(0, 1), v.transpose(0, 1), beta.T[..., None]
     # Float64: sums of decays are large, and what two of them differ by is small.
     total = decay.double().cumsum(0).T
-    # Between two tokens of the chunk, the later one first; exp of a positive number could overflow.
+    # Exp of a positive number could overflow.
     between = (total[:, :, None] - total[:, None, :]).tril().float().exp().tril()
     since_start = total.float().exp()[..., None]
     system = (k * beta) @ k.mT * between
     wanted = (v - (k * since_start) @ state) * beta
     corrections = torch.linalg.solve_triangular(system, wanted, upper=False, unitriangular=True)
-    out = (q * since_start) @ state + (q @ k.mT * between) @ corrections
     until_end = (total[:, -1:] - total).float().exp()[..., None]
-    return out.transpose(0, 1), state * since_start[:, -1:] + (k * until_end).mT @ corrections
+    state = state * since_start[:, -1:] + (k * until_end).mT @ corrections
+    return ChunkTokens(k, corrections, between, since_start, state)
+
+
+def step_chunk(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    """As `take_in`, and q [L, H, N] → the outputs [L, H, V] and the state after the last."""
+    q, tokens = q.transpose(0, 1), take_in(k, v, decay, beta, state)
+    out = (q * tokens.since_start) @ state + (q @ tokens.keys.mT * tokens.between) @ tokens.corrections
+    return out.transpose(0, 1), tokens.state
 
 
 def gated_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -133,7 +222,3 @@ def gated_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
     wide = x.float()
     normed = weight * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype)
     return (normed * functional.silu(gate.float())).to(x.dtype).flatten(-2)
-
-
-def _normed(x: Tensor) -> Tensor:
-    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + L2_EPS)

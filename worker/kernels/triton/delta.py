@@ -1,4 +1,4 @@
-"""Gated DeltaNet in Triton: rows of one token by recurrence, others in chunks."""
+"""Gated DeltaNet in Triton: rows of one token, and tentative ones, by recurrence, others in chunks."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -33,6 +33,11 @@ class Metadata:
     """Rows behind them."""
     num_tokens: int
     """Of those."""
+    lag: Tensor | None
+    num_short: int
+    """Rows that go by recurrence, or may have to catch up: the first ones."""
+    has_chunks: bool
+    """Some rows are neither of one token nor tentative."""
     overlaps: bool
     """Of the kernels for single tokens: those for chunks wait for all before them, as they are launched."""
 
@@ -53,11 +58,19 @@ class TritonDelta:
         stage = CHUNK * (3 * self._keys + VALUES + CHUNK) * dtype.itemsize
         self._num_stages = max(1, min(3, machine.shared_memory * 3 // 4 // stage))
 
-    def prepare(self, step: Step, buffers: StepBuffers) -> Metadata:
+    def prepare(self, step: Step, buffers: StepBuffers, lag: Tensor | None) -> Metadata:
         num_single = step.num_uniform_rows if step.uniform_len == 1 else 0
-        num_long = step.num_rows - num_single
-        overlaps = self._machine.overlaps(step.num_tokens)
-        return Metadata(buffers, num_single, num_long, step.num_tokens - num_single, overlaps)
+        longest = max([step.uniform_len * (step.num_rows > num_single), *(chunk.num_tokens for chunk in step.chunks)])
+        return Metadata(
+            buffers,
+            num_single,
+            step.num_rows - num_single,
+            step.num_tokens - num_single,
+            lag,
+            num_single if lag is None else step.num_rows,
+            longest > self._spec.most_tentative,
+            self._machine.overlaps(step.num_tokens),
+        )
 
     def can_capture(self) -> bool:
         return True
@@ -82,22 +95,22 @@ class TritonDelta:
         self, x: Tensor, parameters: DeltaParameters, state: DeltaState, metadata: Metadata, out: Tensor,
         num_programs: int, *, is_single: bool,
     ) -> None:  # fmt: skip
-        channels, width, buffers = self._spec.num_channels, self._spec.width, metadata.buffers
+        channels, kept, buffers = self._spec.num_channels, self._spec.num_inputs, metadata.buffers
         overlaps = metadata.overlaps and is_single
         convolve_kernel[(num_programs, triton.cdiv(channels, CONV_CHANNELS))](
-            x, parameters.taps, state.inputs, out, buffers.groups, buffers.query_starts, x.stride(0),
-            metadata.num_single, metadata.num_long, channels, width, triton.next_power_of_2(width - 1),
-            1 if is_single else CONV_TOKENS, CONV_CHANNELS, is_single, overlaps, num_warps=4,
-            **launch_options(overlaps),
+            x, parameters.taps, state.inputs, out, buffers.groups, buffers.query_starts, buffers.positions, x.stride(0),
+            metadata.num_single, metadata.num_long, channels, self._spec.width, kept,
+            1 if is_single else triton.next_power_of_2(kept), 1 if is_single else CONV_TOKENS, CONV_CHANNELS,
+            is_single, overlaps, num_warps=4, **launch_options(overlaps),
         )  # fmt: skip
 
     def update(
         self, qkv: Tensor, a: Tensor, b: Tensor, parameters: DeltaParameters, state: DeltaState, metadata: Metadata
     ) -> Tensor:
         out = qkv.new_empty(len(qkv), self._spec.num_value_heads, self._spec.value_dim)
-        if metadata.num_single:
+        if metadata.num_short:
             self._update_rows(qkv, a, b, parameters, state, metadata, out)
-        if metadata.num_long:
+        if metadata.has_chunks:
             self._update_chunks(qkv, a, b, parameters, state, metadata, out)
         return out
 
@@ -105,12 +118,13 @@ class TritonDelta:
         self, qkv: Tensor, a: Tensor, b: Tensor, parameters: DeltaParameters, state: DeltaState, metadata: Metadata,
         out: Tensor,
     ) -> None:  # fmt: skip
-        spec, overlaps = self._spec, metadata.overlaps
-        grid = (metadata.num_single, spec.num_value_heads, triton.cdiv(spec.value_dim, VALUES))
+        spec, overlaps, buffers = self._spec, metadata.overlaps, metadata.buffers
+        grid = (metadata.num_short, spec.num_value_heads, triton.cdiv(spec.value_dim, VALUES))
         update_rows_kernel[grid](
-            qkv, a, b, parameters.log_decay, parameters.bias, state.recurrent, out, metadata.buffers.groups,
-            a.stride(0), spec.num_key_heads, spec.num_value_heads, spec.key_dim, spec.value_dim, self._keys,
-            VALUES, overlaps, num_warps=4, **launch_options(overlaps),
+            qkv, a, b, parameters.log_decay, parameters.bias, state.recurrent, state.log, out, buffers.groups,
+            buffers.query_starts, buffers.positions, metadata.lag, a.stride(0), spec.num_key_heads,
+            spec.num_value_heads, spec.key_dim, spec.value_dim, self._keys, VALUES, spec.most_tentative, overlaps,
+            num_warps=4, **launch_options(overlaps),
         )  # fmt: skip
 
     def _update_chunks(
@@ -125,12 +139,13 @@ class TritonDelta:
         prepare_chunks_kernel[(metadata.num_tiles(CHUNK), spec.num_value_heads)](
             qkv, a, b, parameters.log_decay, parameters.bias, starts, q, k, w, u, scores, since, a.stride(0),
             first, metadata.num_long, first, spec.num_key_heads, spec.num_value_heads, spec.key_dim, spec.value_dim,
-            self._keys, self._values, CHUNK, CHUNK.bit_length() - 1, num_warps=4, num_stages=1,
+            self._keys, self._values, CHUNK, CHUNK.bit_length() - 1, spec.most_tentative, num_warps=4,
+            num_stages=1,
         )  # fmt: skip
         update_chunks_kernel[(metadata.num_long, spec.num_value_heads, triton.cdiv(spec.value_dim, VALUES))](
             q, k, w, u, scores, since, state.recurrent, out, metadata.buffers.groups, starts, first, first,
             spec.num_value_heads, spec.key_dim, spec.value_dim, self._keys, VALUES, CHUNK, self._num_stages,
-            num_warps=4,
+            spec.most_tentative, num_warps=4,
         )  # fmt: skip
 
 

@@ -43,17 +43,19 @@ def prepare_chunks_kernel(
     qkv, a, b, log_decay, bias, query_starts, q_out, k_out, w_out, u_out, scores_out, since_out, gate_stride,
     first_row, num_rows, first_token,
     NUM_KEY_HEADS: tl.constexpr, NUM_HEADS: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
-    N: tl.constexpr, V: tl.constexpr, CHUNK: tl.constexpr, LEVELS: tl.constexpr,
+    N: tl.constexpr, V: tl.constexpr, CHUNK: tl.constexpr, LEVELS: tl.constexpr, TENTATIVE: tl.constexpr,
 ):  # fmt: skip
-    """A program a chunk and value head; outputs begin with `first_token`, [tokens, heads, ...].
+    """A program a chunk, of a row of more than TENTATIVE tokens, and value head; outputs begin with `first_token`,
+    [tokens, heads, ...].
 
     Queries × what the state decayed by since before the chunk; keys × what they decay by until its end; w, u; scores of
     queries and keys, [tokens, heads, CHUNK]; and, in float32, that decay since before the chunk.
     """
     row, tile = row_of_tile(tl.program_id(0), query_starts, first_row, num_rows, CHUNK)
     head = tl.program_id(1)
-    start, end = tl.load(query_starts + row) + tile * CHUNK, tl.load(query_starts + row + 1)
-    if start >= end:
+    row_start, end = tl.load(query_starts + row), tl.load(query_starts + row + 1)
+    start = row_start + tile * CHUNK
+    if (start >= end) | (end - row_start <= TENTATIVE):
         return
     dtype = qkv.dtype.element_ty
     i, n, v = tl.arange(0, CHUNK), tl.arange(0, N), tl.arange(0, V)
@@ -98,11 +100,14 @@ def prepare_chunks_kernel(
 def update_chunks_kernel(
     q, k, w, u, scores, since, recurrent, out, groups, query_starts, first_row, first_token,
     NUM_HEADS: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, N: tl.constexpr, VALUES: tl.constexpr,
-    CHUNK: tl.constexpr, STAGES: tl.constexpr,
+    CHUNK: tl.constexpr, STAGES: tl.constexpr, TENTATIVE: tl.constexpr,
 ):  # fmt: skip
-    """A program a row, value head and block of `VALUES` columns of its state: see `prepare_chunks_kernel`."""
+    """A program a row of more than TENTATIVE tokens, value head and block of `VALUES` columns of its state: see
+    `prepare_chunks_kernel`."""
     row, head = first_row + tl.program_id(0), tl.program_id(1)
     start, end = tl.load(query_starts + row), tl.load(query_starts + row + 1)
+    if end - start <= TENTATIVE:
+        return
     dtype = q.dtype.element_ty
     i, n = tl.arange(0, CHUNK), tl.arange(0, N)
     v = tl.program_id(2) * VALUES + tl.arange(0, VALUES)
