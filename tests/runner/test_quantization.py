@@ -126,6 +126,20 @@ def test_products_of_blocks(form: tuple[int, int], num_rows: int) -> None:
     assert (got - exact).abs().max() < 1e-6 * exact.abs().max()
 
 
+@pytest.mark.parametrize("form", FORMS, ids=str)
+@pytest.mark.parametrize("sign", [1, -1])
+def test_sums_of_the_largest_numbers_are_exact(form: tuple[int, int], sign: int) -> None:
+    """Of all weights and activations: products of whole numbers that add up to the most there can be."""
+    bits, block = form
+    most = 2**bits - 1
+    halves = torch.ones(40, 96 // block, dtype=torch.float16)
+    weight = Blocks(torch.full((40, 96), most, dtype=torch.uint8), halves, 0 * halves, bits)
+    linear = Kernels(torch.device("cpu")).choose(LINEAR, LinearSpec(96, 40, Blocks), torch.float32)
+    for num_rows in (1, 7):
+        got = linear(torch.full((num_rows, 96), sign * 127.0), linear.pack(weight))
+        assert (got == sign * 127 * most * 96).all()
+
+
 @pytest.mark.parametrize("broken", [torch.nan, torch.inf])
 def test_what_is_not_finite_is_not_hidden_by_rounding(broken: float) -> None:
     linear = Kernels(torch.device("cpu")).choose(LINEAR, LinearSpec(64, 32, Blocks), torch.float32)

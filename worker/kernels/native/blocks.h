@@ -32,24 +32,61 @@ static inline Vec load_halves(const uint16_t *from) {
 typedef int8_t ByteSizedVec __attribute__((vector_size(W)));
 typedef uint8_t ByteVec __attribute__((vector_size(W * 4)));
 
-// total[o] + the sum of four products: byte 4 o + j of the weights with byte j of `four`, which have a sign.
-static inline IntVec add_products(IntVec total, ByteVec weights, int32_t four) {
+// Of W outputs, what four inputs at a time add up to in a block, exactly: byte 4 o + j of the weights with byte j of
+// `four`, which have a sign.
 #if defined(__AVX512VNNI__)
-    return (IntVec)_mm512_dpbusd_epi32((__m512i)total, (__m512i)weights, _mm512_set1_epi32(four));
-#elif defined(__AVX512F__)
-    const __m512i all = (__m512i)weights, x = _mm512_set1_epi32(four);
-    const __m512i even = _mm512_madd_epi16(
-        _mm512_and_si512(all, _mm512_set1_epi16(255)), _mm512_srai_epi16(_mm512_slli_epi16(x, 8), 8));
-    const __m512i odd = _mm512_madd_epi16(_mm512_srli_epi16(all, 8), _mm512_srai_epi16(x, 8));
-    return total + (IntVec)_mm512_add_epi32(even, odd);
+template <int BITS>
+struct WholeSum {
+    IntVec total = {};
+    void add(ByteVec weights, int32_t four) {
+        total = (IntVec)_mm512_dpbusd_epi32((__m512i)total, (__m512i)weights, _mm512_set1_epi32(four));
+    }
+    IntVec value() const { return total; }
+};
 #else
-    const __m256i all = (__m256i)weights, x = _mm256_set1_epi32(four);
-    const __m256i even = _mm256_madd_epi16(
-        _mm256_and_si256(all, _mm256_set1_epi16(255)), _mm256_srai_epi16(_mm256_slli_epi16(x, 8), 8));
-    const __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(all, 8), _mm256_srai_epi16(x, 8));
-    return total + (IntVec)_mm256_add_epi32(even, odd);
-#endif
+typedef int16_t ShortVec __attribute__((vector_size(W * 4)));
+
+#if defined(__AVX512F__)
+static inline ShortVec add_pairs(ByteVec weights, int32_t four) {
+    return (ShortVec)_mm512_maddubs_epi16((__m512i)weights, _mm512_set1_epi32(four));
 }
+static inline IntVec add_pairs(ShortVec sums) {
+    return (IntVec)_mm512_madd_epi16((__m512i)sums, _mm512_set1_epi16(1));
+}
+#else
+static inline ShortVec add_pairs(ByteVec weights, int32_t four) {
+    return (ShortVec)_mm256_maddubs_epi16((__m256i)weights, _mm256_set1_epi32(four));
+}
+static inline IntVec add_pairs(ShortVec sums) {
+    return (IntVec)_mm256_madd_epi16((__m256i)sums, _mm256_set1_epi16(1));
+}
+#endif
+
+template <int BITS>
+struct WholeSum;
+
+// Weights below 16, and at most 8 times four inputs: 8 * 2 * 15 * 128 fits into 16 bits.
+template <>
+struct WholeSum<4> {
+    ShortVec pairs = {};  // of two inputs each
+    void add(ByteVec weights, int32_t four) {
+        pairs += add_pairs(weights, four);
+        asm("" : "+v"(pairs));  // one sum after the other: as a tree, as GCC has it, they do not fit into registers
+    }
+    IntVec value() const { return add_pairs(pairs); }
+};
+
+// As two weights of 4 bits.
+template <>
+struct WholeSum<8> {
+    WholeSum<4> low, high;
+    void add(ByteVec weights, int32_t four) {
+        low.add(weights & 15, four);
+        high.add(weights >> 4, four);
+    }
+    IntVec value() const { return low.value() + (high.value() << 4); }
+};
+#endif
 
 static inline ByteVec load_bytes(const uint8_t *from) {
     ByteVec value;
@@ -76,21 +113,21 @@ static inline void block_tile(
         const uint16_t *halves = reinterpret_cast<const uint16_t *>(data);
         const Vec scale = load_halves(halves), minimum = load_halves(halves + W);
         data += 2 * W * sizeof(uint16_t);
-        IntVec whole[R] = {};
+        WholeSum<BITS> whole[R];
 #pragma GCC unroll 8
         for (int s = 0; s < (BITS == 4 ? STEPS / 2 : STEPS); s++, data += 4 * W) {
             const ByteVec bytes = load_bytes(data);
             if constexpr (BITS == 8) {
 #pragma GCC unroll 12
                 for (int r = 0; r < R; r++)
-                    whole[r] = add_products(whole[r], bytes, four_of(numbers + size_t(r) * rows.in + b * BLOCK + 4 * s));
+                    whole[r].add(bytes, four_of(numbers + size_t(r) * rows.in + b * BLOCK + 4 * s));
             } else {
                 const ByteVec low = bytes & 15, high = bytes >> 4;
 #pragma GCC unroll 12
                 for (int r = 0; r < R; r++) {
                     const int8_t *x = numbers + size_t(r) * rows.in + b * BLOCK + 4 * s;
-                    whole[r] = add_products(whole[r], low, four_of(x));
-                    whole[r] = add_products(whole[r], high, four_of(x + BLOCK / 2));
+                    whole[r].add(low, four_of(x));
+                    whole[r].add(high, four_of(x + BLOCK / 2));
                 }
             }
         }
@@ -98,7 +135,7 @@ static inline void block_tile(
         for (int r = 0; r < R; r++) {
             const float row_scale = scales[size_t(r) * (rows.in / ROW_BLOCK) + b / PER_SCALE];
             total[r] += minimum * row_sums[size_t(r) * num_blocks + b];
-            total[r] += __builtin_convertvector(whole[r], Vec) * (scale * row_scale);
+            total[r] += __builtin_convertvector(whole[r].value(), Vec) * (scale * row_scale);
         }
     }
 #pragma GCC unroll 12

@@ -38,8 +38,17 @@ static inline void write_tile(const Product &product, int row, int panel, const 
     const Matrix &matrix = product.matrix;
     const int first = panel * PANEL, num = std::min(PANEL, matrix.out - first);
     float *out = product.out + size_t(row) * product.out_stride + first;
+    const float *bias = matrix.bias == nullptr ? nullptr : matrix.bias + first;
+    if (num == PANEL) {
+        for (int i = 0; i < PANEL; i += W) {
+            Vec value = load(sums + i);
+            if (bias != nullptr) value += load(bias + i);
+            store(out + i, product.into == Into::add ? load(out + i) + value : value);
+        }
+        return;
+    }
     for (int i = 0; i < num; i++) {
-        const float value = matrix.bias == nullptr ? sums[i] : sums[i] + matrix.bias[first + i];
+        const float value = bias == nullptr ? sums[i] : sums[i] + bias[i];
         out[i] = product.into == Into::add ? out[i] + value : value;
     }
 }
