@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.fakes.graphs import RecordedGraphs
 from tests.kernels.rig import Rig
 from tests.kernels.test_delta import SPECS, exact_rule
 from worker.attention.delta import DeltaBuilder
@@ -143,6 +144,37 @@ def test_any_rows_in_any_order(rig: Rig) -> None:
                 chunks.append((number, 1 + NUM_DRAFTS, 1 + draw))
         requests.step(single, *chunks or [(0, 6, 6)])
     requests.check()
+
+
+def test_how_far_rows_are_behind_is_worked_out_on_the_device(rig: Rig) -> None:
+    """A graph finds it anew each time: rows of one token after ones of as many as there can be drafts and one."""
+    builder = DeltaBuilder(DeltaSpec(*SPECS[1], rig.dtype, NUM_DRAFTS), [Layer()], 0, rig.kernels)
+    builder.allocate(PoolPlan(0, NUM_GROUPS, 0, 0))
+    buffers = StepBuffers.allocate(9, 2, 2, 9, rig.device)
+    buffers.groups.copy_(torch.tensor([4, 1]))
+
+    def fill(*rows: tuple[int, int]) -> None:
+        """(position, tokens) of each."""
+        buffers.query_starts[1:] = torch.tensor([num for _, num in rows]).cumsum(0)
+        places = torch.cat([torch.arange(first, first + num) for first, num in rows])
+        buffers.positions[: len(places)] = places
+
+    tentative = Step(num_uniform_rows=0, chunks=(Chunk(4, 4), Chunk(4, 4)), max_context_len=9)
+    single = Step(num_uniform_rows=2, max_context_len=9)
+    graphs = RecordedGraphs()
+    fill((0, 4), (0, 4))
+    assert builder._catch_up(tentative, buffers).tolist() == [0, 0]
+    fill((3, 1), (1, 1))
+    with graphs.recording():
+        graph = graphs.begin()
+        lag = builder._catch_up(single, buffers)
+        graph.capture_end()
+    assert lag.tolist() == [3, 1]
+    fill((4, 4), (2, 4))
+    assert builder._catch_up(tentative, buffers).tolist() == [0, 0]
+    fill((6, 1), (6, 1))
+    graph.replay()
+    assert lag.tolist() == [2, 4]
 
 
 def test_what_is_declared_is_what_is_allocated(rig: Rig) -> None:

@@ -3,21 +3,27 @@
 import random
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 
 import pytest
+import torch
 
 from tests.engine.loop import GREEDY, Loop, make_sequence
-from tests.models.cases import VOCABULARY, all_families
+from tests.fakes.graphs import RecordedGraphs
+from tests.models.cases import VOCABULARY, all_cases, all_families
 from tests.models.saved import Saved, save
 from tests.runner.conftest import random_prompt
 from worker.core.config import CacheConfig, SchedulerConfig
 from worker.core.drafter import Drafter
+from worker.core.model_drafter import ModelDrafter
 from worker.core.ngram_drafter import NgramDrafter
-from worker.core.params import SamplingParams
+from worker.core.params import BeamParams, SamplingParams
 from worker.core.sequence import Sequence
 from worker.parallel.group import Group
 from worker.runner.build import build_runner
-from worker.runner.config import RunnerConfig
+from worker.runner.config import ModelInfo, RunnerConfig
+from worker.runner.graphs import GraphSizes
+from worker.runner.model_runner import ModelRunner
 
 CASES = {
     name: make
@@ -25,8 +31,8 @@ CASES = {
     if "DeltaNet" in family.attention
     for name, make in family.cases.items()
 }
-NUM_TOKENS = 24
-NUM_SEQS = 6
+NUM_TOKENS = 16
+NUM_SEQS, BEAM = 8, 6
 SHARED = random_prompt(40, 1, VOCABULARY)
 PROMPTS = [
     SHARED,
@@ -69,28 +75,40 @@ class Model:
         self.plain = self.loop(num_blocks=64)
         self.plain.run(*sequences())
 
-    def loop(self, drafter: Drafter | None = None, num_drafts: int = 0, num_blocks: int = 14, **more) -> Loop:
+    def loop(self, drafter: Drafter | None = None, num_drafts: int = 0, num_blocks: int = 12, **more) -> Loop:
         """Tight, unless there are more blocks: some are preempted."""
+        runner, info = self.runner(num_drafts, num_blocks)
+        return self.loop_over(runner, info, drafter, num_drafts, **more)
+
+    def runner(self, num_drafts: int, num_blocks: int = 12, **more) -> tuple[ModelRunner, ModelInfo]:
         config = RunnerConfig(
             model=str(self.path), device="cpu", num_blocks=num_blocks, max_num_seqs=NUM_SEQS, quantization="none",
-            num_speculative_tokens=num_drafts, num_state_checkpoints=3, max_num_batched_tokens=96,
+            num_speculative_tokens=num_drafts, num_state_checkpoints=3, max_num_batched_tokens=96, **more,
         )  # fmt: skip
-        runner, info = build_runner(config, Group())
+        return build_runner(config, Group())
+
+    def loop_over(self, runner: ModelRunner, info: ModelInfo, drafter: Drafter | None, num_drafts: int, **more) -> Loop:
         scheduler = SchedulerConfig(
             max_model_len=256, max_num_seqs=NUM_SEQS, max_num_batched_tokens=96, watermark=0.0, async_depth=0,
             num_speculative_tokens=num_drafts, **more,
         )  # fmt: skip
-        cache = CacheConfig(num_blocks=num_blocks, num_groups=info.num_groups, num_checkpoints=info.num_checkpoints)
+        cache = CacheConfig(
+            num_blocks=info.num_blocks, num_groups=info.num_groups, num_checkpoints=info.num_checkpoints
+        )
         return Loop(runner, scheduler, cache, drafter)
 
     def check(self, loop: Loop) -> None:
         assert loop.tokens == self.plain.tokens
+        beams, wanted = (each.ended[BEAM].hypotheses for each in (loop, self.plain))
+        assert [beam.token_ids for beam in beams] == [beam.token_ids for beam in wanted]
         load = loop.scheduler.load()
         assert load.num_preemptions > 0 and load.num_prefix_hits > 0 and load.num_draft_tokens > 0
 
 
 def sequences() -> list[Sequence]:
-    return [make_sequence(i, PROMPTS[i], NUM_TOKENS, RULES[i]) for i in range(NUM_SEQS)]
+    """And a beam search beside them, which is not drafted."""
+    drafted = [make_sequence(i, PROMPTS[i], NUM_TOKENS, RULES[i]) for i in range(len(PROMPTS))]
+    return [*drafted, make_sequence(BEAM, SHARED[:20], 5, beam=BeamParams(width=2))]
 
 
 @pytest.fixture(scope="module")
@@ -123,6 +141,17 @@ def test_drafts_of_repeated_text(models: Callable[[str], Model]) -> None:
     loop = model.loop(NgramDrafter(1, 3), 4)
     loop.run(*sequences(), each_step=2)
     model.check(loop)
+
+
+def test_drafts_of_a_model_from_graphs(models: Callable[[str], Model], tmp_path: Path) -> None:
+    model, stranger = models("qwen3.5"), save(all_cases()["qwen3"], tmp_path)
+    runner, info = model.runner(2, draft_model=str(stranger.path), kernel_backend="torch")
+    with torch.inference_mode():
+        runner.capture(GraphSizes(tokens=(8, 32, 96)), graphs := RecordedGraphs())
+    loop = model.loop_over(runner, info, ModelDrafter(), 2)
+    loop.run(*sequences(), each_step=1)
+    model.check(loop)
+    assert any(graph.num_replays for graph in graphs.graphs)
 
 
 def test_memory_of_what_may_be_taken_back(models: Callable[[str], Model]) -> None:
