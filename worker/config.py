@@ -171,10 +171,11 @@ class WorkerSettings(Settings):
     )
 
     # Speculative decoding
-    speculative: Literal["none", "ngram", "draft"] = Field(
+    speculative: Literal["none", "ngram", "draft", "mtp"] = Field(
         "none",
         description="Who drafts tokens for the model to verify several in one step: 'ngram' looks up what followed the "
-        "last tokens before, 'draft' asks --draft-model. The same tokens come, sooner where drafts are right.",
+        "last tokens before, 'draft' asks --draft-model, 'mtp' the model's own layer for multi-token prediction. The "
+        "same tokens come, sooner where drafts are right.",
     )
     draft_model: str | None = Field(
         None, description="--speculative draft: a small model of the same vocabulary, named as --model is."
@@ -262,7 +263,7 @@ class WorkerSettings(Settings):
         match self.speculative:
             case "ngram":
                 return NgramDrafter(self.min_ngram, self.max_ngram)
-            case "draft":
+            case "draft" | "mtp":
                 return ModelDrafter()
             case _:
                 return None
@@ -308,6 +309,7 @@ class WorkerSettings(Settings):
             max_model_len=self.max_model_len,
             num_speculative_tokens=self.num_drafts,
             draft_model=self.draft_model,
+            has_mtp_drafts=self.speculative == "mtp",
             num_blocks=self.num_blocks,
             kv_cache_gib=self.kv_cache_gib,
             gpu_memory_utilization=self.gpu_memory_utilization,

@@ -69,6 +69,10 @@ def test_a_draft_model_is_asked_in_the_ranks():
     settings = parse("--speculative", "draft", "--draft-model", "smollm2", "--num-speculative-tokens", "3")
     runner = settings.runner_config()
     assert (runner.draft_model, runner.num_speculative_tokens, settings.async_depth) == ("smollm2", 3, 0)
+    assert isinstance(settings.drafter(), ModelDrafter) and not runner.has_mtp_drafts
+    settings = parse("--speculative", "mtp")
+    runner = settings.runner_config()
+    assert (runner.draft_model, runner.has_mtp_drafts, settings.async_depth) == (None, True, 0)
     assert isinstance(settings.drafter(), ModelDrafter)
 
 

@@ -1,8 +1,9 @@
 """DeepseekV3ForCausalLM and DeepseekV32ForCausalLM: latent attention, dense layers first, then experts beside shared
 ones. Kimi-K2 and Moonlight are such models, too."""
 
-from torch import Tensor
+from torch import Tensor, nn
 
+from worker.kernels.interface import RopeTable
 from worker.layers.blocks import DecoderLayer
 from worker.layers.decoder import Decoder
 from worker.layers.embedding import OutputHead
@@ -12,6 +13,7 @@ from worker.layers.setup import LayerSetup
 from worker.loader.families.deepseek import DeepseekConfig
 from worker.models.base import CausalLM
 from worker.models.moe import moe_or_mlp
+from worker.models.mtp import MtpLayer
 
 
 class DeepseekForCausalLM(CausalLM):
@@ -20,16 +22,9 @@ class DeepseekForCausalLM(CausalLM):
     def __init__(self, config: DeepseekConfig, setup: LayerSetup) -> None:
         super().__init__()
         self.vocab_size = config.vocab_size
-        rope = rope_table(setup, config.rope, config.head_dim, config.max_model_len)
-        shape = _attention_shape(config)
+        rope = _rope(config, setup)
         layers = [
-            DecoderLayer(
-                setup,
-                LatentSelfAttention(setup, shape, rope),
-                moe_or_mlp(config, setup, number),
-                config.hidden_size,
-                config.rms_norm_eps,
-            )
+            DecoderLayer(setup, *_layer_parts(config, setup, rope, number), config.hidden_size, config.rms_norm_eps)
             for number in range(config.num_layers)
         ]
         self.model = Decoder(setup, config.vocab_size, config.hidden_size, layers, config.rms_norm_eps)
@@ -41,6 +36,22 @@ class DeepseekForCausalLM(CausalLM):
 
     def logits(self, hidden: Tensor) -> Tensor | None:
         return self.lm_head(hidden)
+
+
+def deepseek_mtp_layer(config: DeepseekConfig, setup: LayerSetup) -> MtpLayer:
+    """That behind the model's last one."""
+    attention, mlp = _layer_parts(config, setup, _rope(config, setup), config.num_layers)
+    return MtpLayer(setup, attention, mlp, config.hidden_size, config.rms_norm_eps)
+
+
+def _layer_parts(
+    config: DeepseekConfig, setup: LayerSetup, rope: RopeTable, number: int
+) -> tuple[LatentSelfAttention, nn.Module]:
+    return LatentSelfAttention(setup, _attention_shape(config), rope), moe_or_mlp(config, setup, number)
+
+
+def _rope(config: DeepseekConfig, setup: LayerSetup) -> RopeTable:
+    return rope_table(setup, config.rope, config.head_dim, config.max_model_len)
 
 
 def _attention_shape(config: DeepseekConfig) -> MlaShape:

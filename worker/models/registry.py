@@ -6,7 +6,8 @@ from typing import Any
 from worker.layers.setup import LayerSetup
 from worker.loader.config import ModelConfig
 from worker.models.base import CausalLM
-from worker.models.deepseek import DeepseekForCausalLM
+from worker.models.deepseek import DeepseekForCausalLM, deepseek_mtp_layer
+from worker.models.dense import DecoderForCausalLM
 from worker.models.gemma3 import Gemma3ForCausalLM
 from worker.models.gemma4 import Gemma4ForCausalLM
 from worker.models.gpt_oss import GptOssForCausalLM
@@ -14,7 +15,8 @@ from worker.models.llama import LlamaForCausalLM
 from worker.models.mimo_v2 import MimoV2FlashForCausalLM
 from worker.models.mistral import MistralForCausalLM
 from worker.models.mixtral import MixtralForCausalLM
-from worker.models.moe import MoeForCausalLM
+from worker.models.moe import MoeForCausalLM, moe_mtp_layer
+from worker.models.mtp import MtpHead, MtpLayer
 from worker.models.qwen2 import Qwen2ForCausalLM
 from worker.models.qwen3 import Qwen3ForCausalLM
 from worker.models.qwen3_5 import Qwen35ForCausalLM
@@ -45,6 +47,21 @@ MODELS: dict[str, Callable[[Any, LayerSetup], CausalLM]] = {
     "Qwen3NextForCausalLM": Qwen3NextForCausalLM,
 }
 """One for each architecture that the loader reads configurations of; it takes what the family's parser there makes."""
+
+MTP_LAYERS: dict[str, Callable[[Any, LayerSetup], MtpLayer]] = {
+    "DeepseekV3ForCausalLM": deepseek_mtp_layer,
+    "DeepseekV32ForCausalLM": deepseek_mtp_layer,
+    "Glm4MoeForCausalLM": moe_mtp_layer,
+}
+"""Of architectures whose checkpoints may have a layer for multi-token prediction as `model.layers.N`."""
+
+
+def create_mtp(config: ModelConfig, setup: LayerSetup, model: CausalLM, max_tokens: int) -> MtpHead:
+    """That of `model`, with uninitialised weights; see `MtpHead`. The architecture is one of `MTP_LAYERS`."""
+    assert isinstance(model, DeepseekForCausalLM | DecoderForCausalLM)
+    layer = MTP_LAYERS[config.architecture](config, setup)
+    embedding, head = model.model.embed_tokens, model.lm_head
+    return MtpHead(setup, layer, embedding, head, config.vocab_size, config.hidden_size, max_tokens)
 
 
 def create_model(config: ModelConfig, setup: LayerSetup) -> CausalLM:

@@ -15,12 +15,15 @@ from worker.models.base import CausalLM
 DUMMY_STD = 0.02
 
 
-def load_weights(model: CausalLM, checkpoint: Checkpoint, config: ModelConfig, device: torch.device) -> None:
-    """`device` is the model's. Raises WeightsError."""
+def load_weights(
+    model: CausalLM, checkpoint: Checkpoint, config: ModelConfig, device: torch.device, *, is_part: bool = False
+) -> None:
+    """`device` is the model's. `is_part`: most of the checkpoint is another model's. Raises WeightsError."""
     if device.type != "cpu":
         checkpoint = _staged(checkpoint, device)
     part = ModelPart(checkpoint, config)
-    part.log_unused()
+    if not is_part:
+        part.log_unused()
     fill(model.weight_targets(), part, tied=config.tie_word_embeddings)
     if device.type != "cpu":
         torch.cuda.synchronize(device)

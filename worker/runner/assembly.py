@@ -20,6 +20,7 @@ from worker.runner.forward import ForwardPass
 from worker.runner.graphs import GraphSizes, graph_contexts
 from worker.runner.memory import GIB, CacheMemoryError, plan_on_cpu, plan_on_gpu
 from worker.runner.model_runner import ModelRunner, RunnerParts
+from worker.runner.mtp_drafting import MtpDrafting
 from worker.runner.prepare import StepPreparer
 from worker.runner.probe import dummy_batch, largest_batch, measure_peak
 from worker.runner.rehearsal import compile_kernels
@@ -78,7 +79,8 @@ class Assembly:
         preparer = StepPreparer(slots, buffers, kernels, config.block_size, padded)
         drafting = None
         if self.draft is not None:
-            drafting = Drafting(self.draft, preparer, slots, kernels, self.tp, self.max_model_len)
+            kind = MtpDrafting if self.config.has_mtp_drafts else Drafting
+            drafting = kind(self.draft, preparer, slots, kernels, self.tp, self.max_model_len)
         return RunnerParts(
             kernels=kernels,
             tp=self.tp,

@@ -21,7 +21,7 @@ from worker.runner.assembly import Assembly, SizedCache, compile_ahead, size_cac
 from worker.runner.config import MemoryReport, ModelInfo, RunnerConfig
 from worker.runner.dtypes import is_emulated, resolve_dtype
 from worker.runner.graphs import MANY_TOKENS, GraphSizes
-from worker.runner.load import layer_setup, load_draft, load_model, open_model
+from worker.runner.load import layer_setup, load_draft, load_model, load_mtp, open_model
 from worker.runner.memory import GIB, physical_cores
 from worker.runner.model_runner import ModelRunner
 
@@ -75,6 +75,9 @@ def build_runner(
     draft = None
     if config.draft_model is not None:
         draft, more = load_draft(config, model_config, LayerSetup(kernels, tp, dtype), max_model_len, watch)
+        weights += more
+    elif config.has_mtp_drafts:
+        draft, more = load_mtp(opened, config, setup, model, max_model_len, watch)
         weights += more
 
     assembly = Assembly(

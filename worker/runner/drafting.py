@@ -11,9 +11,11 @@ sequences the blocks that drafts are written to.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from typing import ClassVar
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from worker.attention.interface import CacheBuilder
 from worker.core.batch import ScheduledBatch
@@ -60,23 +62,29 @@ class Drafting:
         """See `ForwardPass.release`."""
         self._forward.release()
 
+    needs_hidden: ClassVar[bool] = False
+    """Whether `see` wants the hidden states of all tokens."""
+
     def propose(self, batch: ScheduledBatch) -> None:
         """Put drafts into the slots' tables, where the batch has places for them. The tables know all else of the
         batch. While drafts are made a slot's length counts them; whoever samples its row sets that right."""
-        most = max(batch.num_draft_tokens.values(), default=0)
-        for number in range(most):
-            rows = [row for row, num in batch.num_draft_tokens.items() if num > number]
+        # Those with most drafts first, so that each pass has the first rows of the one before.
+        counts = sorted(batch.num_draft_tokens.items(), key=lambda item: -item[1])
+        outputs = None
+        for number in range(counts[0][1]):
+            rows = [row for row, num in counts if num > number]
             longest = max(batch.num_computed_tokens[row] for row in rows) + 1 + number
-            self._propose_next([batch.slots[row] for row in rows], longest)
+            outputs = self._propose_next([batch.slots[row] for row in rows], longest, outputs)
 
-    def _propose_next(self, slots: list[int], longest: int) -> None:
-        """A token more of each of these slots, of whose contexts none is longer."""
+    def _propose_next(self, slots: list[int], longest: int, before: Outputs | None) -> Outputs:
+        """A token more of each of these slots, of whose contexts none is longer. `before`: of the pass before."""
         step, rows = self._preparer.stage_uniform(slots, longest)
+        self._begin_pass(rows.slots[: len(slots)], before)
         outputs = self._forward.run(step, rows)
         rules = self._slots.rules.of(slots)
         if outputs.greedy is not None and rules.is_greedy:
             outputs.greedy.choose()
-            return
+            return outputs
         logits = outputs.logits if outputs.has_logits else self.draft.model.logits(outputs.hidden[: len(slots)])
         positions = self._preparer.buffers.context_lens[: len(slots)].long()
         history = History(self._slots.tables.tokens, rows.slots[: len(slots)], positions, longest)
@@ -86,10 +94,20 @@ class Drafting:
             asked = SamplingRows(replace(rules, logprobs=None), history, self._slots.parameters, self._slots.allowed)
             token_ids = self._sampler.token_ids(logits[: len(slots)], asked)
         self._remember(self._slots.tables, history.slots, positions, self._tp.broadcast(token_ids))
+        return outputs
 
-    def follow(self, inputs: StepInputs) -> Outputs:
-        """Take in the tokens of a step, drafts included, beside the model."""
-        return self._forward.run(inputs.step, inputs.rows, inputs.wanted)
+    def _begin_pass(self, slots: Tensor, before: Outputs | None) -> None:
+        """A pass over the newest token of each of these slots is next."""
+
+    def follow(self, inputs: StepInputs) -> None:
+        """Take in the tokens of a step, drafts included, before the model does."""
+        self._forward.run(inputs.step, inputs.rows, inputs.wanted)
+
+    def see(self, inputs: StepInputs, hidden: Tensor) -> None:
+        """After the model's pass: the last hidden states that it left, [T, hidden]."""
+
+    def keep(self, slots: Tensor, tokens: Tensor) -> None:
+        """Of rows with drafts, int64 [N]: which token of the step was the last that was right."""
 
     def read(self, batch: ScheduledBatch) -> ScheduledBatch:
         """The batch with the drafts in their places, for who needs them on the host. Waits for the device."""

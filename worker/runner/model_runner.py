@@ -97,9 +97,7 @@ class ModelRunner:
                     batch = self._draft(drafting, batch)
             masks = self.grammars.start(batch, inputs.sampled_rows) if self.grammars is not None else None
             with span("run"):
-                if drafting is not None:
-                    drafting.follow(inputs)
-                outputs = self._parts.forward.run(inputs.step, inputs.rows, inputs.wanted)
+                outputs = self._run(inputs)
             with span("postprocess"):
                 return self._postprocess(batch, inputs, outputs, timing, masks)
         except torch.OutOfMemoryError as error:
@@ -114,6 +112,15 @@ class ModelRunner:
         if self.grammars is not None and self.grammars.has_any(drafted):
             return drafting.read(batch)
         return batch
+
+    def _run(self, inputs: StepInputs) -> Outputs:
+        run, drafting = self._parts.forward.run, self._parts.drafting
+        if drafting is None:
+            return run(inputs.step, inputs.rows, inputs.wanted)
+        drafting.follow(inputs)
+        outputs = run(inputs.step, inputs.rows, None if drafting.needs_hidden else inputs.wanted)
+        drafting.see(inputs, outputs.hidden)
+        return outputs
 
     def idle_batch(self, together: Round) -> ScheduledBatch:
         """For a rank without work among others that have some: a token of the spare slot in the spare block. It is
@@ -182,6 +189,8 @@ class ModelRunner:
             last = drafts.firsts + num_new - 1
             slots, positions, newest = (by_token.index_select(0, last) for by_token in (slots, positions, token_ids))
             pending.num_new = self._to_host(num_new)
+            if self._parts.drafting is not None:
+                self._parts.drafting.keep(slots, inputs.last_tokens.index_select(0, last))
         if not batch.is_dummy:
             self._remember(self._slots.tables, slots, positions, newest)
         return token_ids

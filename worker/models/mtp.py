@@ -1,0 +1,62 @@
+"""Multi-token prediction: a layer behind a model's own that guesses one token further (DeepSeek-V3, arXiv 2412.19437,
+section 2.2), under the names that checkpoints of DeepSeek-V3 and GLM-4.5 have for it."""
+
+import torch
+from torch import Tensor, nn
+
+from worker.layers.blocks import DecoderLayer
+from worker.layers.embedding import OutputHead, TokenEmbedding
+from worker.layers.linear import RowLinear, shard_of
+from worker.layers.norm import RMSNorm
+from worker.layers.setup import LayerSetup
+from worker.models.base import CausalLM
+
+
+class SharedHead(nn.Module):
+    def __init__(self, setup: LayerSetup, hidden_size: int, eps: float) -> None:
+        super().__init__()
+        self.norm = RMSNorm(setup, hidden_size, eps)
+
+
+class MtpLayer(DecoderLayer):
+    """A decoder layer, what makes its input of a token and a hidden state, and the norm before the head."""
+
+    def __init__(self, setup: LayerSetup, attention: nn.Module, mlp: nn.Module, hidden_size: int, eps: float) -> None:
+        super().__init__(setup, attention, mlp, hidden_size, eps)
+        self.enorm = RMSNorm(setup, hidden_size, eps)
+        self.hnorm = RMSNorm(setup, hidden_size, eps, takes_parts=False)
+        self.eh_proj = RowLinear(setup, 2 * hidden_size, 1, hidden_size)
+        self.shared_head = SharedHead(setup, hidden_size, eps)
+
+
+class MtpHead(CausalLM):
+    """Predicts from each token, and from the hidden state that the model had when it predicted that token, the token
+    behind it. Embedding and head are the model's own; checkpoints hold copies of them."""
+
+    def __init__(
+        self, setup: LayerSetup, layer: MtpLayer, embedding: TokenEmbedding, head: OutputHead, vocab_size: int,
+        hidden_size: int, max_tokens: int,
+    ) -> None:  # fmt: skip
+        """`max_tokens`: of a step."""
+        super().__init__()
+        self.vocab_size = vocab_size
+        self.layer = layer
+        self._shared = embedding, head
+        """In a tuple, or they would be filled and packed as layers of this module."""
+        start, length = shard_of(2 * hidden_size, setup.tp, "input")
+        self._part = slice(start, start + length)
+        self.previous = torch.zeros(max_tokens, hidden_size, dtype=setup.dtype, device=setup.device)
+        """[T, hidden]: of each token of a pass, the hidden state behind the token before it: the model's last one,
+        normed, or what a pass of this module returned. Filled before a pass."""
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        """int64 [T] → [T, hidden], not normed; complete on every rank."""
+        layer, previous = self.layer, self.previous[: len(input_ids)]
+        parts = self._shared[0](input_ids)
+        token = layer.enorm.add_norm(parts, torch.zeros_like(parts))[0]
+        both = torch.cat((token, layer.hnorm(previous)), -1)
+        x, residual = layer(layer.eh_proj(both[:, self._part].contiguous()), torch.zeros_like(parts))
+        return layer.shared_head.norm.add_norm(x, residual)[1]
+
+    def logits(self, hidden: Tensor) -> Tensor | None:
+        return self._shared[1](self.layer.shared_head.norm(hidden))
