@@ -174,7 +174,7 @@ class GenerationApi:
         news = News(caller.name)
         opened = []
         for spec in specs:
-            await self.admission.ration.granted(spec.n / COMPLETIONS_PER_UNIT)
+            await self.admission.ration.granted(caller.name, spec.n / COMPLETIONS_PER_UNIT)
             opened.append(
                 OpenRequest(
                     spec,

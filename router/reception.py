@@ -39,7 +39,7 @@ class Reception:
         gate = self._gates.setdefault(client, Gate(MAX_INCOMING))
         try:
             async with gate.entered(client, 1.0):
-                await self._ration.granted(1.0)
+                await self._ration.granted(client, 1.0)
                 raw = await self._received(context)
                 async with self._turns.turn_if_large(client, len(raw)):
                     return await decode(raw)

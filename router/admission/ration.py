@@ -1,20 +1,24 @@
-"""How much is done in one turn of the event loop.
+"""How much is done in one turn of the event loop, and for whom.
 
 gRPC takes up a call in five turns, one call after the other (`common/server.py`), and the steps of a call that was
 taken up are turns, too. A turn is as long as all that is ready in it: a step of a worker that wakes 300 streams at
 once is 60 ms of writing, and a new call waits five times that. So what wakes tasks by the hundred wakes some of them in
-each turn, in the order in which they came.
+each turn. A call stands in line for that four times on its way; clients take turns there, or whoever opens a thousand
+calls at once would be in front of all others each time.
 """
 
 import asyncio
-from collections import deque
 from collections.abc import Callable
 from functools import partial
+
+from router.admission.fair_queue import FairQueue
 
 UNITS_PER_TURN = 4.0
 """About a millisecond. A unit is what a small message costs."""
 CALL = 4.0
 """What it costs to check a small request, make it ready and send it to a worker."""
+
+Callback = Callable[[], object]
 
 
 class Ration:
@@ -23,20 +27,20 @@ class Ration:
     def __init__(self) -> None:
         self._left = UNITS_PER_TURN
         """Of this turn; below zero it is taken from the next ones."""
-        self._urgent: deque[tuple[Callable[[], object], float]] = deque()
-        self._line: deque[tuple[Callable[[], object], float]] = deque()
+        self._urgent: FairQueue[Callback] = FairQueue()
+        self._line: FairQueue[Callback] = FairQueue()
         self._is_coming_back = False
         self._is_turn_of_urgent = False
 
-    def wake(self, callback: Callable[[], object], cost: float = 1.0, *, is_urgent: bool = False) -> None:
-        """Call it, now or in one of the next turns: it wakes a task to do what costs so much. What is urgent
-        stands in a line of its own, and the two lines take turns: neither starves the other."""
+    def wake(self, client: str, callback: Callback, cost: float = 1.0, *, is_urgent: bool = False) -> None:
+        """Call it, now or in one of the next turns: it wakes a task to do what costs so much for the client. What is
+        urgent stands in a line of its own, and the two lines take turns: neither starves the other."""
         line = self._urgent if is_urgent else self._line
         if self._left > 0 and not line:
             self.spend(cost)
             callback()
         else:
-            line.append((callback, cost))
+            line.push(client, callback, cost)
 
     def spend(self, cost: float) -> None:
         """What is done in this turn costs so much more than was thought."""
@@ -45,13 +49,13 @@ class Ration:
             self._is_coming_back = True
             asyncio.get_running_loop().call_soon(self._next_turn)
 
-    async def granted(self, cost: float) -> None:
+    async def granted(self, client: str, cost: float) -> None:
         """Wait for a turn that has room for what follows."""
         if self._left > 0 and not self._urgent:
             self.spend(cost)
             return
         granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._urgent.append((partial(_grant, granted), cost))
+        self._urgent.push(client, partial(_grant, granted), cost)
         await granted
 
     def _next_turn(self) -> None:
@@ -60,9 +64,9 @@ class Ration:
         while self._left > 0 and (self._urgent or self._line):
             self._is_turn_of_urgent = not self._is_turn_of_urgent
             line = (self._urgent or self._line) if self._is_turn_of_urgent else (self._line or self._urgent)
-            callback, cost = line.popleft()
-            self.spend(cost)
-            callback()
+            ticket = line.pop()
+            self.spend(ticket.cost)
+            ticket.item()
         if self._left < UNITS_PER_TURN:
             self.spend(0.0)
 

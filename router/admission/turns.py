@@ -40,7 +40,7 @@ class Turns:
         gate = self._small if num_bytes < LARGE_BYTES else self._large
         await gate.enter(client, num_bytes + BASE_BYTES)
         try:
-            await self._ration.granted(CALL)
+            await self._ration.granted(client, CALL)
             yield
         finally:
             if gate is self._small:

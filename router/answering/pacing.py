@@ -125,7 +125,7 @@ class Pacer:
 
     def _wake(self, news: News, *, is_urgent: bool = False) -> None:
         news.is_due = True
-        self._ration.wake(news.set, is_urgent=is_urgent)
+        self._ration.wake(news.client, news.set, is_urgent=is_urgent)
 
     def _come_back(self) -> None:
         self._timer = asyncio.get_running_loop().call_later(_TICK_SECONDS, self._advance)

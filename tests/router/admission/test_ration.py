@@ -15,12 +15,12 @@ def run(scenario):
 
         def begin_turn():
             turns.append([])
-            if len(turns) < 12:
+            if len(turns) < 50:
                 asyncio.get_running_loop().call_soon(begin_turn)
 
         begin_turn()
         scenario(ration, lambda name: turns[-1].append(name))
-        while len(turns) < 12:
+        while len(turns) < 50:
             await asyncio.sleep(0)
         return [turn for turn in turns if turn], ration
 
@@ -32,7 +32,7 @@ def run(scenario):
 def test_what_there_is_room_for_is_done_at_once_and_the_rest_in_the_next_turns():
     def scenario(ration, do):
         for number in range(2 * ROOM + 1):
-            ration.wake(lambda number=number: do(number))
+            ration.wake("client", lambda number=number: do(number))
 
     assert run(scenario) == [[*range(ROOM)], [*range(ROOM, 2 * ROOM)], [2 * ROOM]]
 
@@ -40,8 +40,8 @@ def test_what_there_is_room_for_is_done_at_once_and_the_rest_in_the_next_turns()
 def test_what_is_urgent_goes_before_what_waits():
     def scenario(ration, do):
         for number in range(ROOM + 2):
-            ration.wake(lambda number=number: do(number))
-        ration.wake(lambda: do("urgent"), is_urgent=True)
+            ration.wake("client", lambda number=number: do(number))
+        ration.wake("client", lambda: do("urgent"), is_urgent=True)
 
     assert run(scenario) == [[*range(ROOM)], ["urgent", ROOM, ROOM + 1]]
 
@@ -49,9 +49,9 @@ def test_what_is_urgent_goes_before_what_waits():
 def test_a_flood_of_what_is_urgent_leaves_the_rest_its_share():
     def scenario(ration, do):
         for number in range(ROOM + 2):
-            ration.wake(lambda number=number: do(number))
+            ration.wake("client", lambda number=number: do(number))
         for _ in range(2 * ROOM):
-            ration.wake(lambda: do("urgent"), is_urgent=True)
+            ration.wake("client", lambda: do("urgent"), is_urgent=True)
 
     first, second, *_ = run(scenario)
     assert (first, second) == ([*range(ROOM)], ["urgent", ROOM, "urgent", ROOM + 1])
@@ -59,8 +59,8 @@ def test_a_flood_of_what_is_urgent_leaves_the_rest_its_share():
 
 def test_what_costs_more_than_a_turn_has_is_paid_by_the_next_ones():
     def scenario(ration, do):
-        ration.wake(lambda: do("large"), 3 * UNITS_PER_TURN)
-        ration.wake(lambda: do("small"))
+        ration.wake("client", lambda: do("large"), 3 * UNITS_PER_TURN)
+        ration.wake("client", lambda: do("small"))
 
     assert run(scenario) == [["large"], ["small"]]
 
@@ -70,7 +70,7 @@ def test_who_waits_to_be_granted_may_go_away():
         ration, order = Ration(), []
 
         async def work(name):
-            await ration.granted(UNITS_PER_TURN)
+            await ration.granted(name, UNITS_PER_TURN)
             order.append(name)
 
         tasks = [asyncio.create_task(work(name)) for name in "abc"]
@@ -80,3 +80,14 @@ def test_who_waits_to_be_granted_may_go_away():
         return order
 
     assert asyncio.run(main()) == ["a", "c"]
+
+
+def test_a_client_with_little_goes_before_the_rest_of_one_with_much():
+    def scenario(ration, do):
+        for number in range(5 * ROOM):
+            ration.wake("flood", lambda number=number: do(number), is_urgent=True)
+        ration.wake("other", lambda: do("other"), is_urgent=True)
+
+    first, second, *_ = run(scenario)
+    assert first == [*range(ROOM)]
+    assert "other" in second
