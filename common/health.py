@@ -2,12 +2,12 @@
 no bound, though it needs no key and each watch takes some 20 kB for as long as its client likes."""
 
 import asyncio
-from collections import Counter
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from fissile.errors import NotFoundError, ResourceExhaustedError
+from common.host_bound import HostBound
+from fissile.errors import NotFoundError
 
 MAX_WATCHES_OF_HOST = 256
 MAX_WATCHES = 8192
@@ -23,8 +23,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
         self._changed = asyncio.Event()
         """Set, and replaced, with each change."""
         self._is_stopping = False
-        self._watches: Counter[str] = Counter()
-        """By host."""
+        self._watches = HostBound("health watches (Check has no bound)", MAX_WATCHES_OF_HOST, MAX_WATCHES)
 
     async def set(self, service: str, status: int) -> None:
         """Does nothing once it is stopping."""
@@ -51,20 +50,8 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
         return Response(status=status)
 
     async def Watch(self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext) -> None:
-        host = context.peer().rpartition(":")[0]
-        if self._watches[host] >= MAX_WATCHES_OF_HOST or self._watches.total() >= MAX_WATCHES:
-            raise ResourceExhaustedError(
-                f"health watches: {self._watches[host]} of {MAX_WATCHES_OF_HOST} of this host are open, and "
-                f"{self._watches.total()} of {MAX_WATCHES} in all; Check has no bound",
-                retry_after=1.0,
-            )
-        self._watches[host] += 1
-        try:
+        with self._watches.entered(context):
             await self._watch(request.service, context)
-        finally:
-            self._watches[host] -= 1
-            if not self._watches[host]:
-                del self._watches[host]
 
     async def _watch(self, service: str, context: grpc.aio.ServicerContext) -> None:
         told = None

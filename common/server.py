@@ -19,12 +19,12 @@ from typing import Any, TypeVar
 import grpc
 from grpc_channelz.v1.channelz import add_channelz_servicer
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha.reflection import SERVICE_NAME as REFLECTION
-from grpc_reflection.v1alpha.reflection import enable_server_reflection
 
 from common.decoding import decode
 from common.faults import log_fault
 from common.health import HealthServicer
+from common.reflection import SERVICE_NAME as REFLECTION
+from common.reflection import ReflectionServicer, reflection_pb2_grpc
 from fissile.channel import MAX_MESSAGE_BYTES, SERVER_OPTIONS
 from fissile.errors import STATUS_DETAILS_KEY, FissileError, InternalError, InvalidArgumentError, UnavailableError
 from fissile.tls import ServerTls
@@ -216,12 +216,13 @@ class ServiceServer:
         ]
         self._health = HealthServicer()
         names = [service_name, health.SERVICE_NAME, *([CHANNELZ] if channelz else ())]
+        self._reflection = ReflectionServicer([*names, REFLECTION])
         for listener in self._listeners:
             health_pb2_grpc.add_HealthServicer_to_server(self._health, listener)
             if channelz:
                 add_channelz_servicer(listener)
             if reflection:
-                enable_server_reflection([*names, REFLECTION], listener)
+                reflection_pb2_grpc.add_ServerReflectionServicer_to_server(self._reflection, listener)
 
     def serve(self, add_to_server: Callable[[S, grpc.aio.Server], None], servicer: S) -> None:
         """Before `start`. `add_to_server`: of the servicer's class, from its stubs."""

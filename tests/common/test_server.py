@@ -4,6 +4,7 @@ import asyncio
 import signal
 import subprocess
 import sys
+import time
 
 import grpc
 import pytest
@@ -12,7 +13,7 @@ from grpc_channelz.v1.channelz_pb2 import GetServersRequest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from common import health
+from common import health, reflection
 from common.server import ServiceServer, abort
 from fissile.channel import aio_channel
 from fissile.errors import InvalidArgumentError, UnavailableError
@@ -141,12 +142,78 @@ def test_watches_of_a_host_are_bounded_and_those_that_end_leave_room(monkeypatch
         seen.append((await stub.Check(request)).status)
         first.cancel()
         async with asyncio.timeout(20):
-            while service._health._watches.total() == 2:
+            while service._health._watches.num_open == 2:
                 await asyncio.sleep(0.005)
         seen.append((await stub.Watch(request).read()).status)
         return seen, refused.value.code()
 
     assert with_server(scenario) == ([NOT_SERVING] * 4, grpc.StatusCode.RESOURCE_EXHAUSTED)
+
+
+def test_streams_of_reflection_are_bounded_and_those_that_end_leave_room(monkeypatch):
+    monkeypatch.setattr(reflection, "MAX_STREAMS_OF_HOST", 2)
+
+    async def scenario(service, channel, port):
+        stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+
+        async def stream():
+            call = stub.ServerReflectionInfo()
+            await call.write(reflection_pb2.ServerReflectionRequest(list_services=""))
+            assert (await call.read()).list_services_response.service
+            return call
+
+        first = await stream()
+        await stream()
+        with pytest.raises(grpc.aio.AioRpcError, match="2 of 2 of this host") as refused:
+            await stream()
+        first.cancel()
+        async with asyncio.timeout(20):
+            while service._reflection._bound.num_open == 2:
+                await asyncio.sleep(0.005)
+        await stream()
+        return refused.value.code()
+
+    assert with_server(scenario) == grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+def test_reflection_refuses_a_name_that_none_has():
+    async def scenario(service, channel, port):
+        stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+        request = reflection_pb2.ServerReflectionRequest(file_containing_symbol="x" * 100_000)
+        with pytest.raises(grpc.aio.AioRpcError, match="file_containing_symbol: more than") as refused:
+            await anext(aiter(stub.ServerReflectionInfo(iter([request]))))
+        return refused.value.code()
+
+    assert with_server(scenario) == grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_who_asks_reflection_without_end_gets_so_much_and_holds_up_nobody(monkeypatch):
+    """One that does not read its answers has no turn of others."""
+    num_answers = 0
+    answer = reflection.ReflectionServicer._list_services
+
+    def counted(self, request):
+        nonlocal num_answers
+        num_answers += 1
+        return answer(self, request)
+
+    monkeypatch.setattr(reflection.ReflectionServicer, "_list_services", counted)
+    monkeypatch.setattr(reflection, "PAUSE_SECONDS", 0.05)
+
+    async def scenario(service, channel, port):
+        stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+        many = [reflection_pb2.ServerReflectionRequest(list_services="x")] * 1000
+        began = time.monotonic()
+        flood = [stub.ServerReflectionInfo(iter(many)) for _ in range(4)]
+        await flood[0].read()
+        await anext(aiter(stub.ServerReflectionInfo(iter(many[:1]))))
+        passed = time.monotonic() - began
+        for call in flood:
+            call.cancel()
+        return passed
+
+    passed = with_server(scenario)
+    assert 2 <= num_answers <= passed / 0.05 + 1
 
 
 def test_the_end_of_one_watch_leaves_the_others_their_ears():
@@ -156,7 +223,7 @@ def test_the_end_of_one_watch_leaves_the_others_their_ears():
         seen = [(await each.read()).status for each in (first, second)]
         first.cancel()
         async with asyncio.timeout(20):
-            while service._health._watches.total() == 2:
+            while service._health._watches.num_open == 2:
                 await asyncio.sleep(0.005)
             await service.set_serving(True)
             return [*seen, (await second.read()).status]
@@ -240,6 +307,7 @@ import asyncio
 import signal
 import subprocess
 import sys
+import time
 from common.server import stop_event_on_signals
 async def main():
     stop = stop_event_on_signals()
