@@ -46,7 +46,10 @@ class Service:
         return rank.pid
 
     def signal(self, number: int) -> None:
+        """One that is killed is gone when this returns."""
         os.kill(self.child.pid, number)
+        while number == signal.SIGKILL and self.child.exit_code is None:
+            time.sleep(0.005)
 
     def signal_rank(self, number: int) -> None:
         os.kill(self.rank_pid, number)
