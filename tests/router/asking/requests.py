@@ -1,5 +1,6 @@
 """Requests with one thing in them, and what is found wrong with one."""
 
+import pytest
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.struct_pb2 import Struct
 
@@ -103,3 +104,13 @@ def between(low, high, *values, sign="≤"):
 
 SAMPLING = "options.sampling"
 BEYOND = "must be below the vocabulary size 100, is 100"
+
+
+def bad_fields(cases):
+    """Each a request, the field that is at fault, and what is said of it."""
+    ids = [f"{i}-{field}" for i, (_, field, _) in enumerate(cases)]
+    return pytest.mark.parametrize(("request_", "field", "words"), cases, ids=ids)
+
+
+def borders(requests):
+    return pytest.mark.parametrize("request_", requests, ids=range(len(requests)))
