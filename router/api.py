@@ -31,6 +31,7 @@ from fissile.v1 import (
 )
 from router.account import Account
 from router.admission.admission import Admission
+from router.admission.ration import COMPLETIONS_PER_UNIT
 from router.admission.turns import LARGE_BYTES
 from router.admission.unread import UnreadBytes
 from router.answering import responses
@@ -57,9 +58,6 @@ from router.preparing import Preparation
 from router.timers import deadline_timer
 
 R = TypeVar("R", GenerateResponse, ChatResponse)
-
-COMPLETIONS_PER_UNIT = 16
-"""Of the loop's ration, to open: a request may have 256 prompts with 128 each."""
 
 
 def no_deadline() -> float | None:
@@ -136,19 +134,19 @@ class GenerationApi:
                 opened = await self._prepared(request, caller, account)
                 tab.take_prompt(_num_prompt_tokens(opened), lambda: _num_generated(opened))
                 self._open.add(request_id, caller.name, opened)
-                with (
-                    deadline_timer(opened, time_left()),
-                    self._dispatcher.dispatched(opened, time_left),
-                    self._heartbeats.counted(caller.name, opened[0].spec.heartbeat) as silence,
-                ):
-                    answer = Answer(opened, silence)
-                    is_answered = False
-                    while not is_answered:
-                        update = await answer.next()
-                        if update.usage:
-                            is_answered, account.end = True, _end_of(opened[0])
-                        for part in parts(update, cumulative=opened[0].spec.cumulative):
-                            yield response(request_id, part)
+                async with self._dispatcher.dispatched(opened, time_left):
+                    with (
+                        deadline_timer(opened, time_left()),
+                        self._heartbeats.counted(caller.name, opened[0].spec.heartbeat) as silence,
+                    ):
+                        answer = Answer(opened, silence)
+                        is_answered = False
+                        while not is_answered:
+                            update = await answer.next()
+                            if update.usage:
+                                is_answered, account.end = True, _end_of(opened[0])
+                            for part in parts(update, cumulative=opened[0].spec.cumulative):
+                                yield response(request_id, part)
         except FissileError as error:
             account.end = error.code.name.lower()
             raise

@@ -75,7 +75,7 @@ class RouterServer:
         )
         policy = make_policy(settings.policy, self.prefixes)
         dispatcher = Dispatcher(
-            self.workers, policy, settings, self.metrics, Quarantine(), RetryBudget(), admission.queue
+            self.workers, policy, settings, self.metrics, Quarantine(), RetryBudget(), admission.queue, admission.ration
         )
         self.pacer = Pacer(settings.max_message_rate, admission.ration)
         self._tracer = tracer_of("router", settings.otlp_traces_endpoint)

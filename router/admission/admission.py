@@ -32,5 +32,5 @@ def make_admission(settings: RouterSettings) -> Admission:
         connections=Budget(settings.max_connections, "connections", "max-connections"),
         ration=ration,
         turns=Turns(settings.tokenizer_threads, ration),
-        queue=WorkerQueue(settings.max_queued_requests),
+        queue=WorkerQueue(settings.max_queued_requests, ration),
     )

@@ -3,8 +3,8 @@
 gRPC takes up a call in five turns, one call after the other (`common/server.py`), and the steps of a call that was
 taken up are turns, too. A turn is as long as all that is ready in it: a step of a worker that wakes 300 streams at
 once is 60 ms of writing, and a new call waits five times that. So what wakes tasks by the hundred wakes some of them in
-each turn. A call stands in line for that four times on its way; clients take turns there, or whoever opens a thousand
-calls at once would be in front of all others each time.
+each turn. A call stands in line for that several times on its way, and clients take turns there: else whoever opens a
+thousand calls at once would be in front of all others each time.
 """
 
 import asyncio
@@ -17,6 +17,8 @@ UNITS_PER_TURN = 4.0
 """About a millisecond. A unit is what a small message costs."""
 CALL = 4.0
 """What it costs to check a small request, make it ready and send it to a worker."""
+COMPLETIONS_PER_UNIT = 16
+"""To open, or to send to a worker: a request may have 256 prompts with 128 each."""
 
 Callback = Callable[[], object]
 

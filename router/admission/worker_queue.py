@@ -10,10 +10,12 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
+from functools import partial
 from operator import itemgetter
 
 from fissile.errors import FissileError, ResourceExhaustedError
 from router.admission.fair_queue import FairQueue, Ticket
+from router.admission.ration import Ration
 
 TICK_SECONDS = 0.005
 MAX_RETRY_SECONDS = 30.0
@@ -25,11 +27,13 @@ MIN_GRANTS = 8
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """What a request says of its workers, and does when its turn has come, or when it has to give way."""
+    """What a request says of its workers, and does when its turn has come, or when it has to give way. `units`: what it
+    costs the event loop to go."""
 
     has_room: Callable[[], bool]
     go: Callable[[], None]
     fail: Callable[[FissileError], None]
+    units: float
 
 
 @dataclass(slots=True)
@@ -39,6 +43,8 @@ class _Line:
     queue: FairQueue[Waiting] = field(default_factory=FairQueue)
     grants: deque[float] = field(default_factory=lambda: deque(maxlen=256))
     """When requests went, since some wait."""
+    is_due: bool = False
+    """The next one waits for its turn of the event loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +65,9 @@ class Place:
 class WorkerQueue:
     """Used on one event loop."""
 
-    def __init__(self, max_queued: int, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, max_queued: int, ration: Ration, now: Callable[[], float] = time.monotonic) -> None:
         self._max_queued = max_queued
+        self._ration = ration
         self._now = now
         self._lines: dict[Hashable, _Line] = {}
         self._num_queued = 0
@@ -84,8 +91,9 @@ class WorkerQueue:
         priority: int,
         time_left: float | None,
     ) -> Place:
-        """`waiting.go` is called now, or when it is its turn; `key` names the workers that it may go to. Raises
-        ResourceExhaustedError where the queue is full, or longer than there is time."""
+        """`waiting.go` is called now, which the loop's ration has granted, or when it is its turn; `key` names the
+        workers that it may go to. Raises ResourceExhaustedError where the queue is full, or longer than there is time.
+        """
         line = self._line(key)
         if not line.queue and waiting.has_room():
             line.queue.serve(client, cost)
@@ -168,9 +176,20 @@ class WorkerQueue:
         self._come_back()
 
     def _advance_line(self, line: _Line) -> None:
-        while line.queue and line.queue.peek().item.has_room():
+        """Where there is room on a worker, the next one waits for its turn of the loop, now or later."""
+        if not line.queue:
+            line.grants.clear()
+            return
+        ticket = line.queue.peek()
+        if not line.is_due and ticket.item.has_room():
+            line.is_due = True
+            self._ration.wake(ticket.client, partial(self._next_goes, line), ticket.item.units, is_urgent=True)
+
+    def _next_goes(self, line: _Line) -> None:
+        """Whoever that is by now."""
+        line.is_due = False
+        if line.queue and line.queue.peek().item.has_room():
             line.grants.append(self._now())
             self._num_queued -= 1
             line.queue.pop().item.go()
-        if not line.queue:
-            line.grants.clear()
+        self._advance_line(line)

@@ -3,12 +3,13 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from common.tracing import Span
 from fissile.errors import FissileError, InternalError, UnavailableError
+from router.admission.ration import COMPLETIONS_PER_UNIT, Ration
 from router.admission.worker_queue import Place, Waiting, WorkerQueue
 from router.answering.hop import Loss
 from router.answering.request import OpenRequest
@@ -30,6 +31,8 @@ logger = logging.getLogger(__name__)
 
 GUESSED_TOKENS = 128
 """Of an answer, until it is known how many they are."""
+SENDING = 0.5
+"""Units of the loop's ration, beside what each completion takes."""
 COMPLETION_WEIGHT = 2.0
 """Of a token of an answer, against one of a prompt: it takes a step of its own."""
 
@@ -48,15 +51,17 @@ class Dispatcher:
     quarantine: Quarantine
     retry_budget: RetryBudget
     queue: WorkerQueue
+    ration: Ration
 
-    @contextmanager
-    def dispatched(self, requests: Sequence[OpenRequest], time_left: TimeLeft) -> Iterator[None]:
+    @asynccontextmanager
+    async def dispatched(self, requests: Sequence[OpenRequest], time_left: TimeLeft) -> AsyncIterator[None]:
         """While its block lasts, the requests are on workers or on their way to one; what cannot be helped fails them.
         Raises InvalidArgumentError for one that is too large for a worker, ResourceExhaustedError where too many wait.
         """
         journeys = [_Journey(self, request, time_left) for request in requests]
         try:
             for journey in journeys:
+                await journey.turn_of_loop()
                 journey.begin()
             yield
         finally:
@@ -85,6 +90,10 @@ class _Journey:
         self._queueing: Span | None = None
         """While it waits there."""
 
+    async def turn_of_loop(self) -> None:
+        """That has room for what it costs to send it."""
+        await self._dispatcher.ration.granted(self._request.news.client, _units(self._request.spec))
+
     def begin(self) -> None:
         """At once where there is room on a worker, or no worker at all."""
         self._dispatcher.retry_budget.request_begins()
@@ -92,7 +101,7 @@ class _Journey:
         self._place = self._dispatcher.queue.enter(
             line_of(spec.model, spec.version, spec.dp_rank),
             self._request.news.client,
-            Waiting(self._has_room, self._go, self._request.fail),
+            Waiting(self._has_room, self._go, self._request.fail, _units(spec)),
             cost=_cost(spec, spec.n * min(spec.max_tokens or GUESSED_TOKENS, GUESSED_TOKENS)),
             priority=spec.priority,
             time_left=self._time_left(),
@@ -178,6 +187,7 @@ class _Journey:
     async def _find_worker(self) -> None:
         """On which the request has not failed; waits a bounded time for one."""
         worker_wait = self._dispatcher.settings.worker_wait
+        await self.turn_of_loop()
         try:
             async with asyncio.timeout(worker_wait):
                 with self._request.trace.finding_worker():
@@ -209,6 +219,12 @@ class _Journey:
             if self._loss and self._loss.refusal:
                 raise self._loss.refusal
             await self._dispatcher.workers.wait_for_change()
+            await self.turn_of_loop()
+
+
+def _units(spec: RequestSpec) -> float:
+    """Of the loop's ration, to choose a worker and send it there."""
+    return SENDING + spec.n / COMPLETIONS_PER_UNIT
 
 
 def _cost(spec: RequestSpec, num_completion_tokens: int) -> float:

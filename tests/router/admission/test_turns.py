@@ -58,8 +58,9 @@ def test_small_requests_do_not_wait_for_large_ones():
     assert num_done < 20
 
 
-def test_many_completions_of_one_request_are_opened_over_many_turns_of_the_loop(monkeypatch):
-    opened = Counter()
+def test_many_completions_of_one_request_are_opened_and_sent_over_many_turns_of_the_loop(monkeypatch):
+    opened, sent = Counter(), Counter()
+    put_on = OpenRequest.put_on
 
     async def scenario(system):
         turn = 0
@@ -73,13 +74,20 @@ def test_many_completions_of_one_request_are_opened_over_many_turns_of_the_loop(
             opened[turn] += spec.n
             return OpenRequest(spec, *arguments)
 
+        def counted_put_on(request, *arguments, **options):
+            sent[turn] += request.spec.n
+            put_on(request, *arguments, **options)
+
         monkeypatch.setattr(api, "OpenRequest", open_request)
+        monkeypatch.setattr(OpenRequest, "put_on", counted_put_on)
         next_turn()
         options = GenerationOptions(n=128, max_tokens=1)
         call = system.stub.Generate(GenerateRequest(prompts=[Prompt(text="a")] * 64, options=options))
-        await until(lambda: opened.total() == 64 * 128)
+        await until(lambda: sent.total() == 64 * 128)
         call.cancel()
         await system.quiet()
 
     run_system(scenario, FakeWorker(counts(1)))
+    assert opened.total() == 64 * 128
     assert max(opened.values()) <= 128
+    assert max(sent.values()) <= 128

@@ -1,6 +1,7 @@
 """Who goes next where workers have no room, who gives way, and who is told at once that it will not be in time."""
 
 import asyncio
+from itertools import pairwise
 from types import SimpleNamespace
 
 import grpc
@@ -8,6 +9,7 @@ import pytest
 
 from fissile.errors import ResourceExhaustedError
 from fissile.v1 import GenerateRequest, GenerationOptions, GenerationServiceStub, WorkerLoad
+from router.admission.ration import UNITS_PER_TURN, Ration
 from router.admission.worker_queue import Waiting, WorkerQueue
 from tests.fakes.system import collect, error_of, run_system, until
 from tests.fakes.worker import FakeWorker, counts
@@ -18,15 +20,15 @@ class Rig:
 
     def __init__(self, room=0, max_queued=100):
         self.time, self.room = 0.0, room
-        self.queue = WorkerQueue(max_queued, lambda: self.time)
+        self.queue = WorkerQueue(max_queued, Ration(), lambda: self.time)
         self.gone, self.failed, self.places = [], [], {}
 
-    def enter(self, name, client, *, cost=1.0, priority=0, time_left=None, key="model"):
+    def enter(self, name, client, *, cost=1.0, priority=0, time_left=None, key="model", units=0.01):
         def go():
             self.room -= 1
             self.gone.append(name)
 
-        waiting = Waiting(lambda: self.room > 0, go, lambda error: self.failed.append(name))
+        waiting = Waiting(lambda: self.room > 0, go, lambda error: self.failed.append(name), units)
         self.places[name] = self.queue.enter(key, client, waiting, cost=cost, priority=priority, time_left=time_left)
 
     def leave(self, name, cost=1.0):
@@ -55,6 +57,27 @@ def test_who_finds_room_goes_and_clients_take_turns_for_the_rest():
     rig = run(scenario, room=1)
     assert rig.gone == ["f0", "o0", "f1", "o1", "f2"]
     assert len(rig.queue) == 1
+
+
+def test_room_for_many_at_once_is_taken_over_many_turns_of_the_loop():
+    """64 groups of 128 sequences held it for 0.1 s."""
+
+    async def inside():
+        rig = Rig(room=0)
+        for number in range(20):
+            rig.enter(f"f{number}", "flood", units=UNITS_PER_TURN)
+        rig.enter("o0", "other", units=UNITS_PER_TURN)
+        rig.room = 21
+        seen = [0]
+        async with asyncio.timeout(20):
+            while len(rig.gone) < 21:
+                await asyncio.sleep(0)
+                seen.append(len(rig.gone))
+        return rig, max(after - before for before, after in pairwise(seen))
+
+    rig, most = asyncio.run(inside())
+    assert most == 1
+    assert rig.gone == ["f0", "o0", *(f"f{number}" for number in range(1, 20))]
 
 
 def test_a_client_pays_for_what_its_answers_were():

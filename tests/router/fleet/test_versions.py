@@ -20,6 +20,7 @@ from fissile.v1 import (
     TokenSequence,
     WorkerLoad,
 )
+from router.admission.ration import Ration
 from router.admission.worker_queue import Waiting, WorkerQueue
 from router.asking.spec import Prompt, RequestSpec, TextRules
 from router.config import RouterSettings
@@ -83,7 +84,7 @@ class _Link:
 
 
 def chosen(fleet, times, shares=None, seed=7, keys=("",), queue=None):
-    choice = VersionChoice(fleet, {"m": shares} if shares else {}, queue or WorkerQueue(100), Random(seed))
+    choice = VersionChoice(fleet, {"m": shares} if shares else {}, queue or WorkerQueue(100, Ration()), Random(seed))
     wishes = [Wish(routing_key=key) for key in keys] * times
     return Counter(choice.in_order(fleet.model, wish)[0].version.name for wish in wishes)
 
@@ -108,9 +109,9 @@ def test_requests_that_wait_for_room_are_load_too():
     (small,) = [one.version for one in fleet.model.versions if one.version.name == "small"]
 
     async def scenario():
-        queue = WorkerQueue(100)
+        queue = WorkerQueue(100, Ration())
         for number in range(9):
-            waiting = Waiting(lambda: False, lambda: None, lambda error: None)
+            waiting = Waiting(lambda: False, lambda: None, lambda error: None, 0.5)
             queue.enter(line_of("m", small, None), f"c{number}", waiting, cost=1, priority=0, time_left=None)
         return chosen(fleet, 10, queue=queue)
 
