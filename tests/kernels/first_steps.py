@@ -42,6 +42,8 @@ MODEL = {
     "max_position_embeddings": MAX_LEN, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "tie_word_embeddings": False,
     "eos_token_id": 2, "hidden_act": "silu",
 }  # fmt: skip
+DRAFT = MODEL | {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}
+NUM_DRAFTS = 6
 ASKED = (
     {"temperature": 0.0}, {}, {"top_k": 7}, {"top_k": 3, "top_p": 0.5}, {"min_p": 0.1}, {"top_p": 0.9},
     {"repetition_penalty": 1.1}, {"temperature": 0.0, "logit_bias": ((3, 1.0),)}, {"banned_token_ids": (4,)},
@@ -111,11 +113,13 @@ def build_assembly() -> Assembly:
     TritonGqa._attend_dense = lambda _, q, k, v, num_rows: q.flatten(1)
     found: list[Assembly] = []
     build.compile_ahead = lambda assembly, watch: found.append(assembly)
-    with tempfile.TemporaryDirectory() as model:
+    with tempfile.TemporaryDirectory() as model, tempfile.TemporaryDirectory() as draft:
         Path(model, "config.json").write_text(json.dumps(MODEL))
+        Path(draft, "config.json").write_text(json.dumps(DRAFT))
         config = RunnerConfig(
             model=model, load_format="dummy", dtype="bfloat16", device="cpu", kernel_backend="triton", num_blocks=1,
-            max_num_seqs=NUM_SLOTS, max_num_batched_tokens=NUM_TOKENS,
+            max_num_seqs=NUM_SLOTS, max_num_batched_tokens=NUM_TOKENS, draft_model=draft,
+            num_speculative_tokens=NUM_DRAFTS,
         )  # fmt: skip
         build.build_runner(config, Group())
     return found[0]
@@ -144,9 +148,13 @@ def run_steps(runner: ModelRunner, chosen: random.Random) -> None:
             )
             for slot, (at, length) in enumerate(zip(computed, lens, strict=True))
         ]  # fmt: skip
+        drafts = {row: num - 1 for row, num in enumerate(lens) if samples[row] and 1 < num <= 1 + NUM_DRAFTS}
         runner.execute(
-            ScheduledBatch(step, list(range(len(lens))), lens, computed, token_array([1]) * sum(lens), samples, news)
-        )
+            ScheduledBatch(
+                step, list(range(len(lens))), lens, computed, token_array([1]) * sum(lens), samples, news,
+                num_draft_tokens=drafts,
+            )
+        )  # fmt: skip
 
 
 def main() -> None:
@@ -162,7 +170,7 @@ def main() -> None:
     assembly = build_assembly()
     asked_for.clear()
     with CompileAhead(assembly.kernels.device, 1).rehearsal():
-        rehearse(assembly.parts(NOTHING), assembly.max_model_len, assembly.config.max_num_seqs)
+        rehearse(assembly.parts(NOTHING), assembly.max_model_len, NUM_SLOTS * (1 + NUM_DRAFTS))
         rehearsed = set(asked_for)
         run_steps(assembly.runner(NOTHING), random.Random(0))
     late = {key: text for key, text in asked_for.items() if key not in rehearsed}

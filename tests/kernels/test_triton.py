@@ -9,11 +9,17 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.engine.loop import Loop, make_sequence
 from tests.kernels.latent_rig import LatentRows, mla_spec
 from tests.kernels.rig import BACKENDS, DTYPES, Rig, Rows
 from tests.runner.conftest import greedy_reference, make_driver, random_prompt, save_llama
+from worker.core.config import CacheConfig, SchedulerConfig
+from worker.core.model_drafter import ModelDrafter
 from worker.kernels.select import Kernels
+from worker.parallel.group import Group
 from worker.parallel.symmetric import Inboxes
+from worker.runner.build import build_runner
+from worker.runner.config import RunnerConfig
 
 DEVICES = [torch.device(device) for name, device in BACKENDS if name == "triton"]
 pytestmark = pytest.mark.skipif(not DEVICES, reason="needs an NVIDIA GPU, or Triton's interpreter: make kernels")
@@ -156,6 +162,23 @@ def run_compiler(*module: str) -> str:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
+
+
+def test_a_draft_model_proposes_what_the_model_says(tmp_path: Path) -> None:
+    """As it is the model itself: its passes and the model's find keys and values in the same blocks."""
+    model = save_llama(tmp_path, num_hidden_layers=1)
+    config = RunnerConfig(
+        model=str(tmp_path), draft_model=str(tmp_path), device=DEVICES[0].type, kernel_backend="triton", num_blocks=16,
+        max_model_len=64, max_num_seqs=4, max_num_batched_tokens=64, num_speculative_tokens=3,
+    )  # fmt: skip
+    limits = SchedulerConfig(max_model_len=64, max_num_seqs=4, async_depth=0, num_speculative_tokens=3)
+    loop = Loop(build_runner(config, Group())[0], limits, CacheConfig(num_blocks=16), ModelDrafter())
+    prompts = [random_prompt(n, n) for n in (5, 30)]
+    loop.run(*(make_sequence(i, prompt, 8) for i, prompt in enumerate(prompts)))
+    for i, prompt in enumerate(prompts):
+        assert loop.tokens[i] == greedy_reference(model, prompt, 8)
+    load = loop.scheduler.load()
+    assert load.num_accepted_tokens == load.num_draft_tokens == 10
 
 
 def test_a_models_tokens_equal_transformers(tmp_path: Path) -> None:

@@ -117,7 +117,7 @@ def load_draft(
         builders = make_builders(model.cache_layers(), like.kernels, config.block_size)
         if any(spec.kind is PoolKind.STATE for builder in builders for spec in builder.pool_specs()):
             raise ModelConfigError(
-                f"{opened.config.architecture} has recurrent state, which cannot be taken back to before a wrong draft"
+                f"{opened.config.architecture} has recurrent state, which would keep what it proposes, right or wrong"
             )
     except (ModelError, ValueError) as error:
         raise ModelConfigError(f"draft model {config.draft_model}: {error}") from error
