@@ -12,6 +12,7 @@ from transformers import DeepseekV3Config, DeepseekV3ForCausalLM, PreTrainedMode
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3DecoderLayer
 from transformers.models.deepseek_v32.modeling_deepseek_v32 import DeepseekV32DecoderLayer
 from transformers.models.glm4_moe.modeling_glm4_moe import Glm4MoeDecoderLayer
+from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextDecoderLayer, Qwen3NextRMSNorm
 
 from tests.engine.loop import Loop, make_sequence
 from tests.engine.mix import MIX
@@ -21,6 +22,7 @@ from tests.models.cases.deepseek import EXPERTS, LATENT
 from tests.models.saved import Saved, save
 from tests.runner.conftest import random_prompt
 from worker.core.batch import ScheduledBatch
+from worker.core.cache.pools import PoolKind
 from worker.core.config import CacheConfig, SchedulerConfig
 from worker.core.model_drafter import ModelDrafter
 from worker.core.sequence import Sequence
@@ -35,7 +37,9 @@ LAYERS = {
     "deepseek-v3": DeepseekV3DecoderLayer,
     "deepseek-v32": DeepseekV32DecoderLayer,
     "glm4-moe": Glm4MoeDecoderLayer,
+    "qwen3-next": Qwen3NextDecoderLayer,
 }
+OF_QWEN = {"enorm": "pre_fc_norm_embedding", "hnorm": "pre_fc_norm_hidden", "head": "norm"}
 NUM_TOKENS, NUM_DRAFTS = 14, 3
 PROMPTS = [random_prompt(length, length, VOCABULARY) for length in (1, 5, 17, 40)]
 OPTIONS = {"max_model_len": 64, "max_num_seqs": 8, "max_num_batched_tokens": 128}
@@ -50,25 +54,37 @@ class Mtp:
         self._model: PreTrainedModel = saved.model
         config = self._model.config
         size = config.hidden_size
-        # V3.2's config has a list of what each layer is.
-        number = config.num_hidden_layers - (name == "deepseek-v32")
+        self._is_qwen = name == "qwen3-next"
+        norm = Qwen3NextRMSNorm if self._is_qwen else nn.RMSNorm
+        # Some configs have a list of what each layer is.
+        number = config.num_hidden_layers - (name in ("deepseek-v32", "qwen3-next"))
         self._layer = LAYERS[name](config, number).eval()
         self._eh_proj = nn.Linear(2 * size, size, bias=False)
-        self._norms = nn.ModuleDict({key: nn.RMSNorm(size, config.rms_norm_eps) for key in ("enorm", "hnorm", "head")})
+        self._norms = nn.ModuleDict({key: norm(size, eps=config.rms_norm_eps) for key in OF_QWEN})
         with torch.no_grad():
             for parameter in (*self._layer.parameters(), *self._eh_proj.parameters(), *self._norms.parameters()):
                 parameter.normal_(std=0.15 if parameter.dim() > 1 else 0.3)
-                if parameter.dim() == 1:
+                if parameter.dim() == 1 and not self._is_qwen:
                     parameter.add_(1)
-        tensors = _apart(self._layer.state_dict())
-        tensors |= {"eh_proj.weight": self._eh_proj.weight, "shared_head.norm.weight": self._norms["head"].weight}
-        tensors |= {f"{key}.weight": self._norms[key].weight for key in ("enorm", "hnorm")}
         file = saved.path / "model.safetensors"
         stored = load_file(file)
-        tensors["embed_tokens.weight"] = stored["model.embed_tokens.weight"]
-        tensors["shared_head.head.weight"] = stored["lm_head.weight"]
-        first = f"model.layers.{config.num_hidden_layers}."
-        save_file(stored | {first + key: value.detach().clone() for key, value in tensors.items()}, file)
+        tensors = self._named(stored, f"model.layers.{config.num_hidden_layers}.")
+        save_file(stored | {key: value.detach().clone() for key, value in tensors.items()}, file)
+        for module in (self._layer, self._eh_proj, self._norms):
+            module.to(self._model.dtype)
+
+    def _named(self, stored: dict[str, Tensor], first: str) -> dict[str, Tensor]:
+        """As the checkpoint has them. DeepSeek's begin with `first`, and copies of embedding and head among them."""
+        layer = _apart(self._layer.state_dict())
+        if self._is_qwen:
+            found = {f"mtp.layers.0.{key}": value for key, value in layer.items()}
+            found |= {f"mtp.{OF_QWEN[key]}.weight": norm.weight for key, norm in self._norms.items()}
+            return found | {"mtp.fc.weight": self._eh_proj.weight}
+        layer |= {"eh_proj.weight": self._eh_proj.weight, "shared_head.norm.weight": self._norms["head"].weight}
+        layer |= {f"{key}.weight": self._norms[key].weight for key in ("enorm", "hnorm")}
+        layer["embed_tokens.weight"] = stored["model.embed_tokens.weight"]
+        layer["shared_head.head.weight"] = stored["lm_head.weight"]
+        return {first + key: value for key, value in layer.items()}
 
     @torch.no_grad()
     def drafts(self, tokens: list[int], num: int) -> list[int]:
@@ -79,16 +95,17 @@ class Mtp:
         found: list[int] = []
         for _ in range(num):
             ids = torch.tensor([[*tokens, *found]])
-            states = self._pass(ids, previous)
-            found.append(int(self._model.lm_head(self._norms["head"](states[-1])).argmax()))
-            previous = torch.cat((previous, states[-1:]))
+            state = self._pass(ids, previous)[-1:]
+            normed = self._norms["head"](state)
+            found.append(int(self._model.lm_head(normed).argmax()))
+            previous = torch.cat((previous, normed if self._is_qwen else state))
         return found
 
     def _pass(self, ids: Tensor, previous: Tensor) -> Tensor:
         both = (self._norms["enorm"](self._model.model.embed_tokens(ids)[0]), self._norms["hnorm"](previous))
         x = self._eh_proj(torch.cat(both, -1))[None]
         positions = torch.arange(ids.shape[1])[None]
-        mask = torch.full((ids.shape[1], ids.shape[1]), -torch.inf).triu(1)[None, None]
+        mask = torch.full((ids.shape[1], ids.shape[1]), -torch.inf, dtype=x.dtype).triu(1)[None, None]
         out = self._layer(
             x, attention_mask=mask, position_ids=positions,
             position_embeddings=self._model.model.rotary_emb(x, positions),
@@ -123,9 +140,15 @@ def make_runner(path: Path, **options: object) -> ModelRunner:
     return build_runner(RunnerConfig(model=str(path), device="cpu", **(defaults | options)), Group())[0]
 
 
+def has_state(runner: ModelRunner) -> bool:
+    return any(entry.kind is PoolKind.STATE for builder in runner._parts.builders for entry in builder.entry_tensors())
+
+
 def make_loop(runner: ModelRunner, num_blocks: int = 64, drafter: object = None, **scheduler) -> Loop:
     options = {"async_depth": 0, "num_speculative_tokens": NUM_DRAFTS if drafter else 0, "watermark": 0.0, **OPTIONS}
-    return Loop(runner, SchedulerConfig(**(options | scheduler)), CacheConfig(num_blocks=num_blocks), drafter)
+    num_groups = OPTIONS["max_num_seqs"] if has_state(runner) else 0
+    cache = CacheConfig(num_blocks=num_blocks, num_groups=num_groups, enable_prefix_caching=False)
+    return Loop(runner, SchedulerConfig(**(options | scheduler)), cache, drafter)
 
 
 class Watch:
@@ -167,7 +190,7 @@ def test_they_are_those_of_the_whole_sequence(
     assert all(loop.scheduler.load().accepted_counts) and watch.num_compared > 40
 
 
-@pytest.mark.parametrize("mtp", ["deepseek-v3", "glm4-moe"], indirect=True)
+@pytest.mark.parametrize("mtp", ["deepseek-v3", "glm4-moe", "qwen3-next"], indirect=True)
 def test_no_token_is_another_by_them(mtp: Mtp, runner: ModelRunner) -> None:
     """By any rules, and where some are preempted. Not of V3.2: which of keys of equal scores its index takes goes by
     the shape of a product, in chunks of a prompt, too."""

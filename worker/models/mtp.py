@@ -1,5 +1,9 @@
 """Multi-token prediction: a layer behind a model's own that guesses one token further (DeepSeek-V3, arXiv 2412.19437,
-section 2.2), under the names that checkpoints of DeepSeek-V3 and GLM-4.5 have for it."""
+section 2.2)."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,22 +15,57 @@ from worker.layers.norm import RMSNorm
 from worker.layers.setup import LayerSetup
 from worker.models.base import CausalLM
 
+Prefixes = tuple[tuple[str, str], ...]
+"""See `ModelConfig.weight_prefixes`."""
+
 
 class SharedHead(nn.Module):
-    def __init__(self, setup: LayerSetup, hidden_size: int, eps: float) -> None:
+    def __init__(self, setup: LayerSetup, hidden_size: int, eps: float, *, has_offset_norms: bool) -> None:
         super().__init__()
-        self.norm = RMSNorm(setup, hidden_size, eps)
+        self.norm = RMSNorm(setup, hidden_size, eps, is_offset=has_offset_norms)
 
 
 class MtpLayer(DecoderLayer):
-    """A decoder layer, what makes its input of a token and a hidden state, and the norm before the head."""
+    """A decoder layer, what makes its input of a token and a hidden state, and the norm before the head; under the
+    names that checkpoints of DeepSeek-V3 have for them."""
 
-    def __init__(self, setup: LayerSetup, attention: nn.Module, mlp: nn.Module, hidden_size: int, eps: float) -> None:
-        super().__init__(setup, attention, mlp, hidden_size, eps)
-        self.enorm = RMSNorm(setup, hidden_size, eps)
-        self.hnorm = RMSNorm(setup, hidden_size, eps, takes_parts=False)
+    def __init__(
+        self, setup: LayerSetup, attention: nn.Module, mlp: nn.Module, hidden_size: int, eps: float, *,
+        has_offset_norms: bool = False,
+    ) -> None:  # fmt: skip
+        super().__init__(setup, attention, mlp, hidden_size, eps, has_offset_norms=has_offset_norms)
+        self.enorm = RMSNorm(setup, hidden_size, eps, is_offset=has_offset_norms)
+        self.hnorm = RMSNorm(setup, hidden_size, eps, is_offset=has_offset_norms, takes_parts=False)
         self.eh_proj = RowLinear(setup, 2 * hidden_size, 1, hidden_size)
-        self.shared_head = SharedHead(setup, hidden_size, eps)
+        self.shared_head = SharedHead(setup, hidden_size, eps, has_offset_norms=has_offset_norms)
+
+
+@dataclass(frozen=True, slots=True)
+class MtpKind:
+    """How a family has it."""
+
+    make: Callable[[Any, LayerSetup], MtpLayer]
+    """Of the model's configuration."""
+    names: Callable[[int], Prefixes]
+    """From what the checkpoint of a model of so many layers calls it to what `MtpHead` does."""
+    passes_on_normed: bool = False
+    """What the layer takes from its own last pass is normed as for the head."""
+
+
+def behind_the_last(num_layers: int) -> Prefixes:
+    return ((f"model.layers.{num_layers}.", "layer."),)
+
+
+def apart(_num_layers: int) -> Prefixes:
+    """As Qwen has it."""
+    return (
+        ("mtp.layers.0.mlp.shared_expert.", "layer.mlp.shared_experts."),
+        ("mtp.layers.0.", "layer."),
+        ("mtp.fc.", "layer.eh_proj."),
+        ("mtp.pre_fc_norm_embedding.", "layer.enorm."),
+        ("mtp.pre_fc_norm_hidden.", "layer.hnorm."),
+        ("mtp.norm.", "layer.shared_head.norm."),
+    )
 
 
 class MtpHead(CausalLM):
@@ -35,12 +74,13 @@ class MtpHead(CausalLM):
 
     def __init__(
         self, setup: LayerSetup, layer: MtpLayer, embedding: TokenEmbedding, head: OutputHead, vocab_size: int,
-        hidden_size: int, max_tokens: int,
+        hidden_size: int, max_tokens: int, *, passes_on_normed: bool,
     ) -> None:  # fmt: skip
-        """`max_tokens`: of a step."""
+        """`max_tokens`: of a step. `passes_on_normed`: see `MtpKind`."""
         super().__init__()
         self.vocab_size = vocab_size
         self.layer = layer
+        self._passes_on_normed = passes_on_normed
         self._shared = embedding, head
         """In a tuple, or they would be filled and packed as layers of this module."""
         start, length = shard_of(2 * hidden_size, setup.tp, "input")
@@ -50,13 +90,15 @@ class MtpHead(CausalLM):
         normed, or what a pass of this module returned. Filled before a pass."""
 
     def forward(self, input_ids: Tensor) -> Tensor:
-        """int64 [T] → [T, hidden], not normed; complete on every rank."""
+        """int64 [T] → [T, hidden], complete on every rank."""
         layer, previous = self.layer, self.previous[: len(input_ids)]
         parts = self._shared[0](input_ids)
         token = layer.enorm.add_norm(parts, torch.zeros_like(parts))[0]
         both = torch.cat((token, layer.hnorm(previous)), -1)
         x, residual = layer(layer.eh_proj(both[:, self._part].contiguous()), torch.zeros_like(parts))
-        return layer.shared_head.norm.add_norm(x, residual)[1]
+        normed, hidden = layer.shared_head.norm.add_norm(x, residual)
+        return normed if self._passes_on_normed else hidden
 
     def logits(self, hidden: Tensor) -> Tensor | None:
-        return self._shared[1](self.layer.shared_head.norm(hidden))
+        normed = hidden if self._passes_on_normed else self.layer.shared_head.norm(hidden)
+        return self._shared[1](normed)

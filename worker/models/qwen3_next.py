@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from torch import nn
 
+from worker.kernels.interface import RopeTable
 from worker.layers.blocks import DecoderLayer, SelfAttention
 from worker.layers.decoder import Decoder
 from worker.layers.delta import DeltaShape, GatedDeltaNet, StoredAs
@@ -14,6 +15,7 @@ from worker.loader.checkpoint import WeightTarget
 from worker.loader.families.qwen3_next import HybridConfig
 from worker.models.dense import DecoderForCausalLM, attention_shape
 from worker.models.moe import moe_or_mlp
+from worker.models.mtp import MtpLayer
 
 
 class HybridForCausalLM(DecoderForCausalLM):
@@ -28,8 +30,7 @@ class HybridForCausalLM(DecoderForCausalLM):
             if layer in config.linear_layers:
                 mixer = GatedDeltaNet(setup, delta)
             else:
-                shape = attention_shape(config, layer, has_qk_norm=True)
-                mixer = SelfAttention(setup, replace(shape, has_offset_norms=True, is_gated=True), rope)
+                mixer = _gated_attention(config, setup, rope, layer)
             mlp = moe_or_mlp(config, setup, layer, stacked if config.has_stacked_experts else apart)
             layers.append(
                 DecoderLayer(setup, mixer, mlp, config.hidden_size, config.rms_norm_eps, has_offset_norms=True)
@@ -52,6 +53,19 @@ class HybridForCausalLM(DecoderForCausalLM):
 class Qwen3NextForCausalLM(HybridForCausalLM):
     def __init__(self, config: HybridConfig, setup: LayerSetup) -> None:
         super().__init__(config, setup, "by key head")
+
+
+def qwen3_next_mtp_layer(config: HybridConfig, setup: LayerSetup) -> MtpLayer:
+    """With attention, and experts."""
+    rope = rope_table(setup, config.rope, config.head_dim, config.max_model_len)
+    attention = _gated_attention(config, setup, rope, config.num_layers)
+    mlp = moe_or_mlp(config, setup, config.num_layers)
+    return MtpLayer(setup, attention, mlp, config.hidden_size, config.rms_norm_eps, has_offset_norms=True)
+
+
+def _gated_attention(config: HybridConfig, setup: LayerSetup, rope: RopeTable, layer: int) -> SelfAttention:
+    shape = attention_shape(config, layer, has_qk_norm=True)
+    return SelfAttention(setup, replace(shape, has_offset_norms=True, is_gated=True), rope)
 
 
 def _delta_shape(config: HybridConfig, stored_as: StoredAs) -> DeltaShape:

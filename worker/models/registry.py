@@ -16,11 +16,11 @@ from worker.models.mimo_v2 import MimoV2FlashForCausalLM
 from worker.models.mistral import MistralForCausalLM
 from worker.models.mixtral import MixtralForCausalLM
 from worker.models.moe import MoeForCausalLM, moe_mtp_layer
-from worker.models.mtp import MtpHead, MtpLayer
+from worker.models.mtp import MtpHead, MtpKind, apart, behind_the_last
 from worker.models.qwen2 import Qwen2ForCausalLM
 from worker.models.qwen3 import Qwen3ForCausalLM
 from worker.models.qwen3_5 import Qwen35ForCausalLM
-from worker.models.qwen3_next import Qwen3NextForCausalLM
+from worker.models.qwen3_next import Qwen3NextForCausalLM, qwen3_next_mtp_layer
 
 MODELS: dict[str, Callable[[Any, LayerSetup], CausalLM]] = {
     "DeepseekV3ForCausalLM": DeepseekForCausalLM,
@@ -48,20 +48,23 @@ MODELS: dict[str, Callable[[Any, LayerSetup], CausalLM]] = {
 }
 """One for each architecture that the loader reads configurations of; it takes what the family's parser there makes."""
 
-MTP_LAYERS: dict[str, Callable[[Any, LayerSetup], MtpLayer]] = {
-    "DeepseekV3ForCausalLM": deepseek_mtp_layer,
-    "DeepseekV32ForCausalLM": deepseek_mtp_layer,
-    "Glm4MoeForCausalLM": moe_mtp_layer,
+MTP_KINDS: dict[str, MtpKind] = {
+    "DeepseekV3ForCausalLM": MtpKind(deepseek_mtp_layer, behind_the_last),
+    "DeepseekV32ForCausalLM": MtpKind(deepseek_mtp_layer, behind_the_last),
+    "Glm4MoeForCausalLM": MtpKind(moe_mtp_layer, behind_the_last),
+    "Qwen3NextForCausalLM": MtpKind(qwen3_next_mtp_layer, apart, passes_on_normed=True),
 }
-"""Of architectures whose checkpoints may have a layer for multi-token prediction as `model.layers.N`."""
+"""Of architectures whose checkpoints may have a layer for multi-token prediction."""
 
 
 def create_mtp(config: ModelConfig, setup: LayerSetup, model: CausalLM, max_tokens: int) -> MtpHead:
-    """That of `model`, with uninitialised weights; see `MtpHead`. The architecture is one of `MTP_LAYERS`."""
+    """That of `model`, with uninitialised weights; see `MtpHead`. The architecture is one of `MTP_KINDS`."""
     assert isinstance(model, DeepseekForCausalLM | DecoderForCausalLM)
-    layer = MTP_LAYERS[config.architecture](config, setup)
-    embedding, head = model.model.embed_tokens, model.lm_head
-    return MtpHead(setup, layer, embedding, head, config.vocab_size, config.hidden_size, max_tokens)
+    kind = MTP_KINDS[config.architecture]
+    return MtpHead(
+        setup, kind.make(config, setup), model.model.embed_tokens, model.lm_head, config.vocab_size, config.hidden_size,
+        max_tokens, passes_on_normed=kind.passes_on_normed,
+    )  # fmt: skip
 
 
 def create_model(config: ModelConfig, setup: LayerSetup) -> CausalLM:

@@ -21,7 +21,7 @@ from worker.loader.open import as_stored, open_checkpoint
 from worker.loader.quantized.schemes import QuantizedWeights
 from worker.loader.source import ModelSource, SourceFormat, resolve_model
 from worker.models.base import CausalLM
-from worker.models.registry import MTP_LAYERS, create_model, create_mtp
+from worker.models.registry import MTP_KINDS, create_model, create_mtp
 from worker.models.weights import fill_with_noise, load_weights, pack_weights
 from worker.parallel.group import ALONE, Group
 from worker.runner.config import RunnerConfig
@@ -136,18 +136,18 @@ def load_mtp(
 ) -> tuple[Draft, int]:
     """The layer for multi-token prediction of `model`, and the bytes of its weights. Raises ModelError."""
     model_config = opened.config
-    if not isinstance(model_config, ModelConfig) or model_config.architecture not in MTP_LAYERS:
+    if not isinstance(model_config, ModelConfig) or model_config.architecture not in MTP_KINDS:
         raise ModelConfigError(
             f"{model_config.architecture} has no layer for multi-token prediction that is implemented "
-            f"({', '.join(MTP_LAYERS)})"
+            f"({', '.join(MTP_KINDS)})"
         )
     if config.dp_size > 1:
         raise ModelConfigError(f"multi-token prediction with dp_size {config.dp_size} is not supported; 1 is needed")
-    name = f"model.layers.{model_config.num_layers}."
+    names = MTP_KINDS[model_config.architecture].names(model_config.num_layers)
     model_config = replace(
         model_config,
         max_model_len=max_model_len,
-        weight_prefixes=((name, "layer."),),
+        weight_prefixes=names,
         skipped_weights=("model.", "lm_head.", "mtp.", "layer.embed_tokens.", "layer.shared_head.head."),
     )
     head = create_mtp(model_config, setup, model, config.max_num_batched_tokens)
@@ -158,7 +158,7 @@ def load_mtp(
     num_bytes = pack_weights(head)
     watch.lap("layer for drafts")
     if setup.tp.rank == 0:
-        logger.info("drafts by %s*, weights %.2f GiB", name, num_bytes / GIB)
+        logger.info("drafts by multi-token prediction, weights %.2f GiB", num_bytes / GIB)
     return Draft(head, make_builders(head.cache_layers(), setup.kernels, config.block_size)), num_bytes
 
 
