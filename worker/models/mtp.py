@@ -13,7 +13,7 @@ from worker.layers.embedding import OutputHead, TokenEmbedding
 from worker.layers.linear import RowLinear, shard_of
 from worker.layers.norm import RMSNorm
 from worker.layers.setup import LayerSetup
-from worker.models.base import CausalLM
+from worker.models.state_head import StateHead
 
 Prefixes = tuple[tuple[str, str], ...]
 """See `ModelConfig.weight_prefixes`."""
@@ -68,9 +68,11 @@ def apart(_num_layers: int) -> Prefixes:
     )
 
 
-class MtpHead(CausalLM):
-    """Predicts from each token, and from the hidden state that the model had when it predicted that token, the token
-    behind it. Embedding and head are the model's own; checkpoints hold copies of them."""
+class MtpHead(StateHead):
+    """Goes on from the last hidden state that the model had when it predicted a token. Embedding and head are the
+    model's own; checkpoints hold copies of them."""
+
+    needs_hidden = True
 
     def __init__(
         self, setup: LayerSetup, layer: MtpLayer, embedding: TokenEmbedding, head: OutputHead, vocab_size: int,
@@ -86,8 +88,6 @@ class MtpHead(CausalLM):
         start, length = shard_of(2 * hidden_size, setup.tp, "input")
         self._part = slice(start, start + length)
         self.previous = torch.zeros(max_tokens, hidden_size, dtype=setup.dtype, device=setup.device)
-        """[T, hidden]: of each token of a pass, the hidden state behind the token before it: the model's last one,
-        normed, or what a pass of this module returned. Filled before a pass."""
 
     def forward(self, input_ids: Tensor) -> Tensor:
         """int64 [T] → [T, hidden], complete on every rank."""
@@ -98,6 +98,10 @@ class MtpHead(CausalLM):
         x, residual = layer(layer.eh_proj(both[:, self._part].contiguous()), torch.zeros_like(parts))
         normed, hidden = layer.shared_head.norm.add_norm(x, residual)
         return normed if self._passes_on_normed else hidden
+
+    def states(self, hidden: Tensor, num_tokens: int) -> Tensor:
+        """The model's last ones, normed."""
+        return hidden[:num_tokens]
 
     def logits(self, hidden: Tensor) -> Tensor | None:
         normed = hidden if self._passes_on_normed else self.layer.shared_head.norm(hidden)

@@ -12,6 +12,7 @@ from worker.grammars.masks import SlotGrammars
 from worker.kernels.select import Kernels
 from worker.kernels.step import StepBuffers
 from worker.models.base import CausalLM
+from worker.models.state_head import StateHead
 from worker.parallel.group import Group
 from worker.runner.config import RunnerConfig
 from worker.runner.drafting import Draft, Drafting
@@ -20,11 +21,11 @@ from worker.runner.forward import ForwardPass
 from worker.runner.graphs import GraphSizes, graph_contexts
 from worker.runner.memory import GIB, CacheMemoryError, plan_on_cpu, plan_on_gpu
 from worker.runner.model_runner import ModelRunner, RunnerParts
-from worker.runner.mtp_drafting import MtpDrafting
 from worker.runner.prepare import StepPreparer
 from worker.runner.probe import dummy_batch, largest_batch, measure_peak
 from worker.runner.rehearsal import compile_kernels
 from worker.runner.slots import SlotState
+from worker.runner.state_drafting import StateDrafting
 
 NOTHING = PoolPlan(num_blocks=0, num_groups=0, num_page_bytes=0, num_state_bytes=0)
 """The spare block and group alone: what a dummy step needs."""
@@ -79,7 +80,7 @@ class Assembly:
         preparer = StepPreparer(slots, buffers, kernels, config.block_size, padded)
         drafting = None
         if self.draft is not None:
-            kind = MtpDrafting if self.config.has_mtp_drafts else Drafting
+            kind = StateDrafting if isinstance(self.draft.model, StateHead) else Drafting
             drafting = kind(self.draft, preparer, slots, kernels, self.tp, self.max_model_len)
         return RunnerParts(
             kernels=kernels,

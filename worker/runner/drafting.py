@@ -11,7 +11,6 @@ sequences the blocks that drafts are written to.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -62,8 +61,10 @@ class Drafting:
         """See `ForwardPass.release`."""
         self._forward.release()
 
-    needs_hidden: ClassVar[bool] = False
-    """Whether `see` wants the hidden states of all tokens."""
+    @property
+    def needs_hidden(self) -> bool:
+        """Whether `see` wants the hidden states of all tokens."""
+        return False
 
     def propose(self, batch: ScheduledBatch) -> None:
         """Put drafts into the slots' tables, where the batch has places for them. The tables know all else of the
