@@ -39,9 +39,7 @@ struct Step {
 class StepWork {
   public:
     StepWork(const Shape &shape, const Step &step, Workspace &workspace, int num_threads)
-        : shape_(shape), step_(step), workspace_(workspace) {
-        for (int i = 0; i < num_threads; i++) scratch_.push_back(workspace.floats(attention_scratch(shape)));
-    }
+        : shape_(shape), step_(step), workspace_(workspace), num_threads_(num_threads) {}
 
     // Tokens begin ... end of the step, whose activations are in `qkv`, to `out`.
     void add_attention(int begin, int end, const float *qkv, size_t stride, const Cache &cache, float *out) {
@@ -103,7 +101,7 @@ class StepWork {
     }
 
     void add_product(const Rows &rows, int num_rows, const Matrix &matrix, float *out, size_t stride, Into into) {
-        products_.push_back(Product{rows, num_rows, matrix, out, stride, into, 0, 0, 0});
+        products_.push_back(Product{rows, num_rows, matrix, out, stride, into, num_threads_, 0, 0, 0});
         const int chunks = plan(products_.back());
         phases.push_back({run_product, &products_.back(), chunks});
     }
@@ -144,6 +142,8 @@ class StepWork {
                     items_.push_back({blocks, head, from - begin, at - from, from + shift, 0, at + shift, -1});
                 }
         }
+        scratch_.clear();
+        for (int i = 0; i < num_threads_; i++) scratch_.push_back(workspace_.floats(attention_scratch(shape_)));
         queries_per_partial_ = FEW * shape_.group();
         partials_ = workspace_.floats(size_t(num_partials) * queries_per_partial_ * (shape_.head_dim + 2));
     }
@@ -165,6 +165,7 @@ class StepWork {
     const Shape shape_;
     const Step &step_;
     Workspace &workspace_;
+    const int num_threads_;
     std::vector<AttentionItem> items_, some_items_;
     std::vector<Merge> merges_, some_merges_;
     float *partials_ = nullptr;

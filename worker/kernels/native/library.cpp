@@ -127,7 +127,7 @@ void fissile_product(void *handle, const Matrix *matrix, const float *x, int num
     std::lock_guard lock(engine.mutex);
     engine.workspace.reset();
     const Step no_step{};
-    StepWork work(Shape{}, no_step, engine.workspace, 0);
+    StepWork work(Shape{}, no_step, engine.workspace, engine.pool.num_threads());
     const Rows rows = work.add_prepare(x, num_rows, nullptr, 0, *matrix);
     work.add_product(rows, num_rows, *matrix, out, matrix->out, Into::store);
     engine.pool.run(work.phases);

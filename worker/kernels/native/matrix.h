@@ -32,14 +32,30 @@ struct Rows {
     QuantizedRows quantized;
 };
 
+// One of the tiles that go over a panel, one after the other.
+struct Pass {
+    int number, total;
+    int next;  // how many panels further on the thread goes, probably, after the last of them
+};
+
+// The first pass has a panel from memory, the others from a cache. So that memory is not idle meanwhile, each of them asks
+// for its share of the next panel; a pass that is alone is followed by what lies behind.
+static inline const float *to_fetch(const float *weight, int in, Pass pass) {
+    if (pass.total == 1) return weight + 2048;
+    return weight + (size_t(in) * pass.next + size_t(in) * pass.number / pass.total) * PANEL;
+}
+
 template <int R>
-static inline void float_tile(const Rows &rows, int first, const Matrix &matrix, int panel, float *sums) {
+static inline void float_tile(const Rows &rows, int first, const Matrix &matrix, int panel, Pass pass, float *sums) {
     const float *x = rows.values + first * rows.stride;
     const float *weight = static_cast<const float *>(matrix.data) + size_t(panel) * matrix.in * PANEL;
+    const float *ahead = to_fetch(weight, matrix.in, pass);
+    const int step = (PANEL + pass.total - 1) / pass.total;
     Vec total[R][2] = {};
     for (int i = 0; i < matrix.in; i++, weight += PANEL) {
         const Vec left = load(weight), right = load(weight + W);
-        __builtin_prefetch(weight + 2048);
+        __builtin_prefetch(ahead);
+        ahead += step;
 #pragma GCC unroll 12
         for (int r = 0; r < R; r++) {
             const float value = x[r * rows.stride + i];
@@ -55,9 +71,9 @@ static inline void float_tile(const Rows &rows, int first, const Matrix &matrix,
 }
 
 template <int R>
-static inline void tile_of(const Rows &rows, int first, const Matrix &matrix, int panel, float *sums) {
+static inline void tile_of(const Rows &rows, int first, const Matrix &matrix, int panel, Pass pass, float *sums) {
     if (matrix.bits == 32) {
-        float_tile<R>(rows, first, matrix, panel, sums);
+        float_tile<R>(rows, first, matrix, panel, pass, sums);
         return;
     }
     const int num_blocks = matrix.in / matrix.block;
@@ -75,9 +91,10 @@ static inline void tile_of(const Rows &rows, int first, const Matrix &matrix, in
 
 // sums [num_rows][PANEL] of the rows from `first` on, of which there are at most MAX_TILE_ROWS.
 template <int R = 1>
-static void tile(const Rows &rows, int first, int num_rows, const Matrix &matrix, int panel, float *sums) {
+static void tile(
+    const Rows &rows, int first, int num_rows, const Matrix &matrix, int panel, Pass pass, float *sums) {
     if constexpr (R < MAX_TILE_ROWS) {
-        if (num_rows > R) return tile<R + 1>(rows, first, num_rows, matrix, panel, sums);
+        if (num_rows > R) return tile<R + 1>(rows, first, num_rows, matrix, panel, pass, sums);
     }
-    tile_of<R>(rows, first, matrix, panel, sums);
+    tile_of<R>(rows, first, matrix, panel, pass, sums);
 }

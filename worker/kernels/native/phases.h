@@ -17,6 +17,7 @@ struct Product {
     float *out;
     size_t out_stride;
     Into into;
+    int num_threads;
     int rows_per_chunk, panels_per_chunk, panel_chunks;
 };
 
@@ -77,12 +78,14 @@ static void run_product(const void *task, int chunk, int) {
     const int last = std::min(product.num_rows, first + product.rows_per_chunk);
     const int tiles = (last - first + MAX_TILE_ROWS - 1) / MAX_TILE_ROWS;
     const int rows_per_tile = (last - first + tiles - 1) / tiles;
+    Pass pass{0, tiles, product.panels_per_chunk > 1 ? 1 : product.num_threads};
     alignas(64) float sums[2][MAX_TILE_ROWS * PANEL];
     for (int panel = begin; panel < end; panel++)
         for (int row = first; row < last; row += rows_per_tile) {
             const int num = std::min(rows_per_tile, last - row);
-            tile(product.rows, row, num, product.matrix, panel, sums[0]);
-            if (is_gated) tile(product.rows, row, num, product.matrix, panels + panel, sums[1]);
+            pass.number = (row - first) / rows_per_tile;
+            tile(product.rows, row, num, product.matrix, panel, pass, sums[0]);
+            if (is_gated) tile(product.rows, row, num, product.matrix, panels + panel, pass, sums[1]);
             for (int r = 0; r < num; r++) {
                 if (is_gated)
                     write_gated(product, row + r, panel, sums[0] + r * PANEL, sums[1] + r * PANEL);
