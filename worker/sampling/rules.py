@@ -20,6 +20,8 @@ from worker.kernels.transfer import to_device
 NO_TOKEN = -1
 """In `BadTokens.beginnings`: a place that matches anything."""
 NO_LOGPROBS = -1
+MOST_KEPT = 16
+"""Rules of so many sets of rows: the passes of a draft model ask for others than its step does."""
 
 Ids = np.ndarray
 """int64 [N]: token ids, all in the vocabulary."""
@@ -148,14 +150,13 @@ class SlotRules:
         """0 where it restricts nothing."""
         self._num_logprobs = np.full(num_slots, NO_LOGPROBS)
         self._edits: dict[int, _Edits] = {}
-        self._version = 0
-        self._key: tuple[int, list[int]] | None = None
-        self._rules: RowRules | None = None
+        self._made: dict[tuple[int, ...], RowRules] = {}
+        """By slots, of the rows that were asked for since one was bound."""
 
     def bind(self, new: NewSequence) -> None:
         """The slot belongs to `new` from now on."""
         slot, params = new.slot, new.sampling
-        self._version += 1
+        self._made.clear()
         self._is_drawn[slot] = params.temperature >= GREEDY_TEMPERATURE
         self._top_k[slot] = params.top_k if params.top_k < self._vocab_size else 0
         self._has_top_p[slot] = params.top_p < 1
@@ -197,10 +198,13 @@ class SlotRules:
 
     def of(self, slots: list[int]) -> RowRules:
         """Of the sampled rows, which belong to these slots. The same again while nothing changes."""
-        key = (self._version, slots)
-        if self._rules is None or key != self._key:
-            self._rules, self._key = self._make(np.array(slots, np.int64)), key
-        return self._rules
+        key = tuple(slots)
+        found = self._made.get(key)
+        if found is None:
+            if len(self._made) == MOST_KEPT:
+                self._made.clear()
+            found = self._made[key] = self._make(np.array(slots, np.int64))
+        return found
 
     def _make(self, slots: np.ndarray) -> RowRules:
         is_edited = self._is_edited[slots]
