@@ -9,6 +9,7 @@ from typing import Any, Generic, NoReturn, TypeVar
 
 import grpc
 
+from common.faults import shown
 from common.server import OPEN_SERVICES, Handler, abort, service_of
 from fissile.errors import UnauthenticatedError
 
@@ -65,7 +66,7 @@ class KeyInterceptor(grpc.aio.ServerInterceptor):
             try:
                 self._check(header_of(handler_call_details.invocation_metadata))
             except UnauthenticatedError as error:
-                logger.info("%s refused: %s", method, error.message)
+                logger.info("%s refused: %s", shown(method), error.message)
                 return _refusing(error, method)
         return await continuation(handler_call_details)
 

@@ -1,6 +1,10 @@
-"""Faults of ours in the log, without what the exceptions say: that may be a client's own words, or a secret."""
+"""What stands in the log of faults of ours, without what the exceptions say (that may be a client's own words, or a
+secret), and of what others wrote."""
 
 import logging
+
+MAX_SHOWN = 128
+"""Characters of others' words in a line."""
 
 
 class Unsaid(Exception):
@@ -21,3 +25,9 @@ def _stand_in(error: BaseException) -> Unsaid:
         result.__cause__ = Unsaid(type(cause).__qualname__).with_traceback(cause.__traceback__)
         error, result = cause, result.__cause__
     return first
+
+
+def shown(text: str) -> str:
+    """The words of a client or a worker, fit for a line: a request that is refused may hold anything."""
+    cut = text if len(text) <= MAX_SHOWN else text[:MAX_SHOWN] + "…"
+    return cut if cut.isprintable() else ascii(cut)

@@ -50,8 +50,8 @@ def admit_all(_method: str, _context: grpc.aio.ServicerContext) -> None:
 
 
 def service_of(method: str) -> str:
-    """`package.Service` of `/package.Service/Method`."""
-    return method.split("/")[1]
+    """`package.Service` of `/package.Service/Method`; of what is no such name, none that there is."""
+    return method.partition("/")[2].partition("/")[0]
 
 
 Read = Callable[[Any, grpc.aio.ServicerContext], Awaitable[Any]]

@@ -4,6 +4,7 @@ import logging
 import os
 from collections.abc import Sequence
 
+from common.faults import shown
 from common.tracing import Span, Tracer, trace_id
 from router.answering.request import OpenRequest
 from router.latency import Stopwatch
@@ -13,9 +14,6 @@ logger = logging.getLogger(__name__)
 
 _FAULTS = frozenset({"unknown", "deadline_exceeded", "unimplemented", "internal", "unavailable", "data_loss"})
 """Ends that OpenTelemetry counts as errors of a server; the others are the client's."""
-
-MAX_SHOWN = 128
-"""Characters of a client's own words in a line."""
 
 
 class Account:
@@ -120,9 +118,3 @@ class Account:
                 **({"trace_id": trace} if trace else {}),
             },
         )
-
-
-def shown(text: str) -> str:
-    """A client's own words, fit for a line: a request that is refused may hold anything."""
-    cut = text if len(text) <= MAX_SHOWN else text[:MAX_SHOWN] + "…"
-    return cut if cut.isprintable() else ascii(cut)

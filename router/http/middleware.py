@@ -10,9 +10,8 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from common.authentication import HEADER
-from common.faults import log_fault
+from common.faults import log_fault, shown
 from fissile.errors import ResourceExhaustedError, UnauthenticatedError
-from router.account import shown
 from router.admission.budget import Budget
 from router.callers.callers import Callers
 from router.http.answers import Json

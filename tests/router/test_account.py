@@ -5,8 +5,8 @@ import re
 
 import pytest
 
+from common.faults import shown
 from fissile.v1 import ChatRequest, GenerateRequest, Prompt
-from router.account import shown
 from tests.fakes.system import collect, error_of, run_system
 from tests.fakes.worker import FakeWorker, counts, says
 from tests.router.http.front import run_front

@@ -93,6 +93,23 @@ def test_a_method_that_is_not_there_is_not_told_to_strangers():
     assert guarded(scenario).code == grpc.StatusCode.UNAUTHENTICATED
 
 
+@pytest.mark.parametrize("path", ["x", "/", "//", "/" + "long" * 1000, "/a b/c\td"])
+def test_what_is_no_name_of_a_method_is_refused_in_a_short_line(path, caplog):
+    """A name without a slash was a fault of ours, with a traceback in the log for each call."""
+
+    async def scenario(system):
+        with_key = [("authorization", f"Bearer {KEY}")]
+        call = system.channel.unary_unary(path)
+        return [(await error_of(call(b"", metadata=metadata))).code for metadata in ([], with_key)]
+
+    with caplog.at_level("INFO"):
+        codes = guarded(scenario)
+    assert codes == [grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.UNIMPLEMENTED]
+    (line,) = [record.getMessage() for record in caplog.records if "valid API key" in record.getMessage()]
+    assert len(line) < 250 and line.isprintable()
+    assert not [record for record in caplog.records if record.exc_info]
+
+
 def test_the_same_key_guards_the_http_front():
     async def scenario(system):
         async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{system.router.http_port}") as client:
