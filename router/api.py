@@ -197,7 +197,10 @@ class GenerationApi:
     @asynccontextmanager
     async def _main(self, request: TokenizeRequest | DetokenizeRequest, caller: Caller) -> AsyncIterator[ServedVersion]:
         """Of its model, for the block, which is the caller's turn; the request is valid there."""
-        with self._quotas.opened(caller):
+        with (
+            self._quotas.opened(caller),
+            self.admission.held_bytes.taken(caller.name, request.ByteSize()),
+        ):
             model = await self._model(request.model, caller)
             async with self.admission.turns.turn(caller.name, request.ByteSize()):
                 await self._preparation.validate(request, model.main, model.max_model_len)
@@ -229,7 +232,12 @@ class GenerationApi:
             raise PermissionDeniedError("GetStats tells of all models and workers; this key is for some models")
         window = min(request.window_seconds or WINDOW_SECONDS, WINDOW_SECONDS)
         return await reports.stats(
-            self._metrics, self._workers.links.values(), len(self._open), len(self.admission.queue), window
+            self._metrics,
+            self._workers.links.values(),
+            len(self._open),
+            len(self.admission.queue),
+            window,
+            partial(self.admission.ration.granted, caller.name, 1.0),
         )
 
 

@@ -1,7 +1,6 @@
 """What clients are told of models, workers and this router, as messages of the contract."""
 
-import asyncio
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 
 from fissile.v1 import FinishCount, GetStatsResponse, Model, ModelVersion, WorkerStats
 from router.fleet.link import WorkerLink
@@ -41,9 +40,16 @@ def _version(served: ServedVersion) -> ModelVersion:
 
 
 async def stats(
-    metrics: RouterMetrics, links: Iterable[WorkerLink], num_open: int, num_queued: int, window_seconds: float
+    metrics: RouterMetrics,
+    links: Iterable[WorkerLink],
+    num_open: int,
+    num_queued: int,
+    window_seconds: float,
+    turn: Callable[[], Awaitable[None]],
 ) -> GetStatsResponse:
-    """Others go on between the workers, of which there may be hundreds."""
+    """Of workers there may be hundreds, and of calls as well: each worker is looked at in a `turn` of the loop that has
+    room for it."""
+    await turn()
     latency = metrics.latency
     answer = GetStatsResponse(
         ttft=latency.ttft.quantiles(window_seconds),
@@ -58,8 +64,8 @@ async def stats(
     )
     answer.uptime.FromNanoseconds(int(metrics.uptime * 1e9))
     for link in sorted(links, key=lambda link: link.address):
+        await turn()
         answer.workers.append(_worker_stats(link, window_seconds))
-        await asyncio.sleep(0)
     return answer
 
 

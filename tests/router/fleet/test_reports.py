@@ -1,10 +1,12 @@
 """Statistics of many workers: others go on while they are put together."""
 
 import asyncio
+from functools import partial
 from types import SimpleNamespace
 
 from prometheus_client import CollectorRegistry
 
+from router.admission.ration import UNITS_PER_TURN, Ration
 from router.fleet.health.breaker import Breaker
 from router.fleet.reports import stats
 from router.latency import LatencyWindows
@@ -29,7 +31,7 @@ def link(number):
     )
 
 
-def test_the_loop_turns_between_two_workers():
+def test_workers_are_looked_at_over_many_turns_of_the_loop_however_many_ask():
     async def scenario():
         num_turns = 0
         is_over = False
@@ -41,13 +43,17 @@ def test_the_loop_turns_between_two_workers():
                 await asyncio.sleep(0)
 
         turning = asyncio.create_task(other())
-        links = [link(number) for number in range(50)]
-        answer = await stats(RouterMetrics(CollectorRegistry()), links, 0, 0, 3600.0)
+        links, ration = [link(number) for number in range(50)], Ration()
+        metrics = RouterMetrics(CollectorRegistry())
+        answers = await asyncio.gather(
+            *(stats(metrics, links, 0, 0, 3600.0, partial(ration.granted, "a", 1.0)) for _ in range(8))
+        )
         is_over = True
         await turning
-        return num_turns, answer
+        return num_turns, answers
 
-    num_turns, answer = asyncio.run(scenario())
-    assert num_turns >= 50
-    assert [worker.ttft.count for worker in answer.workers] == [199] * 50
-    assert [worker.address for worker in answer.workers] == [f"w:{number:03}" for number in range(50)]
+    num_turns, answers = asyncio.run(scenario())
+    assert num_turns >= 8 * 51 // UNITS_PER_TURN
+    for answer in answers:
+        assert [worker.ttft.count for worker in answer.workers] == [199] * 50
+        assert [worker.address for worker in answer.workers] == [f"w:{number:03}" for number in range(50)]
