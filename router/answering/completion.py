@@ -112,8 +112,9 @@ class Completion:
         self._pending_text, self._pending_reasoning = [text], [reasoning]
         return Delta(self.index, text, reasoning, calls, self._pending_ids.copy(), logprobs, self.finish)
 
-    def accept(self, output: RequestOutput) -> None:
-        """Add an output's tokens and end. Repeated tokens are dropped. Raises TokenGapError on missing ones."""
+    def accept(self, output: RequestOutput, max_tokens: int | None) -> None:
+        """Add an output's tokens and end. Repeated tokens are dropped. Raises TokenGapError on missing ones, and
+        InternalError on more than were asked for."""
         if self.finish:
             return
         new: Sequence[int] = output.token_ids
@@ -123,6 +124,10 @@ class Completion:
             raise TokenGapError(f"expected token {len(self.token_ids)}, got {output.token_offset}")
         if repeated > 0:
             new, logprobs = new[repeated:], logprobs[repeated:]
+        if max_tokens is not None and len(self.token_ids) + len(new) > max_tokens:
+            raise InternalError(
+                f"the worker sent {len(self.token_ids) + len(new)} tokens for max_tokens = {max_tokens}"
+            )
         num_text = len(new)
         if output.finish_reason in _ENDING_TOKEN and not self._rules.include_stop:
             num_text = max(0, num_text - 1)

@@ -3,6 +3,7 @@
 import re
 
 from fissile.errors import (
+    MAX_MESSAGE_BYTES,
     FieldViolation,
     FissileError,
     InternalError,
@@ -10,6 +11,7 @@ from fissile.errors import (
     ResourceExhaustedError,
     UnavailableError,
     UnimplementedError,
+    cut,
 )
 from fissile.v1 import RequestOutput
 from router.asking.answer_grammar import AnswerGrammar
@@ -33,7 +35,7 @@ _PART = re.compile(r"(part_\d+): ")
 def error_of(output: RequestOutput, prompt: Prompt) -> FissileError:
     """`prompt`: the sequence's."""
     kind = _CODES.get(output.error_code, InternalError)
-    detail = output.detail or "the worker failed on this request"
+    detail = cut(output.detail, MAX_MESSAGE_BYTES) or "the worker failed on this request"
     if kind in (ResourceExhaustedError, UnavailableError):
         return kind(detail, retry_after=RETRY_AFTER_SECONDS)
     if not output.field or kind is InternalError:

@@ -9,7 +9,7 @@ import asyncio
 import logging
 
 from common.faults import log_fault
-from fissile.errors import FissileError, InternalError, ResourceExhaustedError
+from fissile.errors import MAX_MESSAGE_BYTES, FissileError, InternalError, ResourceExhaustedError, cut
 from fissile.v1 import FinishReason, RequestOutput, Usage
 from router.admission.unread import UnreadBytes
 from router.answering.completion import Completion, Delta, TokenGapError
@@ -136,7 +136,7 @@ class OpenRequest:
             self._refused(stay, output)
             return
         if output.finish_reason == _ABORTED:
-            self.on_lost(f"aborted by the worker: {output.detail}")
+            self.on_lost(f"aborted by the worker: {cut(output.detail, MAX_MESSAGE_BYTES)}")
             return
         self.has_begun = True
         if is_first:
@@ -152,7 +152,7 @@ class OpenRequest:
         if output.hypotheses:
             self._accept_hypotheses(output)
         else:
-            completion.accept(output)
+            completion.accept(output, self.spec.max_tokens)
         if output.token_ids or output.hypotheses:
             self.timing.tokens_came(now)
         if output.HasField("timings"):

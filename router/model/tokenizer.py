@@ -30,6 +30,9 @@ from router.model.vocabulary import byte_tokens, decoder_types, is_byte_level, t
 P = ParamSpec("P")
 R = TypeVar("R")
 
+MAX_FILES_BYTES = 512 * 1024 * 1024
+"""Of all of a tokenizer's files; the largest have some tens of MB."""
+
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFiles:
@@ -41,11 +44,14 @@ class TokenizerFiles:
 
 async def receive_files(stream: AsyncIterable[GetTokenizerResponse]) -> TokenizerFiles:
     """Put the parts of GetTokenizer together. Raises InternalError when a checksum or the fingerprint is missing or
-    wrong."""
+    wrong, and for files that are too many or too large."""
     parts: dict[str, bytearray] = {}
     checksums: dict[str, str] = {}
-    fingerprint = ""
+    fingerprint, num_bytes = "", 0
     async for part in stream:
+        num_bytes += len(part.data) + len(part.name)
+        if num_bytes > MAX_FILES_BYTES:
+            raise InternalError(f"the tokenizer's files have more than {MAX_FILES_BYTES} bytes")
         parts.setdefault(part.name, bytearray()).extend(part.data)
         if part.sha256:
             checksums[part.name] = part.sha256

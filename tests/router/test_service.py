@@ -15,12 +15,14 @@ from fissile.v1 import (
     GenerateRequest,
     GetModelRequest,
     GetStatsRequest,
+    GetTokenizerResponse,
     ListModelsRequest,
     TokenizeRequest,
     Tool,
     ToolCall,
 )
 from router.asking.chat import render
+from router.model import tokenizer
 from router.model.chat_template import ChatTemplate
 from router.model.tokenizer import receive_files
 from tests.fakes import tokenizer as toys
@@ -250,6 +252,21 @@ def test_shutdown_ends_what_does_not_finish_in_time():
     )
 
 
+def test_texts_to_tokenize_are_held_bytes_as_well():
+    async def scenario(system):
+        refused = [
+            await error_of(system.stub.Tokenize(TokenizeRequest(text="a" * 20_000))),
+            await error_of(system.stub.Detokenize(DetokenizeRequest(token_ids=[300] * 20_000))),
+        ]
+        answer = await system.stub.Tokenize(TokenizeRequest(text="abc"))
+        return refused, len(answer.token_ids) > 0, system.router.api.admission.held_bytes.num_taken
+
+    refused, is_answered, num_held = run_system(scenario, FakeWorker(says("x")), max_held_bytes=10_000)
+    assert all(error.code == grpc.StatusCode.RESOURCE_EXHAUSTED for error in refused)
+    assert all("max-held-bytes" in error.message for error in refused)
+    assert (is_answered, num_held) == (True, 0)
+
+
 def test_a_damaged_tokenizer_file_is_refused():
     async def scenario(_):
         worker = FakeWorker(says("x"))
@@ -262,6 +279,20 @@ def test_a_damaged_tokenizer_file_is_refused():
         return await error_of_local(receive_files(damaged()))
 
     assert "arrived damaged: its SHA-256 does not match" in asyncio.run(scenario(None))
+
+
+def test_files_of_a_tokenizer_are_bounded(monkeypatch):
+    monkeypatch.setattr(tokenizer, "MAX_FILES_BYTES", 1000)
+    num_parts = 0
+
+    async def endless():
+        nonlocal num_parts
+        while True:
+            num_parts += 1
+            yield GetTokenizerResponse(name=f"{num_parts}.json", data=b"x" * 100)
+
+    assert "more than 1000 bytes" in asyncio.run(error_of_local(receive_files(endless())))
+    assert num_parts <= 10
 
 
 async def error_of_local(call):

@@ -1,6 +1,7 @@
 """A worker that refuses a sequence, gives it back or sends what cannot be: it goes elsewhere, or that is its end."""
 
 import asyncio
+import itertools
 
 import grpc
 import pytest
@@ -168,3 +169,36 @@ def test_a_sink_that_fails_ends_its_own_request_and_not_the_link():
     )
     assert answer.usage.num_completion_tokens == 20
     assert worker.num_streams == 1
+
+
+class Endless(FakeWorker):
+    """Sends a token more than it was asked for, and would go on."""
+
+    def _outputs(self, sequence):
+        num_tokens = itertools.count(sequence.group.max_tokens)
+        yield RequestOutput(index=sequence.index, token_ids=[5] * next(num_tokens))
+        for offset in num_tokens:
+            yield RequestOutput(index=sequence.index, token_offset=offset - 1, token_ids=[5])
+
+
+def test_more_tokens_than_were_asked_for_are_a_fault_of_the_worker():
+    async def scenario(system):
+        error = await error_of(system.ask(ask(5)))
+        await system.quiet()
+        return error
+
+    assert run_system(scenario, Endless(counts(5))).code == grpc.StatusCode.INTERNAL
+
+
+@pytest.mark.parametrize("code", [grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL])
+def test_what_a_worker_says_of_a_request_is_cut_for_the_log_and_the_client(code, caplog):
+    refusal = refusing(code)
+    refusal.detail = "x" * 100_000
+
+    async def scenario(system):
+        return await error_of(system.ask(ask(5)))
+
+    with caplog.at_level("INFO"):
+        error = run_system(scenario, FakeWorker(counts(5), refuse=refusal))
+    assert error.code == code
+    assert max(len(record.getMessage()) for record in caplog.records) < 2000
