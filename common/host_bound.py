@@ -6,6 +6,7 @@ from contextlib import contextmanager
 
 import grpc
 
+from common.hosts import host_of_peer, name_of_host
 from fissile.errors import ResourceExhaustedError
 
 
@@ -26,7 +27,7 @@ class HostBound:
     @contextmanager
     def entered(self, context: grpc.aio.ServicerContext) -> Iterator[None]:
         """A call, for as long as the block lasts. Raises ResourceExhaustedError where there are too many."""
-        host = context.peer().rpartition(":")[0]
+        host = name_of_host(host_of_peer(context.peer()))
         if self._open[host] >= self._of_host or self.num_open >= self._in_all:
             raise ResourceExhaustedError(
                 f"{self._what}: {self._open[host]} of {self._of_host} of this host are open, and {self.num_open} of "

@@ -9,12 +9,12 @@ from typing import Any
 
 import grpc
 
+from common.hosts import host_of_peer, name_of_host
 from common.server import Decode, receive
 from fissile.errors import DeadlineExceededError, UnauthenticatedError
 from router.admission.gate import Gate
 from router.admission.ration import Ration
 from router.admission.turns import Turns
-from router.callers.caller import host_of_peer
 from router.callers.callers import Callers
 
 MAX_INCOMING = 32
@@ -60,4 +60,4 @@ class Reception:
         try:
             return self._callers.of_call(context).name
         except UnauthenticatedError:
-            return host_of_peer(context.peer())
+            return name_of_host(host_of_peer(context.peer()))

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from common.authentication import KeyTable, digest_of, header_of
+from common.hosts import host_of_peer
 from fissile.errors import InvalidArgumentError
-from router.callers.caller import Caller, caller_at, host_of_peer
+from router.callers.caller import Caller, caller_at
 from router.callers.key_file import read_keys
 
 logger = logging.getLogger(__name__)

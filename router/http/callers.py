@@ -5,6 +5,7 @@ from typing import cast
 from starlette.requests import Request
 from starlette.types import Scope
 
+from common.hosts import name_of_host
 from router.callers.caller import Caller
 
 
@@ -20,7 +21,7 @@ def caller_of(request: Request) -> Caller:
 def client_of(scope: Scope) -> str:
     """Whom to count what a request takes against: its caller, or the host where nobody asks who calls."""
     caller: Caller | None = scope.get("state", {}).get("caller")
-    return caller.name if caller else host_of(scope)
+    return caller.name if caller else name_of_host(host_of(scope))
 
 
 def host_of(scope: Scope) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from common.hosts import name_of_host
 from fissile.errors import ResourceExhaustedError
 from router.admission.budget import Budget
 from router.http.errors import error_object, plain_error
@@ -47,7 +48,7 @@ class _BoundedConnection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        host = self.client[0] if self.client else "unknown"
+        host = name_of_host(self.client[0]) if self.client else "unknown"
         try:
             self._bounds.connections.take(host, 1)
         except ResourceExhaustedError as error:

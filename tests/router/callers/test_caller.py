@@ -1,10 +1,15 @@
 """Who calls, as both fronts tell it to the API."""
 
+from types import SimpleNamespace
+
 import httpx2
 import pytest
 
+from common.host_bound import HostBound
+from common.hosts import host_of_peer, name_of_host
+from fissile.errors import ResourceExhaustedError
 from fissile.v1 import ListModelsRequest
-from router.callers.caller import Caller, Quota, host_of_peer, name_of_host
+from router.callers.caller import Caller, Quota
 from tests.fakes.system import run_system
 from tests.fakes.worker import FakeWorker, says
 
@@ -37,6 +42,17 @@ def test_a_peer_without_a_key_is_called_by_its_host(peer, host):
 )
 def test_who_has_many_addresses_is_one_caller(host, name):
     assert name_of_host(host) == name
+
+
+def test_a_network_of_addresses_has_the_bound_of_one_host():
+    bound = HostBound("calls", of_host=2, in_all=100)
+    calls = [SimpleNamespace(peer=lambda i=i: f"ipv6:%5B2001:db8:1:2::{i}%5D:4711") for i in range(3)]
+    with bound.entered(calls[0]), bound.entered(calls[1]):
+        with pytest.raises(ResourceExhaustedError, match="calls: 2 of 2 of this host"), bound.entered(calls[2]):
+            pass
+        with bound.entered(SimpleNamespace(peer=lambda: "ipv6:%5B2001:db8:1:3::1%5D:4711")):
+            assert bound.num_open == 3
+    assert bound.num_open == 0
 
 
 def test_both_fronts_say_who_calls(monkeypatch):

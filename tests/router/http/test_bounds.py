@@ -7,8 +7,11 @@ import threading
 from contextlib import asynccontextmanager
 
 import pytest
+import uvicorn
 
+from router.admission.budget import Budget
 from router.http import endpoints
+from router.http.connections import ConnectionBounds
 from tests.fakes.system import until
 from tests.fakes.worker import FakeWorker, counts
 from tests.router.http.front import run_front
@@ -150,3 +153,29 @@ def test_while_a_large_body_is_read_others_are_served(monkeypatch, made):
 
     worker = FakeWorker(counts(2), max_model_len=300_000)
     assert run_front(scenario, worker) == (200, 200)
+
+
+def test_connections_of_one_network_are_those_of_one_host():
+    """Of IPv6, where each has more addresses than there are connections."""
+    budget = Budget(100, "connections", "max-connections")
+
+    class Transport:
+        def __init__(self, address):
+            self.address = address
+
+        def get_extra_info(self, name, default=None):
+            return (self.address, 4711) if name == "peername" else default
+
+        def close(self):
+            pass
+
+    async def scenario():
+        make = ConnectionBounds(budget, 30.0).protocol()
+        config = uvicorn.Config(lambda: None, log_config=None)
+        config.load()
+        for number in range(3):
+            connection = make(config, uvicorn.server.ServerState(), {})
+            connection.connection_made(Transport(f"2001:db8:1:2::{number}"))
+
+    asyncio.run(scenario())
+    assert budget.held_by("2001:db8:1:2::/64") == 3
