@@ -15,6 +15,8 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 import grpc
+from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest
+from grpc_reflection.v1alpha.reflection_pb2_grpc import ServerReflectionStub
 
 from fissile.channel import aio_channel, call_metadata
 from fissile.v1 import GenerateRequest, GenerationOptions, GenerationServiceStub
@@ -177,6 +179,20 @@ async def large_grammars(target: Target) -> None:
     await forever(64, once)
 
 
+async def reflection_streams(target: Target) -> None:
+    """64 connections, each with as many streams of server reflection as it may have, which need no key and ask without
+    end."""
+    request = ServerReflectionRequest(list_services="")
+
+    async def once() -> None:
+        async with aio_channel(target.router) as channel:
+            stub = ServerReflectionStub(channel)
+            calls = [stub.ServerReflectionInfo(itertools.repeat(request)) for _ in range(100)]
+            await asyncio.gather(*map(drain, calls))
+
+    await forever(64, once)
+
+
 KINDS: dict[str, Callable[[Target], Awaitable[None]]] = {
     attack.__name__: attack
     for attack in (
@@ -190,6 +206,7 @@ KINDS: dict[str, Callable[[Target], Awaitable[None]]] = {
         tiny_requests,
         many_logprobs,
         large_grammars,
+        reflection_streams,
     )
 }
 
