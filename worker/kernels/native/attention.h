@@ -71,29 +71,33 @@ static inline size_t attention_scratch(const Shape &shape) {
     return queries * (KEYS + W) + 2 * queries * (shape.head_dim + 2);
 }
 
-template <int R, typename Entry>
+// Scores of N vectors of keys.
+template <int R, int N, typename Entry>
 static inline void score_tile(
     const float *const *q, const Entry *keys, const Entry *next, int key_stride, int dim, float *scores) {
-    Vec total[R] = {};
+    Vec total[R][N] = {};
     const int per_line = std::max(1, LINE / int(key_stride * sizeof(Entry))), last = per_line - 1;
     for (int d = 0; d < dim; d++) {
-        const Vec key = load(keys + size_t(d) * key_stride);
+        Vec key[N];
+        for (int n = 0; n < N; n++) key[n] = load(keys + size_t(d) * key_stride + n * W);
         if ((d & last) == 0) __builtin_prefetch(next + size_t(d) * key_stride);
 #pragma GCC unroll 8
-        for (int r = 0; r < R; r++) total[r] += key * q[r][d];
+        for (int r = 0; r < R; r++)
+            for (int n = 0; n < N; n++) total[r][n] += key[n] * q[r][d];
     }
 #pragma GCC unroll 8
-    for (int r = 0; r < R; r++) store(scores + r * (KEYS + W), total[r]);
+    for (int r = 0; r < R; r++)
+        for (int n = 0; n < N; n++) store(scores + r * (KEYS + W) + n * W, total[r][n]);
 }
 
 // `next`: the keys that are read after these, so that they are there by then.
-template <int R, typename Entry>
+template <int R, int N, typename Entry>
 static void scores_of(
     const float *const *q, int num, const Entry *keys, const Entry *next, int key_stride, int dim, float *scores) {
-    if constexpr (R < 8) {
-        if (num > R) return scores_of<R + 1>(q, num, keys, next, key_stride, dim, scores);
+    if constexpr (R * N < 8) {
+        if (num > R) return scores_of<R + 1, N>(q, num, keys, next, key_stride, dim, scores);
     }
-    score_tile<R>(q, keys, next, key_stride, dim, scores);
+    score_tile<R, N>(q, keys, next, key_stride, dim, scores);
 }
 
 // Both are D values, their weights' sum, and the largest score, which is -inf where no key was seen.
@@ -158,17 +162,22 @@ struct ItemWork {
         }
     }
 
-    // A tile that ends with a block writes W scores all the same; the next one writes over those that are none.
+    // Few queries are too few sums for a processor to be busy with: they take two vectors of keys together, where a
+    // block has them. A tile that ends with a block writes W scores all the same; the next one writes over those that
+    // are none.
     void score(int first, int last) {
         for (int at = first; at < last;) {
-            const int num_keys = std::min(W, shape.block_size - at % shape.block_size);
+            const int room = shape.block_size - at % shape.block_size;
+            const bool is_wide = num_queries <= 4 && room >= 2 * W && at + 2 * W <= first + KEYS;
+            const int num_keys = std::min(is_wide ? 2 * W : W, room);
             const Entry *tile = keys(at), *next = at + num_keys < last ? keys(at + num_keys) : tile;
             for (int i = 0; i < num_queries; i += 8) {
                 const int num = std::min(8, num_queries - i);
                 const float *queries[8];
                 for (int r = 0; r < num; r++) queries[r] = query(i + r);
                 float *row = scores + i * (KEYS + W) + at - first;
-                scores_of<1>(queries, num, tile, next, shape.block_size, shape.head_dim, row);
+                const auto score = is_wide ? scores_of<1, 2, Entry> : scores_of<1, 1, Entry>;
+                score(queries, num, tile, next, shape.block_size, shape.head_dim, row);
             }
             at += num_keys;
         }
