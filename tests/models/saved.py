@@ -1,7 +1,7 @@
 """A case's checkpoint, and what `transformers` computes of a text."""
 
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,12 +35,16 @@ class Saved:
     """What a runner of it is built with."""
     _known: dict[tuple[int, ...], Tensor] = field(default_factory=dict)
 
+    @property
+    def precision(self) -> AbstractContextManager[object]:
+        """What the model is to run in."""
+        return AllFloat64() if self.model.dtype is torch.float64 else nullcontext()
+
     def logits(self, tokens: list[int]) -> Tensor:
         """After each of `tokens`, [tokens, vocabulary]. Worked out once for equal texts."""
         key = tuple(tokens)
         if key not in self._known:
-            mode = AllFloat64() if self.model.dtype is torch.float64 else nullcontext()
-            with torch.inference_mode(), mode:
+            with torch.inference_mode(), self.precision:
                 self._known[key] = self.model(torch.tensor([tokens]), use_cache=False).logits[0]
         return self._known[key]
 

@@ -13,14 +13,14 @@ logger = logging.getLogger(__name__)
 class ModelPart:
     """Implements `Checkpoint`."""
 
-    def __init__(self, stored: Checkpoint, config: ModelConfig) -> None:
-        """Raises WeightsError."""
+    def __init__(self, stored: Checkpoint, config: ModelConfig, first: str = "") -> None:
+        """`first`: only what begins so, as in the model. Raises WeightsError."""
         self._stored = stored
         self._names: dict[str, str] = {}
         """Name in the model → name in the checkpoint."""
         for name in stored.names():
-            ours = _renamed(name, config.weight_prefixes)
-            if ours.startswith(config.skipped_weights):
+            ours = renamed(name, config.weight_prefixes)
+            if not ours.startswith(first) or ours.startswith(config.skipped_weights):
                 continue
             if ours in self._names:
                 raise WeightsError(f"tensors {self._names[ours]} and {name} are both {ours} of the model")
@@ -38,8 +38,9 @@ class ModelPart:
             logger.info("%d tensors of the checkpoint are not used: %s ... %s", len(unused), unused[0], unused[-1])
 
 
-def _renamed(name: str, prefixes: tuple[tuple[str, str], ...]) -> str:
-    for stored, ours in prefixes:
-        if name.startswith(stored):
-            return ours + name.removeprefix(stored)
+def renamed(name: str, beginnings: tuple[tuple[str, str], ...]) -> str:
+    """With another beginning, by the first of these that fits."""
+    for old, new in beginnings:
+        if name.startswith(old):
+            return new + name.removeprefix(old)
     return name

@@ -25,9 +25,14 @@ def open_checkpoint(source: ModelSource, config: CommonConfig) -> Checkpoint:
 def as_stored(config: ModelConfig, checkpoint: Checkpoint) -> ModelConfig:
     """With what the checkpoint tells and the configuration does not. Embedding and head that it stores with different
     values are not tied, as in `transformers`."""
-    is_stacked = any(name.endswith(STACKED_EXPERTS) for name in checkpoint.names())
-    config = replace(config, has_stacked_experts=is_stacked)
+    config = with_experts_as_stored(config, checkpoint)
     if not config.tie_word_embeddings or not is_stored_apart(ModelPart(checkpoint, config)):
         return config
     remark = f"tie_word_embeddings is true, but {HEAD} differs from {EMBEDDING}: both are used"
     return replace(config, tie_word_embeddings=False, remarks=(*config.remarks, remark))
+
+
+def with_experts_as_stored(config: ModelConfig, checkpoint: Checkpoint, first: str = "") -> ModelConfig:
+    """`first`: see `ModelPart`; a layer for multi-token prediction may have experts in another form than the model."""
+    names = ModelPart(checkpoint, config, first).names()
+    return replace(config, has_stacked_experts=any(name.endswith(STACKED_EXPERTS) for name in names))

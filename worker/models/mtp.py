@@ -13,10 +13,10 @@ from worker.layers.embedding import OutputHead, TokenEmbedding
 from worker.layers.linear import RowLinear, shard_of
 from worker.layers.norm import RMSNorm
 from worker.layers.setup import LayerSetup
+from worker.layers.weighted import weight_targets
+from worker.loader.checkpoint import WeightTarget
+from worker.loader.model_part import renamed
 from worker.models.state_head import StateHead
-
-Prefixes = tuple[tuple[str, str], ...]
-"""See `ModelConfig.weight_prefixes`."""
 
 
 class SharedHead(nn.Module):
@@ -40,54 +40,72 @@ class MtpLayer(DecoderLayer):
         self.shared_head = SharedHead(setup, hidden_size, eps, has_offset_norms=has_offset_norms)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredMtp:
+    """How a checkpoint has it."""
+
+    prefix: str
+    """Beginning of the names of its tensors. Those of further such layers have others: they are not used."""
+    names: tuple[tuple[str, str], ...] = ()
+    """Beginnings of names in `MtpLayer`, and what stands behind the prefix for each; the first that fits counts."""
+    copies: tuple[str, ...] = ()
+    """Beginnings of names, behind the prefix, of the model's embedding and head."""
+
+
 @dataclass(frozen=True, slots=True)
 class MtpKind:
     """How a family has it."""
 
     make: Callable[[Any, LayerSetup], MtpLayer]
     """Of the model's configuration."""
-    names: Callable[[int], Prefixes]
-    """From what the checkpoint of a model of so many layers calls it to what `MtpHead` does."""
+    stored: Callable[[int], StoredMtp]
+    """Of a model of so many layers."""
     passes_on_normed: bool = False
     """What the layer takes from its own last pass is normed as for the head."""
 
 
-def behind_the_last(num_layers: int) -> Prefixes:
-    return ((f"model.layers.{num_layers}.", "layer."),)
+def behind_the_last(num_layers: int) -> StoredMtp:
+    return StoredMtp(prefix=f"model.layers.{num_layers}.", copies=("embed_tokens.", "shared_head.head."))
 
 
-def apart(_num_layers: int) -> Prefixes:
-    """As Qwen has it."""
-    return (
-        ("mtp.layers.0.mlp.shared_expert.", "layer.mlp.shared_experts."),
-        ("mtp.layers.0.", "layer."),
-        ("mtp.fc.", "layer.eh_proj."),
-        ("mtp.pre_fc_norm_embedding.", "layer.enorm."),
-        ("mtp.pre_fc_norm_hidden.", "layer.hnorm."),
-        ("mtp.norm.", "layer.shared_head.norm."),
+def as_qwen_has_it(_num_layers: int) -> StoredMtp:
+    return StoredMtp(
+        prefix="mtp.",
+        names=(
+            ("eh_proj.", "fc."),
+            ("enorm.", "pre_fc_norm_embedding."),
+            ("hnorm.", "pre_fc_norm_hidden."),
+            ("shared_head.norm.", "norm."),
+            ("mlp.shared_experts.", "layers.0.mlp.shared_expert."),
+            ("", "layers.0."),
+        ),
     )
 
 
 class MtpHead(StateHead):
     """Goes on from the last hidden state that the model had when it predicted a token. Embedding and head are the
-    model's own; checkpoints hold copies of them."""
+    model's own."""
 
     needs_hidden = True
 
     def __init__(
-        self, setup: LayerSetup, layer: MtpLayer, embedding: TokenEmbedding, head: OutputHead, vocab_size: int,
-        hidden_size: int, max_tokens: int, *, passes_on_normed: bool,
+        self, setup: LayerSetup, layer: MtpLayer, stored: StoredMtp, embedding: TokenEmbedding, head: OutputHead,
+        vocab_size: int, hidden_size: int, max_tokens: int, *, passes_on_normed: bool,
     ) -> None:  # fmt: skip
         """`max_tokens`: of a step. `passes_on_normed`: see `MtpKind`."""
         super().__init__()
         self.vocab_size = vocab_size
-        self.layer = layer
+        self.layer, self._stored = layer, stored
         self._passes_on_normed = passes_on_normed
         self._shared = embedding, head
         """In a tuple, or they would be filled and packed as layers of this module."""
         start, length = shard_of(2 * hidden_size, setup.tp, "input")
         self._part = slice(start, start + length)
         self.previous = torch.zeros(max_tokens, hidden_size, dtype=setup.dtype, device=setup.device)
+
+    def weight_targets(self) -> dict[str, WeightTarget]:
+        stored, targets = self._stored, weight_targets(self.layer)
+        return {stored.prefix + renamed(name, stored.names): target for name, target in targets.items()}
 
     def forward(self, input_ids: Tensor) -> Tensor:
         """int64 [T] → [T, hidden], complete on every rank."""

@@ -31,7 +31,7 @@ class HybridForCausalLM(DecoderForCausalLM):
                 mixer = GatedDeltaNet(setup, delta)
             else:
                 mixer = _gated_attention(config, setup, rope, layer)
-            mlp = moe_or_mlp(config, setup, layer, stacked if config.has_stacked_experts else apart)
+            mlp = _mlp(config, setup, layer)
             layers.append(
                 DecoderLayer(setup, mixer, mlp, config.hidden_size, config.rms_norm_eps, has_offset_norms=True)
             )
@@ -55,17 +55,21 @@ class Qwen3NextForCausalLM(HybridForCausalLM):
         super().__init__(config, setup, "by key head")
 
 
-def qwen3_next_mtp_layer(config: HybridConfig, setup: LayerSetup) -> MtpLayer:
-    """With attention, and experts."""
+def hybrid_mtp_layer(config: HybridConfig, setup: LayerSetup) -> MtpLayer:
+    """With attention, and experts where the model has some."""
     rope = rope_table(setup, config.rope, config.head_dim, config.max_model_len)
     attention = _gated_attention(config, setup, rope, config.num_layers)
-    mlp = moe_or_mlp(config, setup, config.num_layers)
+    mlp = _mlp(config, setup, config.num_layers)
     return MtpLayer(setup, attention, mlp, config.hidden_size, config.rms_norm_eps, has_offset_norms=True)
 
 
 def _gated_attention(config: HybridConfig, setup: LayerSetup, rope: RopeTable, layer: int) -> SelfAttention:
     shape = attention_shape(config, layer, has_qk_norm=True)
     return SelfAttention(setup, replace(shape, has_offset_norms=True, is_gated=True), rope)
+
+
+def _mlp(config: HybridConfig, setup: LayerSetup, layer: int) -> nn.Module:
+    return moe_or_mlp(config, setup, layer, stacked if config.has_stacked_experts else apart)
 
 
 def _delta_shape(config: HybridConfig, stored_as: StoredAs) -> DeltaShape:

@@ -16,11 +16,11 @@ from worker.models.mimo_v2 import MimoV2FlashForCausalLM
 from worker.models.mistral import MistralForCausalLM
 from worker.models.mixtral import MixtralForCausalLM
 from worker.models.moe import MoeForCausalLM, moe_mtp_layer
-from worker.models.mtp import MtpHead, MtpKind, apart, behind_the_last
+from worker.models.mtp import MtpHead, MtpKind, as_qwen_has_it, behind_the_last
 from worker.models.qwen2 import Qwen2ForCausalLM
 from worker.models.qwen3 import Qwen3ForCausalLM
 from worker.models.qwen3_5 import Qwen35ForCausalLM
-from worker.models.qwen3_next import Qwen3NextForCausalLM, qwen3_next_mtp_layer
+from worker.models.qwen3_next import Qwen3NextForCausalLM, hybrid_mtp_layer
 
 MODELS: dict[str, Callable[[Any, LayerSetup], CausalLM]] = {
     "DeepseekV3ForCausalLM": DeepseekForCausalLM,
@@ -48,11 +48,16 @@ MODELS: dict[str, Callable[[Any, LayerSetup], CausalLM]] = {
 }
 """One for each architecture that the loader reads configurations of; it takes what the family's parser there makes."""
 
+OF_QWEN = MtpKind(hybrid_mtp_layer, as_qwen_has_it, passes_on_normed=True)
 MTP_KINDS: dict[str, MtpKind] = {
     "DeepseekV3ForCausalLM": MtpKind(deepseek_mtp_layer, behind_the_last),
     "DeepseekV32ForCausalLM": MtpKind(deepseek_mtp_layer, behind_the_last),
     "Glm4MoeForCausalLM": MtpKind(moe_mtp_layer, behind_the_last),
-    "Qwen3NextForCausalLM": MtpKind(qwen3_next_mtp_layer, apart, passes_on_normed=True),
+    "Qwen3_5ForCausalLM": OF_QWEN,
+    "Qwen3_5ForConditionalGeneration": OF_QWEN,
+    "Qwen3_5MoeForCausalLM": OF_QWEN,
+    "Qwen3_5MoeForConditionalGeneration": OF_QWEN,
+    "Qwen3NextForCausalLM": OF_QWEN,
 }
 """Of architectures whose checkpoints may have a layer for multi-token prediction."""
 
@@ -62,8 +67,8 @@ def create_mtp(config: ModelConfig, setup: LayerSetup, model: CausalLM, max_toke
     assert isinstance(model, DeepseekForCausalLM | DecoderForCausalLM)
     kind = MTP_KINDS[config.architecture]
     return MtpHead(
-        setup, kind.make(config, setup), model.model.embed_tokens, model.lm_head, config.vocab_size, config.hidden_size,
-        max_tokens, passes_on_normed=kind.passes_on_normed,
+        setup, kind.make(config, setup), kind.stored(config.num_layers), model.model.embed_tokens, model.lm_head,
+        config.vocab_size, config.hidden_size, max_tokens, passes_on_normed=kind.passes_on_normed,
     )  # fmt: skip
 
 

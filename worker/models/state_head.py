@@ -9,7 +9,7 @@ from worker.models.base import CausalLM
 
 class StateHead(CausalLM):
     """Predicts from each token, and from a state of the model that predicted it, the token behind it. A pass returns
-    states from which further passes can go on, [T, hidden], not normed and complete on every rank."""
+    states from which further passes can go on, [T, hidden], complete on every rank."""
 
     previous: Tensor
     """[max tokens, hidden]: of each token of a pass, the state that it was predicted from: one of `states`, or what a

@@ -16,13 +16,14 @@ DUMMY_STD = 0.02
 
 
 def load_weights(
-    model: CausalLM, checkpoint: Checkpoint, config: ModelConfig, device: torch.device, *, is_part: bool = False
+    model: CausalLM, checkpoint: Checkpoint, config: ModelConfig, device: torch.device, first: str = ""
 ) -> None:
-    """`device` is the model's. `is_part`: most of the checkpoint is another model's. Raises WeightsError."""
+    """`device` is the model's. `first`: the names of its tensors begin so, those of another model do not. Raises
+    WeightsError."""
     if device.type != "cpu":
         checkpoint = _staged(checkpoint, device)
-    part = ModelPart(checkpoint, config)
-    if not is_part:
+    part = ModelPart(checkpoint, config, first)
+    if not first:
         part.log_unused()
     fill(model.weight_targets(), part, tied=config.tie_word_embeddings)
     if device.type != "cpu":

@@ -17,7 +17,7 @@ from worker.loader.checkpoint import Checkpoint
 from worker.loader.config import CommonConfig, GenericConfig, ModelConfig
 from worker.loader.errors import ModelConfigError, ModelError, WeightsError
 from worker.loader.load_config import load_common_config
-from worker.loader.open import as_stored, open_checkpoint
+from worker.loader.open import as_stored, open_checkpoint, with_experts_as_stored
 from worker.loader.quantized.schemes import QuantizedWeights
 from worker.loader.source import ModelSource, SourceFormat, resolve_model
 from worker.models.base import CausalLM
@@ -143,22 +143,20 @@ def load_mtp(
         )
     if config.dp_size > 1:
         raise ModelConfigError(f"multi-token prediction with dp_size {config.dp_size} is not supported; 1 is needed")
-    names = MTP_KINDS[model_config.architecture].names(model_config.num_layers)
-    model_config = replace(
-        model_config,
-        max_model_len=max_model_len,
-        weight_prefixes=names,
-        skipped_weights=("model.", "lm_head.", "mtp.", "layer.embed_tokens.", "layer.shared_head.head."),
-    )
+    stored = MTP_KINDS[model_config.architecture].stored(model_config.num_layers)
+    copies = tuple(stored.prefix + name for name in stored.copies)
+    model_config = replace(model_config, max_model_len=max_model_len, skipped_weights=copies)
+    if opened.checkpoint is not None:
+        model_config = with_experts_as_stored(model_config, opened.checkpoint, stored.prefix)
     head = create_mtp(model_config, setup, model, config.max_num_batched_tokens)
     if opened.checkpoint is None:
         fill_with_noise(head, config.seed)
     else:
-        load_weights(head, opened.checkpoint, model_config, setup.device, is_part=True)
+        load_weights(head, opened.checkpoint, model_config, setup.device, stored.prefix)
     num_bytes = pack_weights(head)
     watch.lap("layer for drafts")
     if setup.tp.rank == 0:
-        logger.info("drafts by multi-token prediction, weights %.2f GiB", num_bytes / GIB)
+        logger.info("drafts by %s*, weights %.2f GiB", stored.prefix, num_bytes / GIB)
     return Draft(head, make_builders(head.cache_layers(), setup.kernels, config.block_size)), num_bytes
 
 

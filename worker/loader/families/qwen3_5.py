@@ -42,5 +42,5 @@ def _text(fields: Fields, config: HybridConfig) -> HybridConfig:
     fields.expect("output_gate_type", "swish")  # of gated DeltaNet
     fields.expect("mamba_ssm_dtype", "float32")
     fields.expect("mlp_only_layers", [])
-    fields.ignore("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings")  # of weights that are skipped
+    fields.ignore("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings")  # the weights tell
     return replace(config, weight_prefixes=WHOLE.weight_prefixes)

@@ -1,0 +1,142 @@
+"""A layer for multi-token prediction, computed plainly over the whole sequence: what drafts are held to."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3DecoderLayer
+from transformers.models.deepseek_v32.modeling_deepseek_v32 import DeepseekV32DecoderLayer
+from transformers.models.glm4_moe.modeling_glm4_moe import Glm4MoeDecoderLayer
+from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5DecoderLayer
+from transformers.models.qwen3_5_moe.modeling_qwen3_5_moe import Qwen3_5MoeDecoderLayer
+from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextDecoderLayer, Qwen3NextRMSNorm
+
+from tests.models.saved import Saved
+
+
+@dataclass(frozen=True, kw_only=True)
+class Form:
+    """How a family has it."""
+
+    layer: Callable[[Any, int], nn.Module]
+    """Of `transformers`, of a configuration and a layer's number."""
+    number: int
+    """That of a layer of its kind."""
+    prefix: str
+    """Of names; `{}` is the number behind the last layer's."""
+    parts: dict[str, str]
+    """What the checkpoint calls the product and the norms; the other names are the layer's, behind `within`."""
+    within: str = ""
+    copies: tuple[str, ...] = ()
+    """Of the model's embedding and head."""
+    has_offset_norms: bool = False
+    goes_on_normed: bool = False
+    """Further drafts are of the state behind the last norm, not of the one before it."""
+    are_experts_apart: bool = True
+
+
+DEEPSEEK = partial(
+    Form,
+    prefix="model.layers.{}.",
+    parts={"product": "eh_proj", "token": "enorm", "hidden": "hnorm", "last": "shared_head.norm"},
+    copies=("embed_tokens", "shared_head.head"),
+)
+QWEN = partial(
+    Form,
+    prefix="mtp.",
+    parts={"product": "fc", "token": "pre_fc_norm_embedding", "hidden": "pre_fc_norm_hidden", "last": "norm"},
+    within="layers.0.",
+    has_offset_norms=True,
+    goes_on_normed=True,
+)
+FORMS = {
+    "deepseek-v3": DEEPSEEK(layer=DeepseekV3DecoderLayer, number=2),
+    "deepseek-v32": DEEPSEEK(layer=DeepseekV32DecoderLayer, number=1),
+    "glm4-moe": DEEPSEEK(layer=Glm4MoeDecoderLayer, number=2),
+    # Experts are not as the model's own are: those of Qwen3-Next are apart, those of Qwen3.5 are not.
+    "qwen3-next": QWEN(layer=Qwen3NextDecoderLayer, number=3, are_experts_apart=False),
+    "qwen3.5": QWEN(layer=Qwen3_5DecoderLayer, number=3),
+    "qwen3.5-moe": QWEN(layer=Qwen3_5MoeDecoderLayer, number=1),
+}
+"""By the names of cases."""
+
+
+class Mtp:
+    """Made of modules of `transformers`, saved beside the model's own weights."""
+
+    def __init__(self, saved: Saved, form: Form) -> None:
+        torch.manual_seed(7)
+        self.saved, self._form = saved, form
+        model: PreTrainedModel = saved.model
+        self._decoder = model.get_decoder()
+        self._embedding, self._head = model.get_input_embeddings(), model.get_output_embeddings()
+        config = self._decoder.config
+        size = config.hidden_size
+        norm = Qwen3NextRMSNorm if form.has_offset_norms else nn.RMSNorm
+        self._layer = form.layer(config, form.number).eval()
+        self._parts = nn.ModuleDict({name: norm(size, config.rms_norm_eps) for name in ("token", "hidden", "last")})
+        self._parts["product"] = nn.Linear(2 * size, size, bias=False)
+        with torch.no_grad():
+            for parameter in (*self._layer.parameters(), *self._parts.parameters()):
+                parameter.normal_(std=0.15 if parameter.dim() > 1 else 0.3)
+                if parameter.dim() == 1 and not form.has_offset_norms:
+                    parameter.add_(1)
+        self.prefix = form.prefix.format(config.num_hidden_layers)
+        self._save()
+        for module in (self._layer, self._parts):
+            module.to(model.dtype)
+        self._hidden: dict[tuple[int, ...], Tensor] = {}
+
+    def _save(self) -> None:
+        form, file = self._form, self.saved.path / "model.safetensors"
+        stored = load_file(file)
+        tensors = self._layer.state_dict()
+        if form.are_experts_apart:
+            tensors = _apart(tensors)
+        tensors = {form.within + name: value for name, value in tensors.items()}
+        tensors |= {f"{form.parts[name]}.weight": part.weight for name, part in self._parts.items()}
+        for name, own in zip(form.copies, ("model.embed_tokens", "lm_head"), strict=False):
+            tensors[f"{name}.weight"] = stored[f"{own}.weight"]
+        save_file(stored | {self.prefix + name: value.detach().clone() for name, value in tensors.items()}, file)
+
+    @torch.no_grad()
+    def drafts(self, text: list[int], length: int, num: int) -> list[int]:
+        """Greedy ones behind the first `length` tokens."""
+        with self.saved.precision:
+            if tuple(text) not in self._hidden:
+                found = self._decoder(torch.tensor([text]), use_cache=False).last_hidden_state[0]
+                self._hidden[tuple(text)] = torch.cat((torch.zeros_like(found[:1]), found))
+            previous, drafts = self._hidden[tuple(text)][:length], []
+            for _ in range(num):
+                before = self._pass(torch.tensor([[*text[:length], *drafts]]), previous)[-1:]
+                normed = self._parts["last"](before)
+                drafts.append(int(self._head(normed[0]).argmax()))
+                previous = torch.cat((previous, normed if self._form.goes_on_normed else before))
+        return drafts
+
+    def _pass(self, ids: Tensor, previous: Tensor) -> Tensor:
+        both = (self._parts["token"](self._embedding(ids)[0]), self._parts["hidden"](previous))
+        x = self._parts["product"](torch.cat(both, -1))[None]
+        positions = torch.arange(ids.shape[1])[None]
+        mask = torch.full((ids.shape[1], ids.shape[1]), -torch.inf, dtype=x.dtype).triu(1)[None, None]
+        out = self._layer(
+            x, attention_mask=mask, position_ids=positions, position_embeddings=self._decoder.rotary_emb(x, positions)
+        )
+        return (out[0] if isinstance(out, tuple) else out)[0]
+
+
+def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Each expert's weights by themselves."""
+    found = dict(tensors)
+    if "mlp.experts.gate_up_proj" in found:
+        gates_and_ups, downs = found.pop("mlp.experts.gate_up_proj"), found.pop("mlp.experts.down_proj")
+        for i, (both, down) in enumerate(zip(gates_and_ups, downs, strict=True)):
+            gate, up = both.chunk(2)
+            for name, value in (("gate", gate), ("up", up), ("down", down)):
+                found[f"mlp.experts.{i}.{name}_proj.weight"] = value
+    return found
