@@ -111,7 +111,7 @@ class _Journey:
 
     def _has_room(self) -> bool:
         self._links = self._candidates()
-        return not self._links or any(link.load.has_room for link in self._links)
+        return not self._links or any(link.has_room for link in self._links)
 
     def _go(self) -> None:
         """The queue has asked `_has_room` in the same moment."""
@@ -125,7 +125,7 @@ class _Journey:
             self._search = asyncio.create_task(self._find_worker())
             return
         try:
-            self._put_on([link for link in links if link.load.has_room] or links)
+            self._put_on([link for link in links if link.has_room] or links)
         except FissileError as error:
             self._request.fail(error)
         except Exception as error:

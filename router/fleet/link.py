@@ -14,7 +14,7 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from fissile.channel import KeyedChannel, aio_channel
+from fissile.channel import MAX_MESSAGE_BYTES, KeyedChannel, aio_channel
 from fissile.errors import (
     FissileError,
     InvalidArgumentError,
@@ -51,6 +51,8 @@ from router.model.tokenizer import Tokenizer, TokenizerStore, receive_files
 logger = logging.getLogger(__name__)
 
 MAX_BACKOFF_SECONDS = 1.0
+MAX_OUTBOX_BYTES = MAX_MESSAGE_BYTES
+"""On their way to a worker that does not read them; aborts go beyond it."""
 OUTPUTS_PER_TURN = 64
 """Of the event loop."""
 
@@ -113,6 +115,11 @@ class WorkerLink:
     def num_open_requests(self) -> int:
         """Of this router."""
         return len(self._sequences.sinks)
+
+    @property
+    def has_room(self) -> bool:
+        """For a newcomer: it would reach the worker now, and soon be computed."""
+        return self.load.has_room and self._outbox.num_bytes < MAX_OUTBOX_BYTES
 
     def set_retired(self, is_retired: bool) -> None:
         """Retired: take nothing new; what runs may finish."""

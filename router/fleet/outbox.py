@@ -23,6 +23,13 @@ class Outbox:
         self._waiting: list[tuple[ExecuteCommand, int]] = []
         """With the bytes of each: to count them costs as much as to send them."""
         self._filled = asyncio.Event()
+        self._num_waiting_bytes = 0
+        self._num_taken_bytes = 0
+
+    @property
+    def num_bytes(self) -> int:
+        """Of what waits, and of what was taken last and may be on its way still."""
+        return self._num_waiting_bytes + self._num_taken_bytes
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -35,16 +42,20 @@ class Outbox:
 
     def _put(self, command: ExecuteCommand, num_bytes: int) -> None:
         self._waiting.append((command, num_bytes))
+        self._num_waiting_bytes += num_bytes
         self._filled.set()
 
     def clear(self) -> None:
         self._waiting.clear()
+        self._num_waiting_bytes = self._num_taken_bytes = 0
 
     async def take(self) -> Iterator[list[ExecuteCommand]]:
-        """All that waits, and at least one, in batches."""
+        """All that waits, and at least one, in batches. What was taken before has been written."""
+        self._num_taken_bytes = 0
         await self._filled.wait()
         self._filled.clear()
         waiting, self._waiting = self._waiting, []
+        self._num_taken_bytes, self._num_waiting_bytes = self._num_waiting_bytes, 0
         return batches(waiting)
 
 

@@ -2,6 +2,10 @@
 
 import asyncio
 
+import grpc
+
+from fissile.v1 import GenerateRequest, TokenSequence
+from router.fleet import link as worker_link
 from tests.fakes.system import error_of, run_system, until
 from tests.fakes.worker import FakeWorker, counts
 from tests.router.fleet.asking import ask, expected
@@ -134,3 +138,32 @@ def test_a_sequence_that_its_worker_has_forgotten_goes_on_elsewhere(monkeypatch)
     assert answer.tokens[0] == expected(began, 20)
     assert other.usage.num_completion_tokens == 300
     assert (len(b.received), a.num_streams, a.aborted) == (1, 1, [began.id])
+
+
+class Deaf(FakeWorker):
+    """Reads none of its commands, and answers all else."""
+
+    async def _read(self, stream, requests, has_news):
+        await asyncio.Event().wait()
+
+
+def test_what_waits_for_a_worker_that_does_not_read_has_a_bound(monkeypatch):
+    """A client that opens and gives up, again and again, leaves nothing in its budget, and its commands with us."""
+    monkeypatch.setattr(worker_link, "MAX_OUTBOX_BYTES", 500_000)
+
+    async def scenario(system):
+        (link,) = system.router.workers.links.values()
+        calls = []
+        while link.has_room:
+            call = system.stub.Generate(GenerateRequest(tokens=TokenSequence(token_ids=[3] * 60_000)))
+            calls.append(call)
+            await until(lambda: len(link._sequences) or not link.has_room)
+            call.cancel()
+            await until(lambda: not len(link._sequences))
+        late = asyncio.ensure_future(error_of(system.ask(ask(5), timeout=0.2)))
+        await until(lambda: len(system.router.api.admission.queue))
+        return len(calls), (await late).code, link._outbox.num_bytes
+
+    num_calls, code, num_bytes = run_system(scenario, Deaf(counts(5), max_model_len=100_000))
+    assert num_calls > 5 and code == grpc.StatusCode.DEADLINE_EXCEEDED
+    assert 500_000 <= num_bytes < 600_000
