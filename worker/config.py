@@ -171,14 +171,17 @@ class WorkerSettings(Settings):
     )
 
     # Speculative decoding
-    speculative: Literal["none", "ngram", "draft", "mtp"] = Field(
+    speculative: Literal["none", "ngram", "draft", "eagle3", "mtp"] = Field(
         "none",
         description="Who drafts tokens for the model to verify several in one step: 'ngram' looks up what followed the "
-        "last tokens before, 'draft' asks --draft-model, 'mtp' the model's own layer for multi-token prediction. The "
-        "same tokens come, sooner where drafts are right.",
+        "last tokens before, 'draft' asks --draft-model, 'eagle3' a --draft-model that goes on from states of the "
+        "model, 'mtp' the model's own layer for multi-token prediction. The same tokens come, sooner where drafts are "
+        "right.",
     )
     draft_model: str | None = Field(
-        None, description="--speculative draft: a small model of the same vocabulary, named as --model is."
+        None,
+        description="--speculative draft: a small model of the same vocabulary, named as --model is; eagle3: an "
+        "EAGLE-3 draft made for the model.",
     )
     num_speculative_tokens: int = Field(4, ge=1, description="Most drafts of a sequence in one step.")
     min_ngram: int = Field(2, ge=1, description="Tokens that must be the last ones for a place to be looked up.")
@@ -212,8 +215,8 @@ class WorkerSettings(Settings):
         check_names(self.served_model_name, self.model_version)
         check_tls(self.tls_certificate, self.tls_key, self.tls_client_ca, self.router_names + self.operator_names)
         check_keys({"--router-key": self.router_key, "--operator-key": self.operator_key})
-        if (self.speculative == "draft") != (self.draft_model is not None):
-            raise ValueError("--speculative draft and --draft-model go together")
+        if (self.speculative in ("draft", "eagle3")) != (self.draft_model is not None):
+            raise ValueError("--speculative draft or eagle3 and --draft-model go together")
         if self.min_ngram > self.max_ngram:
             raise ValueError(f"--min-ngram {self.min_ngram} is above --max-ngram {self.max_ngram}")
         if self.preemption_mode == "swap" and not self.swap_space_gib:
@@ -263,7 +266,7 @@ class WorkerSettings(Settings):
         match self.speculative:
             case "ngram":
                 return NgramDrafter(self.min_ngram, self.max_ngram)
-            case "draft" | "mtp":
+            case "draft" | "eagle3" | "mtp":
                 return ModelDrafter()
             case _:
                 return None
@@ -309,6 +312,7 @@ class WorkerSettings(Settings):
             max_model_len=self.max_model_len,
             num_speculative_tokens=self.num_drafts,
             draft_model=self.draft_model,
+            has_eagle3_drafts=self.speculative == "eagle3",
             has_mtp_drafts=self.speculative == "mtp",
             num_blocks=self.num_blocks,
             kv_cache_gib=self.kv_cache_gib,

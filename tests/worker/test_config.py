@@ -33,8 +33,12 @@ def parse(*argv):
         (["--num-speculative-tokens", "0"], "--num-speculative-tokens: "),
         (["--speculative", "eagle"], "--speculative: "),
         (["--min-ngram", "5"], "--min-ngram 5 is above --max-ngram 4"),
-        (["--speculative", "draft"], "--speculative draft and --draft-model go together"),
-        (["--speculative", "ngram", "--draft-model", "smollm2"], "--speculative draft and --draft-model go together"),
+        (["--speculative", "draft"], "--speculative draft or eagle3 and --draft-model go together"),
+        (["--speculative", "eagle3"], "--speculative draft or eagle3 and --draft-model go together"),
+        (
+            ["--speculative", "ngram", "--draft-model", "smollm2"],
+            "draft or eagle3 and --draft-model go together",
+        ),
     ],
 )
 def test_what_cannot_work_is_named(argv, said, capsys):
@@ -69,7 +73,11 @@ def test_a_draft_model_is_asked_in_the_ranks():
     settings = parse("--speculative", "draft", "--draft-model", "smollm2", "--num-speculative-tokens", "3")
     runner = settings.runner_config()
     assert (runner.draft_model, runner.num_speculative_tokens, settings.async_depth) == ("smollm2", 3, 0)
-    assert isinstance(settings.drafter(), ModelDrafter) and not runner.has_mtp_drafts
+    assert isinstance(settings.drafter(), ModelDrafter) and not (runner.has_eagle3_drafts or runner.has_mtp_drafts)
+    settings = parse("--speculative", "eagle3", "--draft-model", "draft")
+    runner = settings.runner_config()
+    assert (runner.draft_model, runner.has_eagle3_drafts, settings.async_depth) == ("draft", True, 0)
+    assert isinstance(settings.drafter(), ModelDrafter)
     settings = parse("--speculative", "mtp")
     runner = settings.runner_config()
     assert (runner.draft_model, runner.has_mtp_drafts, settings.async_depth) == (None, True, 0)

@@ -17,6 +17,8 @@ class AttentionShape:
     """Of one layer of the whole model, before sharding."""
 
     hidden_size: int
+    input_size: int | None = None
+    """Of what is projected to queries, keys and values, where it is not `hidden_size`."""
     num_heads: int
     num_kv_heads: int
     head_dim: int
@@ -53,7 +55,7 @@ class SelfAttention(nn.Module):
         value_dim = shape.v_head_dim or dim
         query_width = 2 * dim if shape.is_gated else dim
         parts = {"q_proj": (heads, query_width), "k_proj": (kv_heads, dim), "v_proj": (kv_heads, value_dim)}
-        self.qkv_proj = MergedColumnLinear(setup, shape.hidden_size, parts, shape.bias)
+        self.qkv_proj = MergedColumnLinear(setup, shape.input_size or shape.hidden_size, parts, shape.bias)
         self.o_proj = RowLinear(setup, heads, value_dim, shape.hidden_size, shape.output_bias)
         norm = None
         if shape.qk_norm_eps is not None:

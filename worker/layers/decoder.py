@@ -1,5 +1,6 @@
 """A decoder: embedding, layers, norm. Its layers are one operation where a kernel has it."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,8 +12,11 @@ from worker.kernels.decoder import DECODER, BoundWeights, DecoderKernel, Decoder
 from worker.kernels.interface import GqaCache
 from worker.layers.blocks import DecoderLayer, GatedMLP, SelfAttention
 from worker.layers.embedding import TokenEmbedding
+from worker.layers.kept_states import KeptStates
 from worker.layers.norm import RMSNorm
 from worker.layers.setup import LayerSetup
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +100,14 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(layers)
         self.norm = RMSNorm(setup, hidden_size, eps, is_offset=has_offset_norm)
         self._whole = WholeDecoder.find(setup, layers, self.norm)
+        self._kept: KeptStates | None = None
+
+    def keep_states(self, kept: KeptStates) -> None:
+        """Fill `kept` in each pass from now on."""
+        self._kept = kept
+        if self._whole is not None:
+            logger.info("layers run one by one, not as one operation: drafts go on from states between them")
+            self._whole = None
 
     def embed(self, input_ids: Tensor) -> Tensor:
         """int64 [T] → what the first layer takes, [T, hidden]."""
@@ -111,11 +123,26 @@ class Decoder(nn.Module):
         if self._whole is not None and current_context().cut is None:
             return self._whole(x, wanted)
         residual = torch.zeros_like(x)
-        *first, last = self.layers
-        for layer in first:
-            x, residual = layer(x, residual)
-        x, residual = last(x, residual, wanted)
-        return self.norm.add_norm(x, residual)[0]
+        last = len(self.layers) - 1
+        for number, layer in enumerate(self.layers):
+            x, residual = layer(*self.between(number, x, residual), wanted if number == last else None)
+        return self.normed(x, residual)
+
+    def between(self, place: int, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """What the layer behind so many others takes, where x and the residual are what these left: the same, or, if
+        their sum is kept, nothing and the sum."""
+        if self._kept is None or place not in self._kept.places:
+            return x, residual
+        stream = self.norm.add_norm(x, residual)[1]
+        self._kept.put(place, stream)
+        return torch.zeros_like(x), stream
+
+    def normed(self, x: Tensor, residual: Tensor) -> Tensor:
+        """The last hidden state, of what the last layer left."""
+        hidden, stream = self.norm.add_norm(x, residual)
+        if self._kept is not None:
+            self._kept.put(len(self.layers), stream)
+        return hidden
 
 
 class SandwichDecoder(Decoder):

@@ -130,8 +130,8 @@ class Gemma4Decoder(SandwichDecoder):
         residual, shared, last = torch.zeros_like(x), SharedKv(), len(self.layers) - 1
         for number, layer in enumerate(self.layers):
             wanted = current_context().wanted if number == last else None
-            x, residual = layer(x, residual, told[number], shared, wanted)
-        return self.norm.add_norm(x, residual)[0]
+            x, residual = layer(*self.between(number, x, residual), told[number], shared, wanted)
+        return self.normed(x, residual)
 
     def _told(self, input_ids: Tensor, x: Tensor) -> Tensor:
         """[T, layers, per_layer_size]"""

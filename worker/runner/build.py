@@ -22,6 +22,7 @@ from worker.runner.config import MemoryReport, ModelInfo, RunnerConfig
 from worker.runner.dtypes import is_emulated, resolve_dtype
 from worker.runner.graphs import MANY_TOKENS, GraphSizes
 from worker.runner.load import layer_setup, load_draft, load_model, load_mtp, open_model
+from worker.runner.load_eagle3 import load_eagle3
 from worker.runner.memory import GIB, physical_cores
 from worker.runner.model_runner import ModelRunner
 
@@ -73,7 +74,10 @@ def build_runner(
     setup = layer_setup(opened, config, kernels, tp, dtype, ep, dp)
     model, weights = load_model(opened, config, setup, max_model_len, watch)
     draft = None
-    if config.draft_model is not None:
+    if config.has_eagle3_drafts:
+        draft, more = load_eagle3(config, model_config, setup, model, max_model_len, watch)
+        weights += more
+    elif config.draft_model is not None:
         draft, more = load_draft(config, model_config, LayerSetup(kernels, tp, dtype), max_model_len, watch)
         weights += more
     elif config.has_mtp_drafts:

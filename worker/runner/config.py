@@ -42,6 +42,8 @@ class RunnerConfig:
     """Most drafts of a row: for each there are logits in one step."""
     draft_model: str | None = None
     """Who proposes all of them, as `worker.loader.source.resolve_model` reads it; None: they come with the batch."""
+    has_eagle3_drafts: bool = False
+    """The draft model is an EAGLE-3 layer, which goes on from states of the model."""
     has_mtp_drafts: bool = False
     """The model's own layer for multi-token prediction proposes them, in place of a draft model."""
     num_blocks: int | None = None
