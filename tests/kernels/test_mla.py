@@ -67,6 +67,18 @@ def test_tokens_that_the_index_chooses(rig: Rig, top_k: int) -> None:
     assert [(row >= 0).sum().item() for row in chosen[:3]] == [top_k, 9, min(top_k, 33)]
 
 
+def test_of_equal_scores_the_earliest_tokens_are_chosen(rig: Rig) -> None:
+    """Rows and chunks: else what a token sees would go by how its prompt was cut."""
+    rows = LatentRows(rig, mla_spec(rig), [1, 1, 3], [60, 9, 40], 16, top_k=20)
+    rows.weights = torch.zeros_like(rows.weights)
+    chosen = rows.chosen()
+    assert chosen is not None
+    tables = [rows.rows[number].table for number in (0, 1, 2, 2, 2)]
+    for row, table, num in zip(chosen.tolist(), tables, (20, 9, 20, 20, 20), strict=True):
+        first = [table[at // 16] * 16 + at % 16 for at in range(num)]
+        assert sorted(row) == sorted([*first, *[-1] * (20 - num)])
+
+
 def test_short_contexts_are_attended_to_as_a_whole(rig: Rig) -> None:
     rows = LatentRows(rig, mla_spec(rig), [1, 1, 20], [32, 9, 31], 16, top_k=32)
     assert rows.chosen() is None

@@ -95,10 +95,9 @@ def test_they_are_those_of_the_whole_sequence(
     assert all(loop.scheduler.load().accepted_counts) and watch.num_compared > 40
 
 
-@pytest.mark.parametrize("mtp", ["deepseek-v3", "glm4-moe", "qwen3-next"], indirect=True)
+@pytest.mark.parametrize("mtp", ["deepseek-v3", "deepseek-v32", "glm4-moe", "qwen3-next"], indirect=True)
 def test_no_token_is_another_by_them(mtp: Mtp, built: Built) -> None:
-    """By any rules, and where some are preempted. Not of V3.2: which of keys of equal scores its index takes goes by
-    the shape of a product, in chunks of a prompt, too."""
+    """By any rules, and where some are preempted."""
     plain, loop = make_loop(built), make_loop(built, 10, ModelDrafter())
     for each in (plain, loop):
         each.run(*(make_sequence(i, PROMPTS[i % 4], NUM_TOKENS, params) for i, params in enumerate(MIX)))

@@ -158,9 +158,9 @@ class IndexKernel(Protocol):
         """
 
     def choose(self, q: Tensor, weights: Tensor, cache: Tensor, metadata: Any) -> Tensor | None:
-        """The `top_k` tokens up to each token's own with the highest sum over heads of weight × max(0, query · key):
-        int32 [T, top_k] of token slots (block × block_size + offset), in no order; −1 where there are fewer. None where
-        no row of the step has more tokens, so that all are chosen."""
+        """The `top_k` tokens up to each token's own with the highest sum over heads of weight × max(0, query · key), of
+        equal sums the earliest: int32 [T, top_k] of token slots (block × block_size + offset), in no order; −1 where
+        there are fewer. None where no row of the step has more tokens, so that all are chosen."""
 
 
 MLA: Operation[MlaSpec, MlaKernel] = Operation("mla")

@@ -16,7 +16,9 @@ EXPERTS = {
     "first_k_dense_replace": 1, "moe_intermediate_size": 32, "n_routed_experts": 8, "n_shared_experts": 2, "n_group": 4,
     "topk_group": 2, "num_experts_per_tok": 3,
 }  # fmt: skip
-INDEX = {"index_topk": 16, "index_head_dim": 32, "index_n_heads": 8}
+INDEX = {"index_topk": 16, "index_head_dim": 32, "index_n_heads": 24, "pad_token_id": None}
+"""So many heads that no score is 0, nor is the embedding of a token, as padding's is: of equal scores `transformers`
+takes any."""
 ATTENTION = "MLA, an index in V3.2"
 CASES = {
     "deepseek-v3": lambda: DeepseekV3ForCausalLM(DeepseekV3Config(**LATENT | EXPERTS | {"rope_parameters": YARN})),

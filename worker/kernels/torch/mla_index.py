@@ -85,6 +85,14 @@ class TorchIndex:
 
     def _best(self, scores: Tensor, hidden: Tensor, slots: Tensor) -> Tensor:
         """scores, hidden, slots [n, C] → int32 [n, top_k]"""
-        best = scores.masked_fill(hidden, -torch.inf).topk(min(self._spec.top_k, scores.shape[1]), sorted=False)
-        chosen = slots.gather(1, best.indices).masked_fill_(best.values == -torch.inf, -1).int()
-        return functional.pad(chosen, (0, self._spec.top_k - chosen.shape[1]), value=-1)
+        most = min(self._spec.top_k, scores.shape[1])
+        scores = scores.masked_fill(hidden, -torch.inf)
+        least = scores.topk(most, sorted=False).values.amin(1, keepdim=True)
+        above, equal = scores > least, scores == least
+        earliest = equal & (equal.cumsum(1) <= most - above.sum(1, keepdim=True))
+        is_chosen = (above | earliest) & ~hidden
+        places = (is_chosen.cumsum(1) - 1).masked_fill_(~is_chosen, most)
+        chosen = torch.full((len(scores), self._spec.top_k + 1), -1, dtype=torch.int32, device=scores.device)
+        chosen.scatter_(1, places, slots.int())
+        chosen[:, most:] = -1
+        return chosen[:, : self._spec.top_k]
