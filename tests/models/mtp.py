@@ -1,21 +1,24 @@
 """A layer for multi-token prediction, computed plainly over the whole sequence: what drafts are held to."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from copy import deepcopy
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import MiMoV2FlashConfig, PreTrainedModel
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3DecoderLayer
 from transformers.models.deepseek_v32.modeling_deepseek_v32 import DeepseekV32DecoderLayer
 from transformers.models.glm4_moe.modeling_glm4_moe import Glm4MoeDecoderLayer
+from transformers.models.mimo_v2_flash.modeling_mimo_v2_flash import MiMoV2FlashDecoderLayer
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5DecoderLayer
 from transformers.models.qwen3_5_moe.modeling_qwen3_5_moe import Qwen3_5MoeDecoderLayer
 from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextDecoderLayer, Qwen3NextRMSNorm
 
+from tests.models.cases.mimo_v2 import MIMO
 from tests.models.saved import Saved
 
 
@@ -31,13 +34,21 @@ class Form:
     """Of names; `{}` is the number behind the last layer's."""
     parts: dict[str, str]
     """What the checkpoint calls the product and the norms; the other names are the layer's, behind `within`."""
+    renamed: dict[str, str] = field(default_factory=dict)
+    """Some of these."""
     within: str = ""
     copies: tuple[str, ...] = ()
     """Of the model's embedding and head."""
+    further: tuple[str, ...] = ()
+    """Names of tensors of further such layers, which are not used."""
     has_offset_norms: bool = False
     goes_on_normed: bool = False
     """Further drafts are of the state behind the last norm, not of the one before it."""
     are_experts_apart: bool = True
+    rope_type: tuple[str, ...] = ()
+    """What `transformers` calls its angles, where a model has several kinds."""
+    window: int | None = None
+    """A token sees the last so many, itself included."""
 
 
 DEEPSEEK = partial(
@@ -54,10 +65,32 @@ QWEN = partial(
     has_offset_norms=True,
     goes_on_normed=True,
 )
+
+
+def without_experts(config: MiMoV2FlashConfig, number: int) -> nn.Module:
+    config = deepcopy(config)
+    config.mlp_layer_types = ["dense"] * config.num_hidden_layers
+    return MiMoV2FlashDecoderLayer(config, number)
+
+
 FORMS = {
     "deepseek-v3": DEEPSEEK(layer=DeepseekV3DecoderLayer, number=2),
     "deepseek-v32": DEEPSEEK(layer=DeepseekV32DecoderLayer, number=1),
     "glm4-moe": DEEPSEEK(layer=Glm4MoeDecoderLayer, number=2),
+    "mimo-v2-flash": Form(
+        layer=without_experts,
+        number=1,
+        prefix="model.mtp.layers.0.",
+        parts={"product": "eh_proj", "token": "enorm", "hidden": "hnorm", "last": "final_layernorm"},
+        renamed={
+            "self_attn.sinks": "self_attn.attention_sink_bias",
+            "post_attention_layernorm.weight": "pre_mlp_layernorm.weight",
+        },
+        goes_on_normed=True,
+        rope_type=("sliding_attention",),
+        window=MIMO["sliding_window"],
+        further=("model.mtp.layers.1.enorm.weight",),
+    ),
     # Experts are not as the model's own are: those of Qwen3-Next are apart, those of Qwen3.5 are not.
     "qwen3-next": QWEN(layer=Qwen3NextDecoderLayer, number=3, are_experts_apart=False),
     "qwen3.5": QWEN(layer=Qwen3_5DecoderLayer, number=3),
@@ -98,10 +131,11 @@ class Mtp:
         tensors = self._layer.state_dict()
         if form.are_experts_apart:
             tensors = _apart(tensors)
-        tensors = {form.within + name: value for name, value in tensors.items()}
+        tensors = {form.within + form.renamed.get(name, name): value for name, value in tensors.items()}
         tensors |= {f"{form.parts[name]}.weight": part.weight for name, part in self._parts.items()}
         for name, own in zip(form.copies, ("model.embed_tokens", "lm_head"), strict=False):
             tensors[f"{name}.weight"] = stored[f"{own}.weight"]
+        stored |= {name: torch.zeros(1) for name in form.further}
         save_file(stored | {self.prefix + name: value.detach().clone() for name, value in tensors.items()}, file)
 
     @torch.no_grad()
@@ -123,10 +157,11 @@ class Mtp:
         both = (self._parts["token"](self._embedding(ids)[0]), self._parts["hidden"](previous))
         x = self._parts["product"](torch.cat(both, -1))[None]
         positions = torch.arange(ids.shape[1])[None]
-        mask = torch.full((ids.shape[1], ids.shape[1]), -torch.inf, dtype=x.dtype).triu(1)[None, None]
-        out = self._layer(
-            x, attention_mask=mask, position_ids=positions, position_embeddings=self._decoder.rotary_emb(x, positions)
-        )
+        distance = positions.T - positions
+        is_hidden = (distance < 0) | (distance >= (self._form.window or len(distance)))
+        mask = torch.zeros(distance.shape, dtype=x.dtype).masked_fill(is_hidden, -torch.inf)[None, None]
+        angles = self._decoder.rotary_emb(x, positions, *self._form.rope_type)
+        out = self._layer(x, attention_mask=mask, position_ids=positions, position_embeddings=angles)
         return (out[0] if isinstance(out, tuple) else out)[0]
 
 

@@ -82,6 +82,17 @@ def as_qwen_has_it(_num_layers: int) -> StoredMtp:
     )
 
 
+def as_mimo_has_it(_num_layers: int) -> StoredMtp:
+    return StoredMtp(
+        prefix="model.mtp.layers.0.",
+        names=(
+            ("shared_head.norm.", "final_layernorm."),
+            ("post_attention_layernorm.", "pre_mlp_layernorm."),
+            ("self_attn.sinks", "self_attn.attention_sink_bias"),
+        ),
+    )
+
+
 class MtpHead(StateHead):
     """Goes on from the last hidden state that the model had when it predicted a token. Embedding and head are the
     model's own."""

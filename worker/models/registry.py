@@ -12,11 +12,11 @@ from worker.models.gemma3 import Gemma3ForCausalLM
 from worker.models.gemma4 import Gemma4ForCausalLM
 from worker.models.gpt_oss import GptOssForCausalLM
 from worker.models.llama import LlamaForCausalLM
-from worker.models.mimo_v2 import MimoV2FlashForCausalLM
+from worker.models.mimo_v2 import MimoV2FlashForCausalLM, mimo_mtp_layer
 from worker.models.mistral import MistralForCausalLM
 from worker.models.mixtral import MixtralForCausalLM
 from worker.models.moe import MoeForCausalLM, moe_mtp_layer
-from worker.models.mtp import MtpHead, MtpKind, as_qwen_has_it, behind_the_last
+from worker.models.mtp import MtpHead, MtpKind, as_mimo_has_it, as_qwen_has_it, behind_the_last
 from worker.models.qwen2 import Qwen2ForCausalLM
 from worker.models.qwen3 import Qwen3ForCausalLM
 from worker.models.qwen3_5 import Qwen35ForCausalLM
@@ -53,6 +53,7 @@ MTP_KINDS: dict[str, MtpKind] = {
     "DeepseekV3ForCausalLM": MtpKind(deepseek_mtp_layer, behind_the_last),
     "DeepseekV32ForCausalLM": MtpKind(deepseek_mtp_layer, behind_the_last),
     "Glm4MoeForCausalLM": MtpKind(moe_mtp_layer, behind_the_last),
+    "MiMoV2FlashForCausalLM": MtpKind(mimo_mtp_layer, as_mimo_has_it, passes_on_normed=True),
     "Qwen3_5ForCausalLM": OF_QWEN,
     "Qwen3_5ForConditionalGeneration": OF_QWEN,
     "Qwen3_5MoeForCausalLM": OF_QWEN,

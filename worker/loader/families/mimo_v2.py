@@ -33,6 +33,8 @@ class MimoConfig(MoeConfig):
     local: ModelConfig
     """The same of the layers with a window."""
     local_v_head_dim: int
+    local_window: int | None
+    """None: it is not narrower than the context."""
     is_local: tuple[bool, ...]
     """Of each layer: whether it is one of those with a window, be that wider than the context."""
 
@@ -70,6 +72,7 @@ def mimo_v2_flash_config(fields: Fields) -> MimoConfig:
         value_scale=fields.number("attention_value_scale", 1.0),
         local=local,
         local_v_head_dim=fields.integer("swa_v_head_dim", v_head_dim, most=MAX_SIZE),
+        local_window=window if window < base.max_model_len else None,
         is_local=tuple(kind == SLIDING for kind in types),
         windows=layer_windows(fields, types, window, base.max_model_len),
         skipped_weights=MTP_NAMES,
