@@ -22,9 +22,14 @@ from worker.core.model_drafter import ModelDrafter
 from worker.core.params import SamplingParams
 from worker.core.sequence import Sequence
 from worker.executor.executor import Executor
+from worker.loader.decoder_fields import read_decoder
 from worker.loader.errors import ModelConfigError
+from worker.loader.families.eagle3 import eagle3_config
+from worker.loader.fields import Fields
 from worker.runner.config import RunnerConfig
 from worker.runner.graphs import GraphSizes
+
+IDS = "eagle_aux_hidden_state_layer_ids"
 
 
 @dataclass(frozen=True)
@@ -97,7 +102,7 @@ class Eagle:
         said = config.to_dict() | {
             "architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": len(self._tokens),
             "target_hidden_size": self.saved.model.config.hidden_size, "norm_before_residual": case.is_normed_residual,
-            "eagle_config": {"use_aux_hidden_state": True, "eagle_aux_hidden_state_layer_ids": list(case.ids) or None},
+            "eagle_config": {"use_aux_hidden_state": True, IDS: list(case.ids) or None},
         }  # fmt: skip
         (self.path / "config.json").write_text(json.dumps(said))
 
@@ -230,6 +235,30 @@ def test_states_are_kept_by_replayed_graphs_too(eagle: Eagle, monkeypatch: pytes
     assert watch.num_compared > 40 and sum(graph.num_replays for graph in graphs.graphs) > 0
 
 
+@pytest.mark.parametrize(
+    ("said", "num_layers", "places"),
+    [
+        ({"eagle_config": {IDS: [2, 30, 58], "use_aux_hidden_state": True}}, 61, (2, 30, 58)),
+        ({"eagle_config": {IDS: [1, 29, 57]}, "head_dim": None}, 61, (2, 30, 58)),
+        ({"eagle_config": {IDS: [1, 29, 61]}, "additional_fc": False}, 62, (2, 30, 62)),
+        ({"target_model_type": "gemma3_text", "reuse_target_lm_head": True, "sliding_window": 512}, 62, (2, 31, 59)),
+        ({IDS: [24, 30, 36]}, 36, (24, 30, 36)),
+    ],
+)
+def test_published_files_are_read(said: dict[str, object], num_layers: int, places: tuple[int, ...]) -> None:
+    """As those for Kimi-K2.5, DeepSeek-V3, Gemma 3 and GPT-OSS are written."""
+    config = {
+        "model_type": "llama", "hidden_act": "silu", "hidden_size": 7168, "intermediate_size": 18432, "head_dim": 128,
+        "num_attention_heads": 64, "num_key_value_heads": 64, "num_hidden_layers": 1, "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-6, "rope_theta": 1e6, "rope_scaling": None, "sliding_window": None, "max_window_layers": 48,
+        "use_sliding_window": False, "pretraining_tp": 1, "vocab_size": 163840, "draft_vocab_size": 32000,
+        "attention_bias": False, "attention_dropout": 0.0, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+        "use_cache": True,
+    }  # fmt: skip
+    eagle = read_decoder(Fields(config | said, "config.json"), eagle3_config)
+    assert (eagle.draft_vocab_size, eagle.target_hidden_size, eagle.places(num_layers)) == (32000, 7168, places)
+
+
 @pytest.mark.parametrize("eagle", ["of its own"], indirect=True)
 @pytest.mark.parametrize(
     ("said", "tensors", "message"),
@@ -238,7 +267,8 @@ def test_states_are_kept_by_replayed_graphs_too(eagle: Eagle, monkeypatch: pytes
         ({"target_hidden_size": 64}, {}, "hidden_size of 64, that of the model it drafts for is 48"),
         ({"architectures": ["LlamaForCausalLM"]}, {}, "its architecture is LlamaForCausalLM; LlamaForCausalLMEagle3"),
         ({"num_hidden_layers": 2}, {}, "num_hidden_layers is 2; nothing but 1"),
-        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1, 4]}}, {}, "states behind 0, 1, 4 layers.* has 3"),
+        ({"eagle_config": {IDS: [0, 1, 4]}}, {}, "states behind 0, 1, 4 layers.* has 3"),
+        ({"fc_norm": True}, {}, "fc_norm is True; fields that are not known"),
         ({"eagle_config": {"use_other": 1}}, {}, "eagle_config.use_other is 1; fields that are not known"),
         ({}, {"d2t": None}, "tensor d2t is missing: draft_vocab_size is 40, vocab_size 99"),
         ({}, {"d2t": torch.zeros(40, dtype=torch.int64) + 60}, "tensor d2t names token 60 to 99 of 99"),

@@ -62,6 +62,9 @@ def eagle3_config(fields: Fields) -> Eagle3Config:
     fields.expect("tie_word_embeddings", False)
     fields.expect("bias", False)
     fields.expect("norm_before_fc", False)
+    fields.expect("additional_fc", False)
+    # Whose head it is, the tensors tell, and which model it is for, the one that is served.
+    fields.ignore("reuse_target_lm_head", "target_model_type")
     expect_full_attention(fields)
     base = replace(
         dense_config(fields, ARCHITECTURE, "llama"),
