@@ -13,20 +13,24 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRot
 
 from tests.engine.loop import make_sequence
 from tests.engine.mix import MIX
-from tests.engine.test_ranks import Ranks
 from tests.fakes.graphs import RecordedGraphs
 from tests.models.cases import SMALL, VOCABULARY, all_cases
 from tests.models.saved import Saved, save
-from tests.models.test_mtp import NUM_DRAFTS, NUM_TOKENS, OPTIONS, PROMPTS, Built, Watch, build, make_loop
+from tests.models.test_mtp import (
+    NUM_TOKENS,
+    PROMPTS,
+    Built,
+    Watch,
+    assert_two_ranks_propose_alike,
+    build,
+    make_loop,
+)
 from worker.core.model_drafter import ModelDrafter
-from worker.core.params import SamplingParams
 from worker.core.sequence import Sequence
-from worker.executor.executor import Executor
 from worker.loader.decoder_fields import read_decoder
 from worker.loader.errors import ModelConfigError
 from worker.loader.families.eagle3 import eagle3_config
 from worker.loader.fields import Fields
-from worker.runner.config import RunnerConfig
 from worker.runner.graphs import GraphSizes
 
 IDS = "eagle_aux_hidden_state_layer_ids"
@@ -202,24 +206,8 @@ def test_no_token_is_another_by_them(eagle: Eagle, built: Built) -> None:
 
 @pytest.mark.parametrize("eagle", ["of its own"], indirect=True)
 def test_two_ranks_propose_the_same(eagle: Eagle, built: Built) -> None:
-    """Of four tokens that requests allow, some drafts are right: as many as on one rank."""
     allowed = tuple(eagle._tokens[:4].tolist())
-    config = RunnerConfig(
-        model=str(eagle.saved.path), device="cpu", tensor_parallel_size=2, num_threads=1, num_blocks=64,
-        num_speculative_tokens=NUM_DRAFTS, **OPTIONS, **options(eagle),
-    )  # fmt: skip
-    executor = Executor(config, log_level="warning")
-    executor.start(120)
-    try:
-        loops = [make_loop((each, built[1]), drafter=ModelDrafter()) for each in (built[0], Ranks(executor))]
-        for loop in loops:
-            params = [SamplingParams(seed=i, allowed_token_ids=allowed) for i in range(4)]
-            loop.run(*(make_sequence(i, PROMPTS[i], NUM_TOKENS, params[i]) for i in range(4)))
-    finally:
-        executor.shutdown()
-    one, two = (loop.scheduler.load() for loop in loops)
-    assert loops[0].tokens == loops[1].tokens
-    assert one.accepted_counts == two.accepted_counts and one.num_accepted_tokens > 5
+    assert_two_ranks_propose_alike(built, allowed, eagle.saved.path, **options(eagle))
 
 
 @pytest.mark.parametrize("eagle", ["of its own"], indirect=True)

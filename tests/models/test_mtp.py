@@ -10,6 +10,7 @@ from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 
 from tests.engine.loop import Loop, make_sequence
 from tests.engine.mix import MIX
+from tests.engine.test_ranks import Ranks
 from tests.fakes.graphs import RecordedGraphs
 from tests.models.cases import VOCABULARY, all_cases
 from tests.models.cases.deepseek import EXPERTS, LATENT
@@ -19,7 +20,9 @@ from tests.runner.conftest import random_prompt
 from worker.core.batch import ScheduledBatch
 from worker.core.config import CacheConfig, SchedulerConfig
 from worker.core.model_drafter import ModelDrafter
+from worker.core.params import SamplingParams
 from worker.core.sequence import Sequence
+from worker.executor.executor import Executor
 from worker.loader.errors import ModelConfigError, WeightsError
 from worker.parallel.group import Group
 from worker.runner.build import build_runner
@@ -44,9 +47,12 @@ def built(mtp: Mtp) -> Built:
 
 
 def build(path: Path, **options: object) -> Built:
+    return build_runner(runner_config(path, **options), Group())
+
+
+def runner_config(path: Path, **options: object) -> RunnerConfig:
     defaults = {"num_blocks": 64, "has_mtp_drafts": True, "num_speculative_tokens": NUM_DRAFTS, **OPTIONS}
-    config = RunnerConfig(model=str(path), device="cpu", num_state_checkpoints=3, **(defaults | options))
-    return build_runner(config, Group())
+    return RunnerConfig(model=str(path), device="cpu", num_state_checkpoints=3, **(defaults | options))
 
 
 def make_loop(built: Built, num_blocks: int = 64, drafter: object = None, **scheduler) -> Loop:
@@ -104,6 +110,28 @@ def test_no_token_is_another_by_them(mtp: Mtp, built: Built) -> None:
     assert loop.tokens == plain.tokens
     load = loop.scheduler.load()
     assert load.num_preemptions > 0 and load.num_draft_tokens > 20
+
+
+def assert_two_ranks_propose_alike(built: Built, allowed: tuple[int, ...], path: Path, **options: object) -> None:
+    """Of few tokens that requests allow, some drafts are right: as many as on one rank."""
+    config = runner_config(path, tensor_parallel_size=2, num_threads=1, **options)
+    executor = Executor(config, log_level="warning")
+    executor.start(120)
+    try:
+        loops = [make_loop((each, built[1]), drafter=ModelDrafter()) for each in (built[0], Ranks(executor))]
+        for loop in loops:
+            params = [SamplingParams(seed=i, allowed_token_ids=allowed) for i in range(4)]
+            loop.run(*(make_sequence(i, PROMPTS[i], NUM_TOKENS, params[i]) for i in range(4)))
+    finally:
+        executor.shutdown()
+    one, two = (loop.scheduler.load() for loop in loops)
+    assert loops[0].tokens == loops[1].tokens
+    assert one.accepted_counts == two.accepted_counts and one.num_accepted_tokens > 5
+
+
+@pytest.mark.parametrize("mtp", ["qwen3.5-moe"], indirect=True)
+def test_two_ranks_propose_the_same(mtp: Mtp, built: Built) -> None:
+    assert_two_ranks_propose_alike(built, (3, 11, 40, 77), mtp.saved.path)
 
 
 @pytest.mark.parametrize("mtp", ["deepseek-v3", "qwen3-next"], indirect=True)
