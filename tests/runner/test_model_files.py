@@ -158,7 +158,7 @@ def test_a_model_larger_than_memory(folder: Path, monkeypatch: pytest.MonkeyPatc
     def create_model(*_: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB.\nAnd more about it")
 
-    monkeypatch.setattr("worker.runner.build.create_model", create_model)
+    monkeypatch.setattr("worker.runner.load.create_model", create_model)
     with pytest.raises(WeightsError, match=r"do not fit into the memory of cpu: CUDA .* allocate 9 GiB\.$"):
         load(folder)
 
