@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from google.protobuf.json_format import Parse
 
+from bench.cpu_table import with_table
 from fissile import v1
 
 ROOT = Path(__file__).parents[1]
@@ -19,6 +20,11 @@ FOLDERS = "(?:bench|common|deploy|docs|fissile|protos|router|tests|worker)"
 def test_links_lead_somewhere(page):
     links = re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text())
     assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+def test_speeds_are_those_of_the_last_sitting():
+    readme = (ROOT / "README.md").read_text()
+    assert readme == with_table(readme), "run: python -m bench.cpu_table"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
