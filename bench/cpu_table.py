@@ -7,7 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-README = Path(__file__).parents[1] / "README.md"
+from bench.readme import README, replaced
+
 RESULTS = Path(__file__).parent / "results" / "cpu.jsonl"
 BEGIN, END = "<!-- speeds: python -m bench.cpu_table -->\n", "<!-- end of speeds -->\n"
 NAMES = {
@@ -39,9 +40,7 @@ def _row(record: dict[str, Any], name: str) -> str:
 
 
 def with_table(readme: str) -> str:
-    before, _, rest = readme.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return before + BEGIN + table() + END + after
+    return replaced(readme, BEGIN, END, table())
 
 
 if __name__ == "__main__":

@@ -5,13 +5,11 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 
 import grpc
-from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
-from grpc_reflection.v1alpha.reflection import SERVICE_NAME, aio
+from grpc_reflection.v1alpha import reflection_pb2
+from grpc_reflection.v1alpha.reflection import aio
 
 from common.host_bound import HostBound
 from fissile.errors import InvalidArgumentError
-
-__all__ = ["SERVICE_NAME", "ReflectionServicer", "reflection_pb2_grpc"]
 
 MAX_STREAMS_OF_HOST = 32
 MAX_STREAMS = 1024

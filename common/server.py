@@ -19,12 +19,13 @@ from typing import Any, TypeVar
 import grpc
 from grpc_channelz.v1.channelz import add_channelz_servicer
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2_grpc
+from grpc_reflection.v1alpha.reflection import SERVICE_NAME as REFLECTION
 
 from common.decoding import decode
 from common.faults import log_fault
 from common.health import HealthServicer
-from common.reflection import SERVICE_NAME as REFLECTION
-from common.reflection import ReflectionServicer, reflection_pb2_grpc
+from common.reflection import ReflectionServicer
 from fissile.channel import MAX_MESSAGE_BYTES, SERVER_OPTIONS
 from fissile.errors import STATUS_DETAILS_KEY, FissileError, InternalError, InvalidArgumentError, UnavailableError
 from fissile.tls import ServerTls

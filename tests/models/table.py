@@ -3,13 +3,11 @@
 python -m tests.models.table    writes it into the README
 """
 
-from pathlib import Path
-
+from bench.readme import README, replaced
 from tests.models.cases import Family, all_families
 from worker.loader.families.registry import FAMILIES
 from worker.loader.gguf_families import FAMILIES as GGUF_FAMILIES
 
-README = Path(__file__).parents[2] / "README.md"
 BEGIN, END = "<!-- models: python -m tests.models.table -->\n", "<!-- end of models -->\n"
 HEADER = "| models | `architectures` | attention | GGUF |\n|---|---|---|---|\n"
 
@@ -34,9 +32,7 @@ def _row(family: Family) -> str:
 
 
 def with_table(readme: str) -> str:
-    before, _, rest = readme.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return before + BEGIN + table() + END + after
+    return replaced(readme, BEGIN, END, table())
 
 
 if __name__ == "__main__":
