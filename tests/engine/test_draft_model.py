@@ -41,7 +41,11 @@ class Drafted:
     def config(self, draft_model: Path, **options: object) -> RunnerConfig:
         defaults = {"num_blocks": 64, "swap_space_gib": 0.01, "num_speculative_tokens": 4, **OPTIONS}
         return RunnerConfig(
-            model=str(self.tiny.path), device="cpu", draft_model=str(draft_model), **(defaults | options)
+            model=str(self.tiny.path),
+            device="cpu",
+            drafter="draft",
+            draft_model=str(draft_model),
+            **(defaults | options),
         )
 
     def _runner(self, draft_model: Path, **options: object) -> tuple[ModelRunner, ModelInfo]:
@@ -194,4 +198,7 @@ def test_what_cannot_draft_is_refused_by_name(drafted, tmp_path):
         drafted.runner(tmp_path / "nowhere")
     hybrid = save(all_cases()["qwen3-next"], tmp_path / "hybrid").path
     with pytest.raises(ModelConfigError, match=r"draft model .*hybrid: Qwen3NextForCausalLM has recurrent state"):
-        build_runner(RunnerConfig(model=str(hybrid), draft_model=str(hybrid), device="cpu", num_blocks=64), Group())
+        build_runner(
+            RunnerConfig(model=str(hybrid), drafter="draft", draft_model=str(hybrid), device="cpu", num_blocks=64),
+            Group(),
+        )

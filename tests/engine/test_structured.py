@@ -156,7 +156,9 @@ def test_masks_behind_drafts_that_only_the_device_knew(model_path, runner, alone
         return [*mixed(), *(constrained(id, id, wide) for id in range(20, 26))]
 
     plain = make_loop(runner, async_depth=0).run(*sequences())
-    draft = build_runner(config(model_path, draft_model=str(model_path), num_speculative_tokens=3), Group())[0]
+    draft = build_runner(
+        config(model_path, drafter="draft", draft_model=str(model_path), num_speculative_tokens=3), Group()
+    )[0]
     loop = make_loop(draft, 12, ModelDrafter(), async_depth=0, num_speculative_tokens=3)
     assert loop.run(*sequences()) == plain == alone | {id: plain[id] for id in range(20, 26)}
     assert loop.scheduler.load().num_preemptions > 0

@@ -118,7 +118,7 @@ def build_assembly() -> Assembly:
         Path(draft, "config.json").write_text(json.dumps(DRAFT))
         config = RunnerConfig(
             model=model, load_format="dummy", dtype="bfloat16", device="cpu", kernel_backend="triton", num_blocks=1,
-            max_num_seqs=NUM_SLOTS, max_num_batched_tokens=NUM_TOKENS, draft_model=draft,
+            max_num_seqs=NUM_SLOTS, max_num_batched_tokens=NUM_TOKENS, drafter="draft", draft_model=draft,
             num_speculative_tokens=NUM_DRAFTS,
         )  # fmt: skip
         build.build_runner(config, Group())

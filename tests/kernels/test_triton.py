@@ -168,8 +168,9 @@ def test_a_draft_model_proposes_what_the_model_says(tmp_path: Path) -> None:
     """As it is the model itself: its passes and the model's find keys and values in the same blocks."""
     model = save_llama(tmp_path, num_hidden_layers=1)
     config = RunnerConfig(
-        model=str(tmp_path), draft_model=str(tmp_path), device=DEVICES[0].type, kernel_backend="triton", num_blocks=16,
-        max_model_len=64, max_num_seqs=4, max_num_batched_tokens=64, num_speculative_tokens=3,
+        model=str(tmp_path), drafter="draft", draft_model=str(tmp_path), device=DEVICES[0].type,
+        kernel_backend="triton", num_blocks=16, max_model_len=64, max_num_seqs=4, max_num_batched_tokens=64,
+        num_speculative_tokens=3,
     )  # fmt: skip
     limits = SchedulerConfig(max_model_len=64, max_num_seqs=4, async_depth=0, num_speculative_tokens=3)
     loop = Loop(build_runner(config, Group())[0], limits, CacheConfig(num_blocks=16), ModelDrafter())

@@ -165,7 +165,7 @@ def built(eagle: Eagle) -> Built:
 
 
 def options(eagle: Eagle) -> dict[str, object]:
-    return {"has_mtp_drafts": False, "has_eagle3_drafts": True, "draft_model": str(eagle.path)}
+    return {"drafter": "eagle3", "draft_model": str(eagle.path)}
 
 
 def make(eagle: Eagle, **more: object) -> Built:

@@ -51,7 +51,7 @@ def build(path: Path, **options: object) -> Built:
 
 
 def runner_config(path: Path, **options: object) -> RunnerConfig:
-    defaults = {"num_blocks": 64, "has_mtp_drafts": True, "num_speculative_tokens": NUM_DRAFTS, **OPTIONS}
+    defaults = {"num_blocks": 64, "drafter": "mtp", "num_speculative_tokens": NUM_DRAFTS, **OPTIONS}
     return RunnerConfig(model=str(path), device="cpu", num_state_checkpoints=3, **(defaults | options))
 
 

@@ -145,7 +145,7 @@ def test_drafts_of_repeated_text(models: Callable[[str], Model]) -> None:
 
 def test_drafts_of_a_model_from_graphs(models: Callable[[str], Model], tmp_path: Path) -> None:
     model, stranger = models("qwen3.5"), save(all_cases()["qwen3"], tmp_path)
-    runner, info = model.runner(2, draft_model=str(stranger.path), kernel_backend="torch")
+    runner, info = model.runner(2, drafter="draft", draft_model=str(stranger.path), kernel_backend="torch")
     with torch.inference_mode():
         runner.capture(GraphSizes(tokens=(8, 32, 96)), graphs := RecordedGraphs())
     loop = model.loop_over(runner, info, ModelDrafter(), 2)

@@ -65,7 +65,8 @@ def test_speculation_reaches_scheduler_runner_and_drafter():
     settings = parse("--speculative", "ngram", "--num-speculative-tokens", "3", "--min-ngram", "1")
     scheduler = settings.scheduler_config(100)
     assert (scheduler.num_speculative_tokens, scheduler.async_depth, settings.async_depth) == (3, 0, 0)
-    assert settings.runner_config().num_speculative_tokens == 3
+    runner = settings.runner_config()
+    assert (runner.num_speculative_tokens, runner.drafter) == (3, None)
     assert isinstance(settings.drafter(), NgramDrafter)
 
 
@@ -73,14 +74,14 @@ def test_a_draft_model_is_asked_in_the_ranks():
     settings = parse("--speculative", "draft", "--draft-model", "smollm2", "--num-speculative-tokens", "3")
     runner = settings.runner_config()
     assert (runner.draft_model, runner.num_speculative_tokens, settings.async_depth) == ("smollm2", 3, 0)
-    assert isinstance(settings.drafter(), ModelDrafter) and not (runner.has_eagle3_drafts or runner.has_mtp_drafts)
+    assert isinstance(settings.drafter(), ModelDrafter) and runner.drafter == "draft"
     settings = parse("--speculative", "eagle3", "--draft-model", "draft")
     runner = settings.runner_config()
-    assert (runner.draft_model, runner.has_eagle3_drafts, settings.async_depth) == ("draft", True, 0)
+    assert (runner.draft_model, runner.drafter, settings.async_depth) == ("draft", "eagle3", 0)
     assert isinstance(settings.drafter(), ModelDrafter)
     settings = parse("--speculative", "mtp")
     runner = settings.runner_config()
-    assert (runner.draft_model, runner.has_mtp_drafts, settings.async_depth) == (None, True, 0)
+    assert (runner.draft_model, runner.drafter, settings.async_depth) == (None, "mtp", 0)
     assert isinstance(settings.drafter(), ModelDrafter)
 
 

@@ -11,7 +11,6 @@ from worker.grammars.compiler import GrammarCompiler
 from worker.grammars.masks import SlotGrammars
 from worker.kernels.native.build import this_cpu
 from worker.kernels.select import Kernels
-from worker.layers.setup import LayerSetup
 from worker.loader.config import CommonConfig
 from worker.loader.errors import ModelConfigError
 from worker.loader.source import ModelSource
@@ -73,16 +72,15 @@ def build_runner(
     kernels = Kernels(device, config.kernel_backend)
     setup = layer_setup(opened, config, kernels, tp, dtype, ep, dp)
     model, weights = load_model(opened, config, setup, max_model_len, watch)
-    draft = None
-    if config.has_eagle3_drafts:
-        draft, more = load_eagle3(config, model_config, setup, model, max_model_len, watch)
-        weights += more
-    elif config.draft_model is not None:
-        draft, more = load_draft(config, model_config, LayerSetup(kernels, tp, dtype), max_model_len, watch)
-        weights += more
-    elif config.has_mtp_drafts:
-        draft, more = load_mtp(opened, config, setup, model, max_model_len, watch)
-        weights += more
+    draft, draft_weights = None, 0
+    match config.drafter:
+        case "draft":
+            draft, draft_weights = load_draft(config, model_config, setup, max_model_len, watch)
+        case "eagle3":
+            draft, draft_weights = load_eagle3(config, model_config, setup, model, max_model_len, watch)
+        case "mtp":
+            draft, draft_weights = load_mtp(opened, config, setup, model, max_model_len, watch)
+    weights += draft_weights
 
     assembly = Assembly(
         config=config,

@@ -40,12 +40,11 @@ class RunnerConfig:
     """None: the model's own."""
     num_speculative_tokens: int = 0
     """Most drafts of a row: for each there are logits in one step."""
+    drafter: Literal["draft", "eagle3", "mtp"] | None = None
+    """Who proposes all of them: a draft model, an EAGLE-3 layer, which goes on from states of the model, or the model's
+    own layer for multi-token prediction; None: they come with the batch."""
     draft_model: str | None = None
-    """Who proposes all of them, as `worker.loader.source.resolve_model` reads it; None: they come with the batch."""
-    has_eagle3_drafts: bool = False
-    """The draft model is an EAGLE-3 layer, which goes on from states of the model."""
-    has_mtp_drafts: bool = False
-    """The model's own layer for multi-token prediction proposes them, in place of a draft model."""
+    """The first two of these, as `worker.loader.source.resolve_model` reads it."""
     num_blocks: int | None = None
     """Size of the cache in blocks; wins over the sizes below."""
     kv_cache_gib: float | None = None

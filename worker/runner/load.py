@@ -87,10 +87,7 @@ def load_model(
     if config.expert_parallel and not any(isinstance(module, RoutedExperts) for module in model.modules()):
         raise ModelConfigError(f"expert_parallel: {model_config.architecture} has no experts to spread over ranks")
     watch.lap("model")
-    if checkpoint is None:
-        fill_with_noise(model, config.seed)
-    else:
-        load_weights(model, checkpoint, model_config, setup.device)
+    fill(model, checkpoint, model_config, config.seed, setup)
     watch.lap("weights")
     num_bytes = pack_weights(model)
     if setup.device.type == "cuda":
@@ -111,7 +108,7 @@ def load_draft(
     )
     try:
         opened = open_model(own)
-        _check_draft(opened.config, target)
+        check_vocabulary(opened.config, target)
         setup = layer_setup(opened, own, like.kernels, like.tp, like.dtype)
         model, num_bytes = load_model(opened, own, setup, max_model_len, watch)
         builders = make_builders(model.cache_layers(), like.kernels, config.block_size)
@@ -123,11 +120,7 @@ def load_draft(
         raise ModelConfigError(f"draft model {config.draft_model}: {error}") from error
     if like.tp.rank == 0:
         logger.info("draft model %s: %s, weights %.2f GiB", own.model, opened.config.architecture, num_bytes / GIB)
-        if opened.config.max_model_len < max_model_len:
-            logger.warning(
-                "draft model %s is made for %d tokens, and %d are served: beyond its own its drafts are often wrong",
-                own.model, opened.config.max_model_len, max_model_len,
-            )  # fmt: skip
+        warn_of_context(own.model, opened.config, max_model_len)
     return Draft(model, builders), num_bytes
 
 
@@ -149,10 +142,7 @@ def load_mtp(
     if opened.checkpoint is not None:
         model_config = with_experts_as_stored(model_config, opened.checkpoint, stored.prefix)
     head = create_mtp(model_config, setup, model, config.max_num_batched_tokens)
-    if opened.checkpoint is None:
-        fill_with_noise(head, config.seed)
-    else:
-        load_weights(head, opened.checkpoint, model_config, setup.device, stored.prefix)
+    fill(head, opened.checkpoint, model_config, config.seed, setup, stored.prefix)
     num_bytes = pack_weights(head)
     watch.lap("layer for drafts")
     if setup.tp.rank == 0:
@@ -160,7 +150,31 @@ def load_mtp(
     return Draft(head, make_builders(head.cache_layers(), setup.kernels, config.block_size)), num_bytes
 
 
-def _check_draft(draft: CommonConfig, target: CommonConfig) -> None:
+def fill(
+    model: CausalLM,
+    checkpoint: Checkpoint | None,
+    model_config: ModelConfig,
+    seed: int,
+    setup: LayerSetup,
+    first: str = "",
+) -> None:
+    """With a checkpoint's weights, or, without one, with noise. `first`: see `load_weights`. Raises WeightsError."""
+    if checkpoint is None:
+        fill_with_noise(model, seed)
+    else:
+        load_weights(model, checkpoint, model_config, setup.device, first)
+
+
+def warn_of_context(name: str, draft: CommonConfig, max_model_len: int) -> None:
+    if draft.max_model_len < max_model_len:
+        logger.warning(
+            "draft model %s is made for %d tokens, and %d are served: beyond its own its drafts are often wrong",
+            name, draft.max_model_len, max_model_len,
+        )  # fmt: skip
+
+
+def check_vocabulary(draft: CommonConfig, target: CommonConfig) -> None:
+    """Raises ModelConfigError."""
     if draft.vocab_size != target.vocab_size:
         raise ModelConfigError(
             f"its vocab_size is {draft.vocab_size}, that of the model it drafts for {target.vocab_size}; they must be "

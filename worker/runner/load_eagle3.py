@@ -21,10 +21,10 @@ from worker.models.base import CausalLM
 from worker.models.deepseek import DeepseekForCausalLM
 from worker.models.dense import DecoderForCausalLM
 from worker.models.eagle3 import Eagle3Head
-from worker.models.weights import fill_with_noise, load_weights, pack_weights
+from worker.models.weights import pack_weights
 from worker.runner.config import RunnerConfig
 from worker.runner.drafting import Draft
-from worker.runner.load import OpenedModel, layer_setup
+from worker.runner.load import OpenedModel, check_vocabulary, fill, layer_setup, warn_of_context
 from worker.runner.memory import GIB
 
 logger = logging.getLogger(__name__)
@@ -62,10 +62,7 @@ def _load(
     kept = KeptStates(setup, places, target.num_layers, target.hidden_size, config.max_num_batched_tokens)
     model.model.keep_states(kept)
     head = Eagle3Head(replace(eagle, max_model_len=max_model_len), setup, model, kept)
-    if checkpoint is None:
-        fill_with_noise(head, config.seed)
-    else:
-        load_weights(head, checkpoint, eagle, setup.device)
+    fill(head, checkpoint, eagle, config.seed, setup)
     head.token_ids = None if token_ids is None else token_ids.to(setup.device)
     num_bytes = pack_weights(head)
     if like.tp.rank == 0:
@@ -73,11 +70,7 @@ def _load(
             "draft model %s: %s, from the states behind %s layers of the model, weights %.2f GiB",
             config.draft_model, eagle.architecture, ", ".join(map(str, places)), num_bytes / GIB,
         )  # fmt: skip
-        if eagle.max_model_len < max_model_len:
-            logger.warning(
-                "draft model %s is made for %d tokens, and %d are served: beyond its own its drafts are often wrong",
-                config.draft_model, eagle.max_model_len, max_model_len,
-            )  # fmt: skip
+        warn_of_context(config.draft_model, eagle, max_model_len)
     return head, num_bytes
 
 
@@ -99,11 +92,8 @@ def _open(config: RunnerConfig, name: str) -> OpenedModel:
 
 def _check(eagle: Eagle3Config, target: ModelConfig) -> None:
     """That the two fit together. Raises ModelConfigError."""
+    check_vocabulary(eagle, target)
     of_target = "that of the model it drafts for"
-    if eagle.vocab_size != target.vocab_size:
-        raise ModelConfigError(
-            f"its vocab_size is {eagle.vocab_size}, {of_target} {target.vocab_size}; they must be equal"
-        )
     if eagle.target_hidden_size != target.hidden_size:
         raise ModelConfigError(
             f"it is made for a model with a hidden_size of {eagle.target_hidden_size}, {of_target} is "
