@@ -35,6 +35,12 @@ FILES = ServedFiles(TOKENIZER, model_fingerprint="f1")
 _prompts = itertools.count(11)
 
 
+def restart_prompts() -> None:
+    """Begin again with the first prompt: a test must have the same ones whatever ran before it."""
+    global _prompts
+    _prompts = itertools.count(11)
+
+
 @dataclass
 class System:
     server: WorkerServer

@@ -11,7 +11,7 @@ from tests.worker.harness import expected, run_all, run_worker, sequence
 def test_drafts_are_counted_for_all_who_ask():
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    message = sequence(1, max_tokens=40)
+    message = sequence(1, [7] * 5, max_tokens=40)
 
     async def scenario(system):
         router = await run_all(system, message)
