@@ -205,8 +205,9 @@ class Completion:
         return True
 
     def _flush(self) -> bool:
-        """The text is over. True when a stop string ended the completion: the parser may have held it back."""
-        self._read(self._detokenizer.flush(), armed=False)
+        """The text is over. True when a stop string ended the completion: what was held back may complete one."""
+        if self._read(self._detokenizer.flush(), armed=self._is_armed):
+            return True
         if self._parser and self._sort(self._parser.flush(), armed=self._is_armed):
             return True
         self._show(self._matcher.flush())

@@ -53,7 +53,10 @@ class OpenRequest:
         self.trace = trace
         self.error: FissileError | None = None
         detokenizer = tokenizer.detokenizers(
-            spec.prompt.token_ids, skip_special_tokens=spec.skip_special_tokens, shown=spec.text.shown_tokens
+            spec.prompt.token_ids,
+            skip_special_tokens=spec.skip_special_tokens,
+            shown=spec.text.shown_tokens,
+            is_eager=bool(spec.text.stops),
         )
         self.completions = [Completion(i, spec.text, detokenizer(), tokenizer.token_bytes) for i in range(spec.n)]
         num_prompt_logprobs = len(spec.prompt.token_ids) - 1 if spec.wants_prompt_logprobs else 0

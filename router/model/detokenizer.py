@@ -121,14 +121,23 @@ class WindowDetokenizer:
 class FallbackDetokenizer(WindowDetokenizer):
     """`byte_of`: the byte of each token that is one.
 
-    A run of them is held back until another token ends it, as a byte to come could break it; at most MAX_HELD_BYTES."""
+    A run of them is held back until another token ends it, as a byte to come could break it; at most MAX_HELD_BYTES.
+    With `is_eager` a character comes with the token that completes it, and what breaks a run spoils only what is not
+    complete: whoever looks for stop strings must not see them a token late, or not at all."""
 
-    __slots__ = ("_byte_of", "_is_broken", "_is_cut", "_run")
+    __slots__ = ("_byte_of", "_is_broken", "_is_cut", "_is_eager", "_run")
 
     def __init__(
-        self, decode: Decode, byte_of: Mapping[int, int], hidden: Set[int] = frozenset(), prompt: Sequence[int] = ()
+        self,
+        decode: Decode,
+        byte_of: Mapping[int, int],
+        hidden: Set[int] = frozenset(),
+        prompt: Sequence[int] = (),
+        *,
+        is_eager: bool = False,
     ) -> None:
         self._byte_of = byte_of
+        self._is_eager = is_eager
         self._run = bytearray()
         """What is held back of the run; its tokens are the last ones of the window."""
         self._is_cut = False
@@ -168,7 +177,8 @@ class FallbackDetokenizer(WindowDetokenizer):
         if num_complete is None:
             self._is_broken = True
             return self._lose_run()
-        return self._show_run(num_complete) if self._is_cut or len(self._run) > MAX_HELD_BYTES else ""
+        is_shown = self._is_eager or self._is_cut or len(self._run) > MAX_HELD_BYTES
+        return self._show_run(num_complete) if is_shown else ""
 
     def _show_run(self, num_bytes: int) -> str:
         """Return and forget the run up to there, which is the end of a character."""

@@ -156,15 +156,21 @@ class Tokenizer:
         return self._added.get(text)
 
     def detokenizers(
-        self, prompt: Sequence[int], *, skip_special_tokens: bool, shown: Set[str] = frozenset()
+        self,
+        prompt: Sequence[int],
+        *,
+        skip_special_tokens: bool,
+        shown: Set[str] = frozenset(),
+        is_eager: bool = False,
     ) -> Callable[[], Detokenizer]:
-        """Makes a new one for each completion of `prompt`. Special tokens in `shown` are never skipped."""
+        """Makes a new one for each completion of `prompt`. Special tokens in `shown` are never skipped. `is_eager`: a
+        character comes with the token that completes it, see `FallbackDetokenizer`."""
         hidden = self._hidden(frozenset(shown)) if skip_special_tokens else frozenset()
         before = last_shown(prompt, hidden)
         if self._byte_level:
             return partial(ByteDetokenizer, self._visible(hidden) if hidden else self._bytes, before)
         if self._byte_of:
-            return partial(FallbackDetokenizer, self._decode_all, self._byte_of, hidden, before)
+            return partial(FallbackDetokenizer, self._decode_all, self._byte_of, hidden, before, is_eager=is_eager)
         return partial(WindowDetokenizer, self._decode_all, hidden, before)
 
     def _decode_all(self, token_ids: list[int]) -> str:

@@ -82,6 +82,48 @@ def test_a_special_token_as_stop_string(include, text):
     assert answer.usage.num_completion_tokens == 2
 
 
+FALLBACK = toys.byte_fallback()
+PARIS, END = FALLBACK.token_to_id("▁Paris"), FALLBACK.token_to_id("</s>")
+NEWLINE, E1, E2 = (FALLBACK.token_to_id(f"<0x{byte:02X}>") for byte in (0x0A, 0xC3, 0xA9))
+
+
+@pytest.mark.parametrize("tokens_per_step", [1, 100])
+@pytest.mark.parametrize(
+    ("tokens", "stop", "num_tokens"),
+    [
+        ([PARIS, NEWLINE, PARIS, PARIS], "\n", 2),
+        ([PARIS, NEWLINE, END], "\n", 2),
+        ([PARIS, NEWLINE, NEWLINE, END], "\n\n", 3),
+        ([PARIS, E1, E2], "é", 3),
+        ([PARIS, E1, E2, NEWLINE, 0xFF], "é\n", 4),
+    ],
+    ids=["followed", "eos", "two", "length", "longer"],
+)
+def test_a_stop_of_byte_tokens_ends_at_the_token_that_completes_it(tokens, stop, num_tokens, tokens_per_step):
+    """A line end is a byte in Llama 2's vocabulary: a run of these is held back without stop strings, but not here."""
+    worker = FakeWorker(lambda asked: tokens, files=toys.files(FALLBACK), tokens_per_step=tokens_per_step)
+    answer = stopped(worker, [stop], max_tokens=len(tokens))
+    assert (answer.text, answer.finishes[0].reason, answer.finishes[0].stop) == (" Paris", STOP_STRING, stop)
+    assert (answer.tokens[0], answer.usage.num_completion_tokens) == (tokens[:num_tokens], num_tokens)
+
+
+@pytest.mark.parametrize(
+    ("options", "text", "reason"),
+    [
+        ({"max_tokens": 2}, "A", STOP_STRING),
+        ({"max_tokens": 2, "include_stop": True}, "A\ufffd", STOP_STRING),
+        ({"max_tokens": 2, "min_tokens": 2}, "A", STOP_STRING),
+        ({"max_tokens": 4, "min_tokens": 4}, "A\ufffdBB", FinishReason.FINISH_REASON_LENGTH),
+    ],
+)
+def test_a_stop_that_only_the_end_completes_counts(options, text, reason):
+    """A character that is cut off becomes text when nothing more comes."""
+    first_of_two = toys.byte_level().encode("é", add_special_tokens=False).ids[0]
+    a, b = (toys.byte_level().token_to_id(letter) for letter in "AB")
+    answer = stopped(FakeWorker(lambda asked: [a, first_of_two, b, b]), ["\ufffd"], **options)
+    assert (answer.text, answer.finishes[0].reason) == (text, reason)
+
+
 def test_no_stop_before_min_tokens():
     answer = stopped(FakeWorker(says("ABABAB", eos=False)), ["AB"], min_tokens=3)
     assert (answer.text, answer.usage.num_completion_tokens) == ("AB", 4)

@@ -181,6 +181,42 @@ def test_a_long_run_is_shown_as_it_comes():
     assert all(len(piece) <= 1 for piece in pieces[MAX_HELD_BYTES + 3 :])
 
 
+def as_it_comes(ids):
+    """Behind a prompt: whole characters of each run up to the byte that breaks it, and U+FFFD for each one after."""
+    text, run = "", bytearray()
+    for i in [*ids, None]:
+        if i in BYTE_OF:
+            run.append(BYTE_OF[i])
+            continue
+        try:
+            num_whole = codecs.utf_8_decode(run, "strict", False)[1]
+            num_lost = min(1, len(run) - num_whole) if i is None else len(run) - num_whole
+        except UnicodeDecodeError as error:
+            num_whole = error.start
+            num_lost = len(run) - num_whole
+        text += run[:num_whole].decode() + "\ufffd" * num_lost
+        run.clear()
+        text += FALLBACK.id_to_token(i).replace("▁", " ") if i is not None else ""
+    return text
+
+
+@settings(max_examples=500)
+@given(RUNS, st.integers(1, 4))
+def test_an_eager_one_returns_each_character_with_the_token_that_completes_it(ids, size):
+    detokenizer = FallbackDetokenizer(decode, BYTE_OF, prompt=[PARIS], is_eager=True)
+    assert "".join(pieces_of(detokenizer, ids, size)) == as_it_comes(ids)
+    detokenizer, shown = FallbackDetokenizer(decode, BYTE_OF, prompt=[PARIS], is_eager=True), ""
+    for num, token_id in enumerate(ids, 1):
+        shown += detokenizer.feed([token_id])
+        assert as_it_comes(ids[:num]) in (shown, shown + "\ufffd")
+
+
+def test_an_eager_one_loses_the_blank_that_begins_a_text_and_no_other():
+    for ids in ([0x20, 0x20, 0x61], [0x20], [0x20, 0xC3, 0xA9]):
+        detokenizer = FallbackDetokenizer(decode, BYTE_OF, is_eager=True)
+        assert "".join(pieces_of(detokenizer, byte_ids(ids))) == decode(byte_ids(ids))
+
+
 LOSSY = toys.byte_level()
 
 
