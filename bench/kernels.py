@@ -15,24 +15,19 @@ from torch import Tensor
 from torch.nn import functional
 
 from bench.common import Figure, finish, parse_arguments
+from worker.kernels.gqa import GQA, GqaCache, GqaKernel, GqaMetadata, GqaSpec, QkNorm
 from worker.kernels.interface import (
     EMBEDDING,
     GATED_ACTIVATION,
-    GQA,
     LINEAR,
     PREPARE_STEP,
     RMS_NORM,
     ActivationSpec,
     EmbeddingSpec,
-    GqaCache,
-    GqaKernel,
-    GqaMetadata,
-    GqaSpec,
     LinearSpec,
     NormSpec,
-    QkNorm,
     RopeTable,
-)  # fmt: skip
+)
 from worker.kernels.select import Kernels
 from worker.kernels.step import Chunk, SlotTables, StagedRows, Step, StepBuffers
 from worker.kernels.weights import Dense

@@ -18,7 +18,8 @@ from triton.runtime.jit import JITFunction
 
 from worker.kernels.delta import DeltaParameters, DeltaSpec, DeltaState
 from worker.kernels.experts import ClampedSwiglu, ExpertsSpec, ExpertWeights, RouteSpec
-from worker.kernels.interface import GqaSpec, LinearSpec, QkNorm, RopeTable
+from worker.kernels.gqa import GqaSpec, QkNorm
+from worker.kernels.interface import LinearSpec, RopeTable
 from worker.kernels.mla import LatentNorm, MlaSpec
 from worker.kernels.step import Chunk, SlotTables, StagedRows, Step, StepBuffers
 from worker.kernels.torch.linear import PackedLinear

@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from worker.kernels.interface import GQA, GqaSpec, KernelT, Operation, SpecT
+from worker.kernels.gqa import GQA, GqaSpec
 from worker.kernels.native.library import obstacle
+from worker.kernels.operation import KernelT, Operation, SpecT
 from worker.kernels.select import Kernels
 from worker.kernels.step import Chunk, Step, StepBuffers
 

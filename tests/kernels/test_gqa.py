@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from tests.kernels.rig import IS_INTERPRETED, Rig, Rows
-from worker.kernels.interface import GQA, GqaSpec, QkNorm, RopeTable
+from worker.kernels.gqa import GQA, GqaSpec, QkNorm
+from worker.kernels.interface import RopeTable
 from worker.kernels.step import Step
 
 SHAPES = [(6, 2, 16), (4, 4, 8), (3, 1, 64)]

@@ -15,7 +15,8 @@ from tests.runner.conftest import make_driver, random_prompt, save_llama
 from tests.runner.driver import cache_of
 from tests.runner.test_logits import assert_logits, capture_logits
 from worker.core.cache.pools import PoolKind, PoolSpec
-from worker.kernels.select import KernelBackendError, Kernels
+from worker.kernels.operation import KernelBackendError
+from worker.kernels.select import Kernels
 from worker.loader import source as source_module
 from worker.loader.checkpoint import EMBEDDING, HEAD
 from worker.loader.errors import ModelConfigError, ModelNotFoundError, UnknownArchitectureError, WeightsError

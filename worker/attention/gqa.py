@@ -9,7 +9,7 @@ from torch import Tensor
 
 from worker.attention.interface import CacheBuilder, EntryTensor
 from worker.core.cache.pools import PoolKind, PoolPlan, PoolSpec
-from worker.kernels.interface import GQA, GqaCache, GqaSpec
+from worker.kernels.gqa import GQA, GqaCache, GqaSpec
 from worker.kernels.select import Kernels
 from worker.kernels.step import Step, StepBuffers
 

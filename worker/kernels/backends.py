@@ -9,14 +9,12 @@ from types import ModuleType
 
 import torch
 
+from worker.kernels.operation import KernelBackendError
+
 logger = logging.getLogger(__name__)
 
 PREFERRED = ("aiter", "triton", "native", "torch")
 BACKENDS = ("auto", *PREFERRED)
-
-
-class KernelBackendError(Exception):
-    """The backend asked for cannot run here; the message says what can."""
 
 
 def usable_backends(backend: str, device: torch.device) -> list[ModuleType]:
@@ -57,7 +55,7 @@ def _no_triton(device: torch.device) -> str | None:
 
 
 def _no_aiter(device: torch.device) -> str | None:
-    # Not at the top: the table there imports what imports this module.
+    # Not at the top: it would load the backend's table on machines that have no use for it.
     from worker.kernels.aiter.package import obstacle
 
     return obstacle(device)

@@ -6,15 +6,9 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from worker.kernels.interface import (
-    GqaCache,
-    GqaMetadata,
-    GqaSpec,
-    Operation,
-    PackedWeight,
-    QkNorm,
-    RopeTable,
-)
+from worker.kernels.gqa import GqaCache, GqaMetadata, GqaSpec, QkNorm
+from worker.kernels.interface import PackedWeight, RopeTable
+from worker.kernels.operation import Operation
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from worker.kernels.interface import Operation
+from worker.kernels.operation import Operation
 from worker.kernels.step import Step, StepBuffers
 
 

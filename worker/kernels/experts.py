@@ -9,7 +9,8 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from worker.kernels.interface import Activation, Operation
+from worker.kernels.interface import Activation
+from worker.kernels.operation import Operation
 from worker.kernels.weights import Dense, Weight
 
 # --- routing

@@ -13,7 +13,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from worker.kernels.interface import Operation, RopeTable
+from worker.kernels.interface import RopeTable
+from worker.kernels.operation import Operation
 from worker.kernels.step import Step, StepBuffers
 
 

@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from worker.kernels.interface import Operation
+from worker.kernels.operation import Operation
 
 GREEDY_TEMPERATURE = 1e-5
 """Below this a draw would be the most likely token anyway, up to overflow of logits / temperature."""

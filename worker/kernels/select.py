@@ -1,44 +1,12 @@
 """The kernel table: for each operation the implementations, in order of preference; the first that supports wins."""
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import Any, Generic, Protocol
+from typing import Any
 
 import torch
 
-from worker.kernels.backends import KernelBackendError, usable_backends
-from worker.kernels.interface import KernelT, Operation, SpecT
-
-__all__ = ["Implementation", "KernelBackendError", "KernelCompiler", "Kernels"]
-
-
-@dataclass(frozen=True, slots=True)
-class Implementation(Generic[SpecT, KernelT]):
-    """One way to carry out an operation. Capability decides, never a clock: two machines of one kind compute alike."""
-
-    operation: Operation[SpecT, KernelT]
-    name: str
-    supports: Callable[[SpecT, torch.device, torch.dtype], bool]
-    make: Callable[[SpecT, torch.device, torch.dtype], KernelT]
-
-
-class KernelCompiler(Protocol):
-    """Makes kernels ready before the first step needs them one after another."""
-
-    @property
-    def num_threads(self) -> int: ...
-
-    @property
-    def num_kernels(self) -> int:
-        """Made ready, so far."""
-
-    def threads(self) -> AbstractContextManager[None]:
-        """Around rehearsals: ends when what they asked for is there."""
-
-    def rehearsal(self) -> AbstractContextManager[None]:
-        """Within, operations of the backend do nothing but ask for the kernels that they would launch: what they return
-        is undefined. Torch's operations do what they always do."""
+from worker.kernels.backends import usable_backends
+from worker.kernels.operation import Implementation, KernelBackendError, KernelCompiler, KernelT, Operation, SpecT
 
 
 class Kernels:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from worker.attention.context import current_context
 from worker.kernels.decoder import DECODER, BoundWeights, DecoderKernel, DecoderLayerWeights, DecoderSpec
-from worker.kernels.interface import GqaCache
+from worker.kernels.gqa import GqaCache
 from worker.layers.blocks import DecoderLayer, GatedMLP, SelfAttention
 from worker.layers.embedding import TokenEmbedding
 from worker.layers.kept_states import KeptStates

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
-from worker.kernels.interface import GqaSpec
+from worker.kernels.gqa import GqaSpec
 from worker.layers.attention import GqaAttention
 from worker.layers.setup import LayerSetup
 from worker.loader.errors import ModelConfigError

@@ -31,7 +31,7 @@ from fissile.parent import EXIT_ORPHANED, die_with_parent
 from worker.core.batch import ScheduledBatch
 from worker.grammars.compiler import GrammarCompiler
 from worker.grammars.errors import GrammarError
-from worker.kernels.select import KernelBackendError
+from worker.kernels.operation import KernelBackendError
 from worker.kernels.step import Round
 from worker.loader.errors import ModelError
 from worker.processes.messages import Receiver, Sender, receive, send

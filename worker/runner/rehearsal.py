@@ -11,7 +11,7 @@ from torch import Tensor
 from worker.attention.context import ForwardContext, forward_context
 from worker.attention.interface import CacheBuilder, CacheLayer
 from worker.kernels.interface import REMEMBER
-from worker.kernels.select import KernelCompiler
+from worker.kernels.operation import KernelCompiler
 from worker.models.base import CausalLM
 from worker.runner.model_runner import RunnerParts
 from worker.sampling.sampler import Sampler

@@ -6,17 +6,8 @@ from torch import Tensor
 
 from tests.kernels.rig import Rig, Rows
 from worker.kernels.aiter.paged import StepViews
-from worker.kernels.interface import (
-    GATED_ACTIVATION,
-    GQA,
-    LINEAR,
-    RMS_NORM,
-    ActivationSpec,
-    LinearSpec,
-    NormSpec,
-    QkNorm,
-    RopeTable,
-)
+from worker.kernels.gqa import GQA, QkNorm
+from worker.kernels.interface import GATED_ACTIVATION, LINEAR, RMS_NORM, ActivationSpec, LinearSpec, NormSpec, RopeTable
 from worker.kernels.select import Kernels
 from worker.kernels.weights import Dense
 from worker.parallel.group import Group

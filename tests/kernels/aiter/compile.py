@@ -18,6 +18,7 @@ from triton.runtime.jit import JITFunction
 
 from tests.kernels.aiter.shim import on_cpu
 from tests.kernels.rig import CPU, Rig, Rows
+from worker.kernels.gqa import QkNorm
 from worker.kernels.interface import (
     EMBEDDING,
     GATED_ACTIVATION,
@@ -28,7 +29,6 @@ from worker.kernels.interface import (
     EmbeddingSpec,
     LinearSpec,
     NormSpec,
-    QkNorm,
 )
 from worker.kernels.sampling import CHOOSE, LOGPROBS, MASKED_COPY, DrawRules, Draws, Parameters
 from worker.kernels.select import Kernels

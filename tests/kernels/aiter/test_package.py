@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from worker.kernels.aiter import package
-from worker.kernels.backends import KernelBackendError
 from worker.kernels.interface import RMS_NORM, NormSpec
+from worker.kernels.operation import KernelBackendError
 from worker.kernels.select import Kernels
 
 CPU = torch.device("cpu")

@@ -14,8 +14,8 @@ from tests.kernels.aiter import checks
 from tests.kernels.rig import CPU, Rig
 from tests.runner.conftest import TINY, greedy_reference, random_prompt
 from tests.runner.driver import Driver
-from worker.kernels.backends import KernelBackendError
-from worker.kernels.interface import GQA, GqaSpec
+from worker.kernels.gqa import GQA, GqaSpec
+from worker.kernels.operation import KernelBackendError
 from worker.kernels.select import Kernels
 from worker.parallel.group import Group
 from worker.runner.build import build_runner

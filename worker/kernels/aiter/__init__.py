@@ -16,10 +16,10 @@ from worker.kernels.aiter.elementwise import NativeRmsNorm, NativeSiluAndMul, Tr
 from worker.kernels.aiter.linear import CONFIGURED_ARCHITECTURES, TritonLinear, TunedLinear
 from worker.kernels.aiter.native_gqa import NativeGqa
 from worker.kernels.aiter.triton_gqa import TritonGqa
+from worker.kernels.gqa import GQA
 from worker.kernels.interface import (
     EMBEDDING,
     GATED_ACTIVATION,
-    GQA,
     LINEAR,
     PREPARE_STEP,
     RMS_NORM,
@@ -27,8 +27,8 @@ from worker.kernels.interface import (
     LinearSpec,
     NormSpec,
 )
+from worker.kernels.operation import Implementation
 from worker.kernels.sampling import CHOOSE, LOGPROBS, MASKED_COPY
-from worker.kernels.select import Implementation
 from worker.kernels.weights import Dense
 
 Supports = Callable[[Any, torch.device, torch.dtype], bool]

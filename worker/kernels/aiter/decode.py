@@ -7,8 +7,8 @@ from torch import Tensor
 
 from worker.kernels.aiter.package import Need, required
 from worker.kernels.aiter.paged import StepViews
-from worker.kernels.backends import KernelBackendError
-from worker.kernels.interface import GqaCache, GqaSpec, is_plain
+from worker.kernels.gqa import GqaCache, GqaSpec, is_plain
+from worker.kernels.operation import KernelBackendError
 
 ASSEMBLY_HEAD_DIM = 128
 ASSEMBLY_BLOCK = 16

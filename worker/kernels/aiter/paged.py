@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from worker.kernels.interface import GqaSpec
+from worker.kernels.gqa import GqaSpec
 from worker.kernels.step import Step, StepBuffers
 
 

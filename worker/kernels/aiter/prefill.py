@@ -8,7 +8,7 @@ from torch import Tensor
 
 from worker.kernels.aiter.package import Need, required
 from worker.kernels.aiter.paged import StepViews
-from worker.kernels.interface import GqaCache, GqaSpec
+from worker.kernels.gqa import GqaCache, GqaSpec
 from worker.kernels.transfer import to_device
 
 

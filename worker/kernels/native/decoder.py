@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from worker.kernels.decoder import DecoderLayerWeights, DecoderSpec
-from worker.kernels.interface import GqaCache
+from worker.kernels.gqa import GqaCache
 from worker.kernels.native.gqa import StepMetadata, attention_model, point_at_attention, supports_gqa
 from worker.kernels.native.library import Layer, Model, engine, pointer
 

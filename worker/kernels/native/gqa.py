@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from worker.kernels.interface import GqaCache, GqaPool, GqaSpec, QkNorm, RopeTable, is_plain
+from worker.kernels.gqa import GqaCache, GqaPool, GqaSpec, QkNorm, is_plain
+from worker.kernels.interface import RopeTable
 from worker.kernels.native.library import Layer, Model, StepView, engine, obstacle, pointer
 from worker.kernels.native.memory import mapped
 from worker.kernels.step import Step, StepBuffers

@@ -7,10 +7,10 @@ from torch import Tensor
 
 from worker.kernels.delta import DELTA, GATED_NORM
 from worker.kernels.experts import EXPERTS, ROUTE_EXPERTS
+from worker.kernels.gqa import GQA
 from worker.kernels.interface import (
     EMBEDDING,
     GATED_ACTIVATION,
-    GQA,
     LINEAR,
     MOVE_ENTRIES,
     PREPARE_STEP,
@@ -19,8 +19,8 @@ from worker.kernels.interface import (
     ActivationSpec,
 )
 from worker.kernels.mla import INDEX, MLA
+from worker.kernels.operation import Implementation
 from worker.kernels.sampling import CHOOSE, LOGPROBS, MASKED_COPY
-from worker.kernels.select import Implementation
 from worker.kernels.torch.delta import TorchDelta, gated_norm
 from worker.kernels.torch.elementwise import RmsNorm, embedding, gelu_and_mul, silu_and_mul
 from worker.kernels.torch.experts import make_experts, supports_experts

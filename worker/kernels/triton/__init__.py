@@ -6,19 +6,11 @@ import torch
 
 from worker.kernels.delta import DELTA, GATED_NORM
 from worker.kernels.experts import EXPERTS, ROUTE_EXPERTS
-from worker.kernels.interface import (
-    EMBEDDING,
-    GATED_ACTIVATION,
-    GQA,
-    LINEAR,
-    PREPARE_STEP,
-    REMEMBER,
-    RMS_NORM,
-    NormSpec,
-)
+from worker.kernels.gqa import GQA
+from worker.kernels.interface import EMBEDDING, GATED_ACTIVATION, LINEAR, PREPARE_STEP, REMEMBER, RMS_NORM, NormSpec
 from worker.kernels.mla import MLA
+from worker.kernels.operation import Implementation
 from worker.kernels.sampling import CHOOSE, LOGPROBS, MASKED_COPY
-from worker.kernels.select import Implementation
 from worker.kernels.triton.ahead import CompileAhead
 from worker.kernels.triton.delta import TritonDelta, supports_delta
 from worker.kernels.triton.elementwise import WIDEST_NORM, TritonGatedActivation, TritonRmsNorm, embedding

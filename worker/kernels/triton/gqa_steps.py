@@ -6,7 +6,7 @@ few, or one.
 
 from collections.abc import Iterator
 
-from worker.kernels.interface import GqaSpec
+from worker.kernels.gqa import GqaSpec
 from worker.kernels.step import Chunk, Step
 from worker.kernels.triton.gqa_splits import LONG, SHORT, usual_splits
 from worker.kernels.triton.machine import Machine

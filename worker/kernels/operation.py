@@ -1,0 +1,50 @@
+"""What an operation is, and one way to carry it out: what each backend's table is made of."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+import torch
+
+SpecT = TypeVar("SpecT")
+KernelT = TypeVar("KernelT")
+
+
+class KernelBackendError(Exception):
+    """The backend asked for cannot run here; the message says what can."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operation(Generic[SpecT, KernelT]):
+    """A row of the kernel table. `SpecT`: the shape that a kernel is chosen for, hashable; `KernelT`: its contract."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Implementation(Generic[SpecT, KernelT]):
+    """One way to carry out an operation. Capability decides, never a clock: two machines of one kind compute alike."""
+
+    operation: Operation[SpecT, KernelT]
+    name: str
+    supports: Callable[[SpecT, torch.device, torch.dtype], bool]
+    make: Callable[[SpecT, torch.device, torch.dtype], KernelT]
+
+
+class KernelCompiler(Protocol):
+    """Makes kernels ready before the first step needs them one after another."""
+
+    @property
+    def num_threads(self) -> int: ...
+
+    @property
+    def num_kernels(self) -> int:
+        """Made ready, so far."""
+
+    def threads(self) -> AbstractContextManager[None]:
+        """Around rehearsals: ends when what they asked for is there."""
+
+    def rehearsal(self) -> AbstractContextManager[None]:
+        """Within, operations of the backend do nothing but ask for the kernels that they would launch: what they return
+        is undefined. Torch's operations do what they always do."""
