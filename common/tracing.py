@@ -1,15 +1,13 @@
 """Traces of requests, as the services know them: spans with a parent in W3C's `traceparent` form.
 
-What is behind them is one of two: `NoTracer`, which only carries the parent on, or OpenTelemetry (`common.otel`, which
-nothing imports unless traces have somewhere to go).
+What is behind them is one of two: `NoTracer`, which only carries the parent on, or OpenTelemetry (`common.otel`);
+`common.tracers` chooses.
 """
 
 import re
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Literal, Protocol, Self
-
-from fissile.errors import UnavailableError
 
 TRACEPARENT = "traceparent"
 """Of gRPC metadata and HTTP headers."""
@@ -112,18 +110,6 @@ class NoTracer:
 
     async def close(self) -> None:
         pass
-
-
-def tracer_of(service: str, endpoint: str) -> Tracer:
-    """That of a service whose traces go to `endpoint`, if it has one. Raises UnavailableError if what it takes is not
-    installed."""
-    if not endpoint:
-        return NoTracer()
-    try:
-        from common.otel import otlp_tracer
-    except ModuleNotFoundError as error:
-        raise UnavailableError(f"otlp-traces-endpoint needs {error.name}: pip install 'fissile[tracing]'") from error
-    return otlp_tracer(service, endpoint)
 
 
 def valid_traceparent(header: str) -> str:

@@ -18,7 +18,7 @@ from common.loop_lag import LoopLag
 from common.metrics import new_registry, serve_metrics
 from common.server import ServiceServer, write_port_file
 from common.stopwatch import Stopwatch
-from common.tracing import tracer_of
+from common.tracers import tracer_of
 from fissile import v1
 from fissile.errors import UnavailableError
 from worker.access import SERVICE_NAME, Access, Grant, Role

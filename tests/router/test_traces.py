@@ -10,7 +10,8 @@ import pytest
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 from opentelemetry.trace import SpanKind, StatusCode
 
-from common.tracing import NoTracer, tracer_of, valid_traceparent
+from common.tracers import tracer_of
+from common.tracing import NoTracer, valid_traceparent
 from fissile import AsyncClient
 from fissile.errors import UnavailableError
 from fissile.v1 import (
