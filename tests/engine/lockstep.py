@@ -6,10 +6,14 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
-from tests.engine.loop import make_sequence
+from tests.engine.loop import GREEDY, make_sequence
 from worker.core.config import CacheConfig, SchedulerConfig
+from worker.core.model_drafter import ModelDrafter
+from worker.core.outputs import LoadSnapshot
+from worker.core.params import SamplingParams
 from worker.core.scheduler import Scheduler
 from worker.executor.errors import ExecutorDiedError
 from worker.executor.executor import Executor
@@ -30,6 +34,9 @@ class Worker:
         self._has_news = threading.Event()
         self.executor = Executor(config, peers=peers, log_level="warning", on_rank_end=self._has_news.set)
         self.num_steps = 0
+        self.load: LoadSnapshot | None = None
+        """At the end of the last `generate`."""
+        self._num_drafts = config.num_speculative_tokens
 
     def start(self) -> None:
         self._model = self.executor.start(WAIT)
@@ -38,22 +45,25 @@ class Worker:
     def rank_pids(self) -> list[int]:
         return [rank._transport.pid for rank in self.executor._ranks]  # type: ignore[attr-defined]
 
-    def generate(self, *prompts: list[int], max_tokens: int) -> list[list[int]]:
-        """Greedy tokens of each. Raises ExecutorError."""
-        model = self._model
+    def generate(self, *prompts: list[int], max_tokens: int, sampling: SamplingParams = GREEDY) -> list[list[int]]:
+        """Tokens of each. Raises ExecutorError."""
+        model, depth = self._model, 0 if self._num_drafts else 1
         scheduler = Scheduler(
             SchedulerConfig(
-                max_model_len=model.max_model_len, max_num_seqs=MAX_NUM_SEQS, max_num_batched_tokens=MAX_STEP_TOKENS
+                max_model_len=model.max_model_len, max_num_seqs=MAX_NUM_SEQS, max_num_batched_tokens=MAX_STEP_TOKENS,
+                async_depth=depth, num_speculative_tokens=self._num_drafts,
             ),
             CacheConfig(num_blocks=model.num_blocks, block_size=model.block_size, enable_prefix_caching=False),
-        )
+            drafter=ModelDrafter() if self._num_drafts else None,
+        )  # fmt: skip
         for number, prompt in enumerate(prompts):
-            scheduler.add(make_sequence(number, prompt, max_tokens))
+            scheduler.add(make_sequence(number, prompt, max_tokens, sampling))
         tokens: list[list[int]] = [[] for _ in prompts]
-        for _, outputs in run_to_end(scheduler, Steps(scheduler, self.executor, async_depth=1, step_timeout=WAIT)):
+        for _, outputs in run_to_end(scheduler, Steps(scheduler, self.executor, async_depth=depth, step_timeout=WAIT)):
             self.num_steps += 1
             for output in outputs:
                 tokens[output.sequence_id] += output.token_ids
+        self.load = scheduler.load()
         return tokens
 
     def wait_for_end(self) -> None:
@@ -75,11 +85,13 @@ def end_of(work: Callable[[], object]) -> str:
 
 
 @contextmanager
-def running_workers(model: Path, num_dp: int, num_tp: int) -> Iterator[list[Worker]]:
+def running_workers(model: Path, num_dp: int, num_tp: int, **options: object) -> Iterator[list[Worker]]:
+    """`options`: of each one's `RunnerConfig`."""
     with socket.create_server((HOST, 0)) as probe:
         port = probe.getsockname()[1]
     peers = PeerSettings(host=HOST, port=port, secret=b"the secret of ranks", stop_seconds=WAIT)
-    workers = [Worker(_config(model, num_dp, num_tp, dp_rank), peers) for dp_rank in range(num_dp)]
+    configs = [replace(_config(model, num_dp, num_tp, dp_rank), **options) for dp_rank in range(num_dp)]
+    workers = [Worker(config, peers) for config in configs]
     with ThreadPoolExecutor(num_dp) as pool:
         try:
             list(pool.map(Worker.start, workers))

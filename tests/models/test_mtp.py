@@ -23,6 +23,7 @@ from worker.core.model_drafter import ModelDrafter
 from worker.core.params import SamplingParams
 from worker.core.sequence import Sequence
 from worker.executor.executor import Executor
+from worker.kernels.step import Round
 from worker.loader.errors import ModelConfigError, WeightsError
 from worker.parallel.group import Group
 from worker.runner.build import build_runner
@@ -72,8 +73,8 @@ class Watch:
         self._propose = self._drafting.propose
         self.num_compared = 0
 
-    def propose(self, batch: ScheduledBatch) -> None:
-        self._propose(batch)
+    def propose(self, batch: ScheduledBatch, together: Round | None) -> None:
+        self._propose(batch, together)
         for row, num in batch.num_draft_tokens.items():
             length, tokens = batch.num_computed_tokens[row] + 1, self._tokens[batch.slots[row]]
             (text,) = (text for text in self._texts if text[:length] == tokens[:length].tolist())

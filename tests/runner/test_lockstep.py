@@ -4,7 +4,7 @@ import random
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from queue import SimpleQueue
 
 import pytest
@@ -143,6 +143,18 @@ def test_the_round_is_as_large_as_its_largest_step() -> None:
     # Two may have met in one round or, if one was late, have made two.
     rounds = [turn.together for turn in ranks.all[2].turns]
     assert rounds in ([Round(7, True)], [Round(7, True), Round(2, True)], [Round(2, True), Round(7, True)])
+
+
+def test_the_round_has_the_drafts_of_those_that_have_most() -> None:
+    ranks = Ranks(2, 1)
+
+    def scenario() -> None:
+        ranks.send(1, replace(batch(0, [3, 4, 1]), num_draft_tokens={0: 2, 1: 3}))
+        ranks.all[1].wait_for(1)
+        ranks.stop()
+
+    ranks.run(scenario)
+    assert [turn.together for turn in ranks.all[0].turns] == [Round(8, False, num_drafts=3, num_drafted_rows=2)]
 
 
 def test_a_worker_runs_a_batch_once_all_its_ranks_have_it() -> None:

@@ -29,9 +29,13 @@ logger = logging.getLogger(__name__)
 
 PAUSE_SECONDS = 0.5
 OWN_AFFAIRS = frozenset(
-    {"model", "dp_rank", "num_threads", "num_blocks", "kv_cache_gib", "gpu_memory_utilization", "swap_space_gib"}
-)
-"""Settings in which the workers may differ. Of models, what they compute counts, not where they are."""
+    {
+        "model", "draft_model", "dp_rank", "num_threads", "num_blocks", "kv_cache_gib", "gpu_memory_utilization",
+        "swap_space_gib",
+    }
+)  # fmt: skip
+"""Settings in which the workers may differ. Of models, what they compute counts, not where they are; a draft model is
+whole in each of them, and changes no token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

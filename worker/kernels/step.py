@@ -23,6 +23,10 @@ class Round:
     """Of the largest."""
     is_uniform: bool
     """All rows of all of them are uniform, of one token."""
+    num_drafts: int = 0
+    """Most of a row."""
+    num_drafted_rows: int = 0
+    """Rows with drafts, of the step that has most of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

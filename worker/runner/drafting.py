@@ -21,6 +21,7 @@ from worker.core.batch import ScheduledBatch
 from worker.core.tokens import token_array
 from worker.kernels.interface import REMEMBER
 from worker.kernels.select import Kernels
+from worker.kernels.step import Round
 from worker.kernels.transfer import to_device
 from worker.models.base import CausalLM
 from worker.parallel.group import Group
@@ -38,6 +39,8 @@ class Draft:
 
     model: CausalLM
     builders: Sequence[CacheBuilder]
+    has_spread_experts: bool = False
+    """Over ranks that make a step at the same time, and its passes, too: none of them could make one alone."""
 
 
 class Drafting:
@@ -66,20 +69,28 @@ class Drafting:
         """Whether `see` wants the hidden states of all tokens."""
         return False
 
-    def propose(self, batch: ScheduledBatch) -> None:
+    def propose(self, batch: ScheduledBatch, together: Round | None) -> None:
         """Put drafts into the slots' tables, where the batch has places for them. The tables know all else of the
-        batch. While drafts are made a slot's length counts them; whoever samples its row sets that right."""
+        batch. While drafts are made a slot's length counts them; whoever samples its row sets that right. `together`:
+        see `ModelRunner.submit`; a rank may make passes for the drafts of others alone."""
         # Those with most drafts first, so that each pass has the first rows of the one before.
-        counts = sorted(batch.num_draft_tokens.items(), key=lambda item: -item[1])
+        drafted = {} if batch.is_dummy else batch.num_draft_tokens
+        counts = sorted(drafted.items(), key=lambda item: -item[1])
+        num_passes, of_pass = max(drafted.values(), default=0), None
+        if together is not None and self.draft.has_spread_experts:
+            num_passes, of_pass = together.num_drafts, Round(together.num_drafted_rows, is_uniform=False)
         outputs = None
-        for number in range(counts[0][1]):
+        for number in range(num_passes):
             rows = [row for row, num in counts if num > number]
+            if not rows:
+                self._forward.run(*self._preparer.spare_row(of_pass))
+                continue
             longest = max(batch.num_computed_tokens[row] for row in rows) + 1 + number
-            outputs = self._propose_next([batch.slots[row] for row in rows], longest, outputs)
+            outputs = self._propose_next([batch.slots[row] for row in rows], longest, outputs, of_pass)
 
-    def _propose_next(self, slots: list[int], longest: int, before: Outputs | None) -> Outputs:
+    def _propose_next(self, slots: list[int], longest: int, before: Outputs | None, together: Round | None) -> Outputs:
         """A token more of each of these slots, of whose contexts none is longer. `before`: of the pass before."""
-        step, rows = self._preparer.stage_uniform(slots, longest)
+        step, rows = self._preparer.stage_uniform(slots, longest, together)
         self._begin_pass(rows.slots[: len(slots)], before)
         outputs = self._forward.run(step, rows)
         rules = self._slots.rules.of(slots)

@@ -84,7 +84,7 @@ def load_model(
         return generic, sum(weight.nbytes for weight in generic.parameters())
     assert isinstance(model_config, ModelConfig)
     model = _create(model_config, setup)
-    if config.expert_parallel and not any(isinstance(module, RoutedExperts) for module in model.modules()):
+    if config.expert_parallel and not _has_experts(model):
         raise ModelConfigError(f"expert_parallel: {model_config.architecture} has no experts to spread over ranks")
     watch.lap("model")
     fill(model, checkpoint, model_config, config.seed, setup)
@@ -134,8 +134,6 @@ def load_mtp(
             f"{model_config.architecture} has no layer for multi-token prediction that is implemented "
             f"({', '.join(MTP_KINDS)})"
         )
-    if config.dp_size > 1:
-        raise ModelConfigError(f"multi-token prediction with dp_size {config.dp_size} is not supported; 1 is needed")
     stored = MTP_KINDS[model_config.architecture].stored(model_config.num_layers)
     copies = tuple(stored.prefix + name for name in stored.copies)
     model_config = replace(model_config, max_model_len=max_model_len, skipped_weights=copies)
@@ -147,7 +145,8 @@ def load_mtp(
     watch.lap("layer for drafts")
     if setup.tp.rank == 0:
         logger.info("drafts by %s*, weights %.2f GiB", stored.prefix, num_bytes / GIB)
-    return Draft(head, make_builders(head.cache_layers(), setup.kernels, config.block_size)), num_bytes
+    builders = make_builders(head.cache_layers(), setup.kernels, config.block_size)
+    return Draft(head, builders, has_spread_experts=setup.dp.size > 1 and _has_experts(head)), num_bytes
 
 
 def fill(
@@ -207,6 +206,10 @@ def _stored_kind(source: ModelSource, quantized: QuantizedWeights | None) -> typ
     if source.format is SourceFormat.GGUF or (quantized is not None and quantized.is_in_blocks):
         return Blocks
     return None if quantized is None else Grouped
+
+
+def _has_experts(model: CausalLM) -> bool:
+    return any(isinstance(module, RoutedExperts) for module in model.modules())
 
 
 def _create(config: ModelConfig, setup: LayerSetup) -> CausalLM:

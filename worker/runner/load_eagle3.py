@@ -50,8 +50,6 @@ def _load(
     assert config.draft_model is not None
     if not isinstance(target, ModelConfig) or not isinstance(model, DecoderForCausalLM | DeepseekForCausalLM):
         raise ModelConfigError(f"{target.architecture} is computed by `transformers`, which keeps no states of layers")
-    if config.dp_size > 1:
-        raise ModelConfigError(f"dp_size {config.dp_size} is not supported with EAGLE-3 drafts; 1 is needed")
     opened = _open(config, config.draft_model)
     eagle, checkpoint = opened.config, opened.checkpoint
     assert isinstance(eagle, Eagle3Config)

@@ -19,7 +19,7 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from datetime import timedelta
 
 import torch
@@ -176,7 +176,12 @@ class Lockstep:
         running = [worker[0] for worker in workers if all(word.num_tokens for word in worker)]
         if not running:
             return []  # a batch is on its way to the other ranks of its worker
-        together = Round(max(word.num_tokens for word in running), all(word.is_uniform for word in running))
+        together = Round(
+            num_tokens=max(word.num_tokens for word in running),
+            is_uniform=all(word.is_uniform for word in running),
+            num_drafts=max(word.num_drafts for word in running),
+            num_drafted_rows=max(word.num_drafted_rows for word in running),
+        )
         if not all(word.num_tokens for word in workers[self._control.rank // self._num_tp]):
             return [Turn(self._make_dummy(together), together)]
         batch = self._messages.popleft()
@@ -189,26 +194,34 @@ class Lockstep:
         """What each rank has to say, by worker. Waits for all of them."""
         word = _Word.of(head)
         self._has_said_stop = word.is_stopping
-        said = self._control.all_gather(torch.tensor([[word.num_tokens, word.is_uniform, word.is_stopping]]))
-        words = [_Word(num, bool(is_uniform), bool(is_stopping)) for num, is_uniform, is_stopping in said.tolist()]
+        said = self._control.all_gather(torch.tensor([astuple(word)], dtype=torch.int64))
+        words = [_Word(*numbers) for numbers in said.tolist()]
         return [words[first : first + self._num_tp] for first in range(0, len(words), self._num_tp)]
 
 
 @dataclass(frozen=True, slots=True)
 class _Word:
-    """What a rank says of itself before each round."""
+    """What a rank says of itself before each round. Others' are made of whole numbers, of which 1 is true."""
 
-    num_tokens: int
+    num_tokens: int = 0
     """Of its next batch; 0: it has none."""
-    is_uniform: bool
-    is_stopping: bool
+    is_uniform: bool = True
+    is_stopping: bool = False
+    num_drafts: int = 0
+    """See `Round`."""
+    num_drafted_rows: int = 0
 
     @classmethod
     def of(cls, head: StepMessage | None) -> "_Word":
         if not isinstance(head, ScheduledBatch):
-            return cls(0, True, isinstance(head, Stop))
-        is_uniform = head.num_tokens == len(head.slots) and all(head.samples)
-        return cls(head.num_tokens, is_uniform, False)
+            return cls(is_stopping=isinstance(head, Stop))
+        drafts = head.num_draft_tokens.values()
+        return cls(
+            num_tokens=head.num_tokens,
+            is_uniform=head.num_tokens == len(head.slots) and all(head.samples),
+            num_drafts=max(drafts, default=0),
+            num_drafted_rows=len(drafts),
+        )
 
 
 def _key(sleep: int) -> str:

@@ -92,9 +92,9 @@ class ModelRunner:
             inputs = self._parts.preparer.prepare(batch, together)
         drafting = self._parts.drafting
         try:
-            if drafting is not None and batch.num_draft_tokens and not batch.is_dummy:
+            if drafting is not None:
                 with span("draft"):
-                    batch = self._draft(drafting, batch)
+                    batch = self._draft(drafting, batch, together)
             masks = self.grammars.start(batch, inputs.sampled_rows) if self.grammars is not None else None
             with span("run"):
                 outputs = self._run(inputs)
@@ -105,9 +105,9 @@ class ModelRunner:
                 raise  # the other ranks are in the midst of it
             return self._out_of_memory(batch, timing, error)
 
-    def _draft(self, drafting: Drafting, batch: ScheduledBatch) -> ScheduledBatch:
+    def _draft(self, drafting: Drafting, batch: ScheduledBatch, together: Round | None) -> ScheduledBatch:
         """Has drafts proposed. Returns the batch, with the drafts in it if a grammar has to see them."""
-        drafting.propose(batch)
+        drafting.propose(batch, together)
         drafted = (batch.slots[row] for row in batch.num_draft_tokens)
         if self.grammars is not None and self.grammars.has_any(drafted):
             return drafting.read(batch)

@@ -84,6 +84,7 @@ class StepPreparer:
         self._ones = torch.ones(max_rows, dtype=torch.int64, device=kernels.device)
         self._row_slots = torch.full_like(self._places, slots.spare_slot)
         """Of uniform rows, in one place, where graphs find them."""
+        self._spare_row = StagedRows(self._row_slots[:1].clone(), self._places[:1], self._ones[:1])
 
     def prepare(self, batch: ScheduledBatch, together: Round | None = None) -> StepInputs:
         """Apply the batch's deltas to the slots and bring its rows to the device: `fill` is what follows. Does not wait
@@ -168,6 +169,10 @@ class StepPreparer:
             num_uniform_rows=num_rows, max_context_len=max_context_len, num_padding_rows=padding, round=together
         )
         return step, self.uniform_rows(num_rows)
+
+    def spare_row(self, together: Round | None) -> tuple[Step, StagedRows]:
+        """A step of the spare slot's token alone. What is staged stays."""
+        return Step(num_uniform_rows=1, max_context_len=1, round=together), self._spare_row
 
     def uniform_rows(self, num_rows: int) -> StagedRows:
         """Those of the last step of uniform rows alone, always in the same place."""
