@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from worker.loader.convert_tokenizer import convert_tokenizer
 from worker.loader.source import ModelSource, SourceFormat
 from worker.loader.tokenizer_files import read_tokenizer_files
+from worker.loader.told_tokens import with_told_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,4 +35,4 @@ def load_tokenizer_files(source: ModelSource) -> TokenizerFiles:
     files = read_tokenizer_files(source.path)
     if "tokenizer.json" not in files:
         files = convert_tokenizer(source.path) | files
-    return TokenizerFiles(files)
+    return TokenizerFiles(with_told_tokens(files))
