@@ -1,20 +1,23 @@
 """Typed configuration from flags and environment, one declaration for both.
 
-A service declares a subclass of `Settings`, each field with a description. Flags (`--kebab-case`) and `--help` are
-click's, as those of the `fissile` command are; environment variables (`<PREFIX>FIELD`) and validation are pydantic's. A
-flag wins over the environment.
+A service declares a subclass of `ServiceSettings`, each field with a description. Flags (`--kebab-case`) and `--help`
+are click's, as those of the `fissile` command are; environment variables (`<PREFIX>FIELD`) and validation are
+pydantic's. A flag wins over the environment.
 """
 
 import sys
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar, get_args, get_origin
+from typing import Annotated, Literal, Self, TypeVar, get_args, get_origin
 
 import click
 from click.core import ParameterSource
-from pydantic import BeforeValidator, SecretStr, ValidationError
+from pydantic import BeforeValidator, Field, SecretStr, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+from common.logging import LogFormat
+from fissile.tls import ServerTls
 
 S = TypeVar("S", bound="Settings")
 
@@ -29,7 +32,7 @@ def _split(value: object) -> object:
 CommaList = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
 """A list of words, as a repeated flag or separated by commas (flag or environment)."""
 
-TRACES_ENDPOINT = r"^(https?://[^/\s]+/?)?$"
+GrpcPort = Annotated[int, Field(ge=0, le=65535, description="gRPC port; 0 takes a free one.")]
 
 EXIT_USAGE = 2
 
@@ -43,13 +46,52 @@ _METAVARS: dict[object, str] = {int: "INTEGER", float: "NUMBER", Path: "FILE"}
 
 
 class Settings(BaseSettings):
-    """Base of a service's settings. Immutable."""
+    """Base of all settings. Immutable."""
 
     model_config = SettingsConfigDict(
         frozen=True,
         extra="forbid",
         hide_input_in_errors=True,  # of all settings at once, an API key among them
     )
+
+
+class ServiceSettings(Settings):
+    """What every service can be told. In `--help` it comes last."""
+
+    host: str = Field("127.0.0.1", description="Address to listen on; 0.0.0.0 for all interfaces.")
+    port: GrpcPort
+    port_file: Path | None = Field(None, description="Write the bound gRPC port to this file once it is listening.")
+    tls_certificate: Path | None = Field(None, description="PEM certificate; turns TLS on, together with --tls-key.")
+    tls_key: Path | None = Field(None, description="PEM private key of --tls-certificate.")
+    tls_client_ca: Path | None = Field(
+        None, description="PEM roots that clients must show a certificate of (mutual TLS)."
+    )
+    reflection: bool = Field(True, description="Tell everyone who asks what the service's methods are (gRPC).")
+    metrics_host: str = Field("127.0.0.1", description="Address of the Prometheus endpoint.")
+    metrics_port: int | None = Field(
+        None, ge=0, le=65535, description="Port of the Prometheus endpoint; 0 takes a free one; unset: no endpoint."
+    )
+    otlp_traces_endpoint: str = Field(
+        "",
+        pattern=r"^(https?://[^/\s]+/?)?$",
+        description="Collector of OpenTelemetry traces (OTLP over gRPC), as http://host:4317; empty: none. "
+        "Needs fissile[tracing].",
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe level to log.")
+    log_format: LogFormat = Field("text", description="Lines of text, or of JSON.")
+
+    @model_validator(mode="after")
+    def _check_tls(self) -> Self:
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise ValueError("--tls-certificate and --tls-key go together")
+        if self.tls_client_ca is not None and self.tls_certificate is None:
+            raise ValueError("--tls-client-ca needs --tls-certificate and --tls-key")
+        return self
+
+    def server_tls(self) -> ServerTls | None:
+        if self.tls_certificate is None or self.tls_key is None:
+            return None
+        return ServerTls(self.tls_certificate, self.tls_key, self.tls_client_ca)
 
 
 def parse_settings(cls: type[S], argv: list[str], prog: str) -> S:
@@ -73,9 +115,11 @@ def variable(cls: type[Settings], name: str) -> str:
 
 def _flags(cls: type[Settings], argv: list[str], prog: str) -> dict[str, object]:
     """What `argv` sets, as written. Raises click.UsageError; `--help` ends the process."""
+    inherited = {name for base in cls.__bases__ if issubclass(base, Settings) for name in base.model_fields}
+    fields = sorted(cls.model_fields.items(), key=lambda field: field[0] in inherited)
     command = _Command(
         prog,
-        params=[_option(cls, name, field) for name, field in cls.model_fields.items()],
+        params=[_option(cls, name, field) for name, field in fields],
         help=cls.__doc__,
         context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     )

@@ -7,9 +7,8 @@ from typing import Literal
 from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import SettingsConfigDict
 
-from common.config import TRACES_ENDPOINT, CommaList, Settings, is_sendable
-from common.logging import LogFormat
-from fissile.tls import ClientTls, ServerTls
+from common.config import CommaList, GrpcPort, ServiceSettings, is_sendable
+from fissile.tls import ClientTls
 from router.targets import Target, parse_target
 
 _ORIGIN = re.compile(r"\*|https?://[^/\s]+")
@@ -22,14 +21,12 @@ PolicyName = Literal[
 ]
 
 
-class RouterSettings(Settings):
+class RouterSettings(ServiceSettings):
     """Serve fissile.v1.GenerationService: tokenise, balance over workers, stream text back."""
 
     model_config = SettingsConfigDict(env_prefix="FISSILE_ROUTER_")
 
-    host: str = Field("127.0.0.1", description="Address to listen on.")
-    port: int = Field(50051, ge=0, le=65535, description="Port to listen on; 0 lets the system choose.")
-    port_file: Path | None = Field(None, description="File to write the port to, once it is bound.")
+    port: GrpcPort = 50051
 
     workers: CommaList = Field(
         ("127.0.0.1:50061",),
@@ -149,15 +146,6 @@ class RouterSettings(Settings):
         description="Web pages whose scripts may use it (CORS), as https://host[:port], or * for all; unset: none.",
     )
 
-    metrics_host: str = Field("127.0.0.1", description="Address of the Prometheus endpoint.")
-    metrics_port: int | None = Field(None, ge=0, le=65535, description="Its port; unset: no endpoint.")
-    otlp_traces_endpoint: str = Field(
-        "",
-        pattern=TRACES_ENDPOINT,
-        description="Collector of OpenTelemetry traces (OTLP over gRPC), as http://host:4317; empty: none. "
-        "Needs fissile[tracing].",
-    )
-
     api_key: SecretStr = Field(
         SecretStr(""),
         description="What clients must show, as `authorization: Bearer KEY`, on the gRPC port and the HTTP front; "
@@ -166,11 +154,6 @@ class RouterSettings(Settings):
     api_key_file: Path | None = Field(
         None,
         description="TOML file of more keys, each with a name, a tenant and a quota; read again when it changes.",
-    )
-    tls_certificate: Path | None = Field(None, description="PEM file: serve over TLS. Read at start.")
-    tls_key: Path | None = Field(None, description="PEM file: its key.")
-    tls_client_ca: Path | None = Field(
-        None, description="PEM file: clients must show a certificate of this CA (mutual TLS)."
     )
     worker_tls: bool = Field(
         False,
@@ -186,11 +169,7 @@ class RouterSettings(Settings):
         description="What workers with a --router-key want to see. Better in the environment: flags can be seen by "
         "others.",
     )
-    reflection: bool = Field(True, description="Tell everyone who asks what the service's methods are (gRPC).")
     channelz: bool = Field(False, description="Tell callers with a key of connections and calls (gRPC).")
-
-    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least level to log.")
-    log_format: LogFormat = Field("text", description="Lines of text, or JSON.")
 
     @model_validator(mode="after")
     def _consistent(self) -> "RouterSettings":
@@ -205,10 +184,6 @@ class RouterSettings(Settings):
         for origin in self.http_allowed_origins:
             if not _ORIGIN.fullmatch(origin):
                 raise ValueError(f"http-allowed-origins: {origin!r} must be http(s)://host[:port] or *")
-        if (self.tls_certificate is None) != (self.tls_key is None):
-            raise ValueError("tls-certificate and tls-key go together")
-        if self.tls_client_ca is not None and self.tls_certificate is None:
-            raise ValueError("tls-client-ca needs tls-certificate")
         if (self.worker_tls_certificate is None) != (self.worker_tls_key is None):
             raise ValueError("worker-tls-certificate and worker-tls-key go together")
         if not self.worker_tls and (self.worker_tls_ca or self.worker_tls_certificate):
@@ -242,11 +217,6 @@ class RouterSettings(Settings):
             if sum(by_version.values()) > 1 + 1e-9:
                 raise ValueError(f"version-shares: those of {model} are more than 1 together")
         return shares
-
-    def server_tls(self) -> ServerTls | None:
-        if self.tls_certificate is None or self.tls_key is None:
-            return None
-        return ServerTls(self.tls_certificate, self.tls_key, self.tls_client_ca)
 
     def client_tls(self) -> ClientTls | None:
         if not self.worker_tls:

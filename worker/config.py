@@ -6,10 +6,8 @@ from typing import Literal
 from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import SettingsConfigDict
 
-from common.config import TRACES_ENDPOINT, CommaList, Settings
-from common.logging import LogFormat
-from fissile.tls import ServerTls
-from worker.config_rules import SECRET_ADVICE, check_keys, check_names, check_places, check_ranks_secret, check_tls
+from common.config import CommaList, GrpcPort, ServiceSettings
+from worker.config_rules import SECRET_ADVICE, check_keys, check_names, check_places, check_ranks_secret
 from worker.core.config import CacheConfig, SchedulerConfig
 from worker.core.drafter import Drafter
 from worker.core.errors import ConfigError
@@ -24,7 +22,7 @@ from worker.runner.config import RunnerConfig
 ENV_PREFIX = "FISSILE_WORKER_"
 
 
-class WorkerSettings(Settings):
+class WorkerSettings(ServiceSettings):
     """Serve one model on one device (or on several, by tensor parallelism) to any number of routers."""
 
     model_config = SettingsConfigDict(env_prefix=ENV_PREFIX)
@@ -90,23 +88,8 @@ class WorkerSettings(Settings):
         "too. Better in the environment: flags can be seen by others.",
     )
 
-    # The network
-    host: str = Field("127.0.0.1", description="Address to listen on; 0.0.0.0 for all interfaces.")
-    port: int = Field(50061, ge=0, le=65535, description="gRPC port; 0 takes a free one.")
-    port_file: Path | None = Field(None, description="Write the bound gRPC port to this file once it is listening.")
-    metrics_host: str = Field("127.0.0.1", description="Address of the Prometheus endpoint.")
-    metrics_port: int | None = Field(
-        None, ge=0, le=65535, description="Port of the Prometheus endpoint; 0 takes a free one; unset: no endpoint."
-    )
-    otlp_traces_endpoint: str = Field(
-        "",
-        pattern=TRACES_ENDPOINT,
-        description="Collector of OpenTelemetry traces (OTLP over gRPC), as http://host:4317; empty: none. "
-        "Needs fissile[tracing].",
-    )
-    tls_certificate: Path | None = Field(None, description="PEM certificate; turns TLS on, together with --tls-key.")
-    tls_key: Path | None = Field(None, description="PEM private key of --tls-certificate.")
-    tls_client_ca: Path | None = Field(None, description="PEM roots that clients must show a certificate of.")
+    # Routers and operators
+    port: GrpcPort = 50061
     router_names: CommaList = Field(
         (), description="Names (SAN or CN) of routers in their certificates; others of --tls-client-ca are refused."
     )
@@ -117,7 +100,6 @@ class WorkerSettings(Settings):
     operator_key: SecretStr = Field(
         SecretStr(""), description="Key of operators, as `authorization: Bearer KEY`. " + SECRET_ADVICE
     )
-    reflection: bool = Field(True, description="Tell everyone who asks what the service's methods are (gRPC).")
     channelz: bool = Field(False, description="Tell operators of connections and calls (gRPC).")
     max_output_rate: float | None = Field(
         None, gt=0, description="News of sequences a second to all routers, a message counting as 16 more: above that, "
@@ -201,10 +183,6 @@ class WorkerSettings(Settings):
     swap_space_gib: float = Field(0.0, ge=0, description="Host memory for swapped sequences.")
     secure_kv: bool = Field(False, description="Clear KV blocks when they are freed.")
 
-    # Logging
-    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe level to log.")
-    log_format: LogFormat = Field("text", description="Lines of text, or of JSON.")
-
     @model_validator(mode="after")
     def _check(self) -> "WorkerSettings":
         check_places(self.dp_rank, self.dp_size, self.remote_ranks, self.tensor_parallel_size)
@@ -213,7 +191,8 @@ class WorkerSettings(Settings):
         if self._has_peers:
             check_ranks_secret(self.ranks_secret, needed_by="--expert-parallel with --dp-size above 1")
         check_names(self.served_model_name, self.model_version)
-        check_tls(self.tls_certificate, self.tls_key, self.tls_client_ca, self.router_names + self.operator_names)
+        if (self.router_names or self.operator_names) and self.tls_client_ca is None:
+            raise ValueError("--router-names and --operator-names need --tls-client-ca")
         check_keys({"--router-key": self.router_key, "--operator-key": self.operator_key})
         if (self.speculative in ("draft", "eagle3")) != (self.draft_model is not None):
             raise ValueError("--speculative draft or eagle3 and --draft-model go together")
@@ -345,8 +324,3 @@ class WorkerSettings(Settings):
             secret=self.ranks_secret.get_secret_value().encode(),
             stop_seconds=self.drain_timeout,
         )
-
-    def tls(self) -> ServerTls | None:
-        if self.tls_certificate is None or self.tls_key is None:
-            return None
-        return ServerTls(self.tls_certificate, self.tls_key, self.tls_client_ca)

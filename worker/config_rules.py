@@ -1,8 +1,7 @@
-"""Rules for ranks, names, secrets and certificates among a worker's settings. All raise ValueError, with the flag."""
+"""Rules for ranks, names and secrets among a worker's settings. All raise ValueError, with the flag."""
 
 import re
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 
 from pydantic import SecretStr
 
@@ -59,13 +58,3 @@ def check_ranks_secret(secret: SecretStr, *, needed_by: str) -> None:
     """What ranks, and workers that step together, show each other."""
     if len(secret.get_secret_value()) < MIN_SECRET_LENGTH:
         raise ValueError(f"{needed_by} needs a --ranks-secret of at least {MIN_SECRET_LENGTH} characters")
-
-
-def check_tls(certificate: Path | None, key: Path | None, client_ca: Path | None, callers: tuple[str, ...]) -> None:
-    """`callers`: as they are called in their certificates."""
-    if (certificate is None) != (key is None):
-        raise ValueError("--tls-certificate and --tls-key go together")
-    if client_ca and not certificate:
-        raise ValueError("--tls-client-ca needs --tls-certificate and --tls-key")
-    if callers and not client_ca:
-        raise ValueError("--router-names and --operator-names need --tls-client-ca")

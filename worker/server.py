@@ -93,7 +93,7 @@ class WorkerServer:
         self._access = _access(settings)
         self._server = ServiceServer(
             SERVICE_NAME,
-            settings.tls(),
+            settings.server_tls(),
             admit=self._access.check,
             reflection=settings.reflection,
             channelz=settings.channelz,

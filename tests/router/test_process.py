@@ -62,7 +62,7 @@ def test_it_serves_says_its_port_stays_small_and_ends_on_a_signal(tmp_path):
     ("flags", "text"),
     [
         (["--port", "99999"], "router: --port: Input should be less than or equal to 65535 (got '99999')"),
-        (["--tls-key", "x"], "tls-certificate and tls-key go together"),
+        (["--tls-key", "x"], "--tls-certificate and --tls-key go together"),
         (["--worker-tls-ca", "x"], "worker-tls-ca and worker-tls-certificate need worker-tls"),
         (["--workers", "dns:///name"], "workers: 'dns:///name' must be host:port, dns:///host:port"),
         (["--policy", "nearest"], "--policy"),
