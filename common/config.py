@@ -51,6 +51,7 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(
         frozen=True,
         extra="forbid",
+        allow_inf_nan=False,
         hide_input_in_errors=True,  # of all settings at once, an API key among them
     )
 

@@ -8,11 +8,9 @@ import inspect
 import logging
 import os
 import signal
-import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -25,6 +23,7 @@ from grpc_reflection.v1alpha.reflection import SERVICE_NAME as REFLECTION
 from common.decoding import decode
 from common.faults import log_fault
 from common.health import HealthServicer
+from common.ports import check_can_listen
 from common.reflection import ReflectionServicer
 from fissile.channel import MAX_MESSAGE_BYTES, SERVER_OPTIONS
 from fissile.errors import STATUS_DETAILS_KEY, FissileError, InternalError, InvalidArgumentError, UnavailableError
@@ -231,9 +230,9 @@ class ServiceServer:
             add_to_server(servicer, listener)
 
     async def start(self, host: str, port: int) -> int:
-        """Bind and serve; returns the port (of use when 0 was asked for). Raises UnavailableError if it is taken."""
-        if port and len(self._listeners) > 1:
-            _check_is_free(host, port)
+        """Bind and serve; returns the port (of use when 0 was asked for). Raises UnavailableError if it is taken, or
+        no address of the host is this machine's."""
+        check_can_listen(host, port)
         for listener in self._listeners:
             port = self._bind(listener, host, port)
         await self.set_serving(False)
@@ -248,7 +247,7 @@ class ServiceServer:
                 return listener.add_insecure_port(address)
             return listener.add_secure_port(address, self._tls.credentials())
         except RuntimeError as error:
-            raise UnavailableError(f"cannot listen on {address}: is the port taken?") from error
+            raise UnavailableError(f"cannot listen on {address}") from error
 
     async def set_serving(self, serving: bool) -> None:
         status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
@@ -267,14 +266,6 @@ class ServiceServer:
             await asyncio.gather(*(listener.stop(grace) for listener in self._listeners))
 
 
-def _check_is_free(host: str, port: int) -> None:
-    """Where listeners share a port, those of another process would share it, too."""
-    try:
-        socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
-    except OSError as error:
-        raise UnavailableError(f"cannot listen on {host}:{port}: is the port taken?") from error
-
-
 def stop_event_on_signals() -> asyncio.Event:
     """An event that SIGTERM or SIGINT sets; a second signal ends the process at once with status 130, without any more
     of it: what it started ends with it."""
@@ -289,10 +280,3 @@ def stop_event_on_signals() -> asyncio.Event:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
     return event
-
-
-def write_port_file(path: Path, port: int) -> None:
-    """Tell others which port was bound. Complete or not there: a reader never sees half of it."""
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(f"{port}\n")
-    partial.replace(path)

@@ -14,7 +14,8 @@ from common.garbage import freeze_loaded
 from common.loop_lag import LoopLag
 from common.metrics import new_registry, serve_metrics
 from common.open_files import allow_open_files
-from common.server import ServiceServer, stop_event_on_signals, write_port_file
+from common.ports import write_port_file
+from common.server import ServiceServer, stop_event_on_signals
 from common.tracers import tracer_of
 from fissile.errors import UnavailableError
 from fissile.v1 import add_GenerationServiceServicer_to_server

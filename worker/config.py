@@ -64,8 +64,12 @@ class WorkerSettings(ServiceSettings):
     max_model_len: int | None = Field(None, ge=1, description="Longest context in tokens; unset: the model's own.")
 
     # The device
-    device: str = Field("auto", description="auto, cpu or cuda.")
-    kernel_backend: str = Field("auto", description="Whose kernels go first: auto, native, torch, triton or aiter.")
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="What computes; 'auto' is a GPU if there is one."
+    )
+    kernel_backend: Literal["auto", "native", "torch", "triton", "aiter"] = Field(
+        "auto", description="Whose kernels go first."
+    )
     enforce_eager: bool = Field(False, description="No CUDA graphs; for looking for faults.")
     tensor_parallel_size: int = Field(1, ge=1, description="Devices that share the model, a process each.")
     expert_parallel: bool = Field(

@@ -16,7 +16,8 @@ from typing import Protocol
 from common.exposure import warn_if_exposed
 from common.loop_lag import LoopLag
 from common.metrics import new_registry, serve_metrics
-from common.server import ServiceServer, write_port_file
+from common.ports import write_port_file
+from common.server import ServiceServer
 from common.stopwatch import Stopwatch
 from common.tracers import tracer_of
 from fissile import v1

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fissile.cli.connection import Target, connection_options
-from fissile.cli.options import EXIT_INTERRUPTED
+from fissile.cli.options import EXIT_INTERRUPTED, FiniteRange
 
 if TYPE_CHECKING:
     from fissile.cli.load import LoadConfig, Outcome
@@ -27,7 +27,7 @@ def _lengths(_context: click.Context, _parameter: click.Parameter, value: str) -
 @click.option(
     "-r",
     "--rate",
-    type=click.FloatRange(min=0, min_open=True),
+    type=FiniteRange(min=0, min_open=True),
     help="Open loop: so many requests a second on average, at Poisson times, however slow the answers.",
 )
 @click.option(
@@ -43,9 +43,13 @@ def _lengths(_context: click.Context, _parameter: click.Parameter, value: str) -
 @click.option("--warmup", type=click.IntRange(min=0), default=2, show_default=True, help="Requests before the clock.")
 @click.option("--temperature", type=float, default=0.0, show_default=True, help="0 is greedy.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of prompts, lengths and arrival times.")
-@click.option("--timeout", type=click.FloatRange(min=0, min_open=True), help="Seconds a request may take.")
-@click.option("--goal-ttft", type=float, metavar="MS", help="A good request has at most this TTFT (milliseconds).")
-@click.option("--goal-tpot", type=float, metavar="MS", help="A good request has at most this TPOT (milliseconds).")
+@click.option("--timeout", type=FiniteRange(min=0, min_open=True), help="Seconds a request may take.")
+@click.option(
+    "--goal-ttft", type=FiniteRange(min=0), metavar="MS", help="A good request has at most this TTFT (milliseconds)."
+)
+@click.option(
+    "--goal-tpot", type=FiniteRange(min=0), metavar="MS", help="A good request has at most this TPOT (milliseconds)."
+)
 @click.option("-m", "--model", default="", help="Model id. Not needed while the router serves one model.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 @connection_options

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from fissile.cli.connection import Target, operator_options
+from fissile.cli.options import FiniteRange
 
 if TYPE_CHECKING:
     from fissile.v1 import WorkerServiceStub
@@ -17,7 +18,7 @@ _TIMEOUT = 10.0
 @click.command(short_help="Take a worker out of service.")
 @click.option(
     "--timeout",
-    type=click.FloatRange(min=0),
+    type=FiniteRange(min=0),
     help="Seconds that running sequences get before they are aborted and move. Default: the worker's --drain-timeout.",
 )
 @operator_options

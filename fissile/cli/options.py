@@ -1,5 +1,6 @@
 """Options that several commands share."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar, cast
 
@@ -24,6 +25,16 @@ def apply(decorators: Sequence[Callable[[F], F]]) -> Callable[[F], F]:
     return decorate
 
 
+class FiniteRange(click.FloatRange):
+    """A number in a range; `nan` and `inf`, which click takes for such, are none."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{number} is not a finite number.", param, ctx)
+        return number
+
+
 sampling_options = apply(
     [
         click.option("-m", "--model", default="", help="Model id. Not needed while the router serves one model."),
@@ -46,7 +57,7 @@ sampling_options = apply(
         ),
         click.option("--regex", help="Answer with a text that this matches."),
         click.option("--choice", multiple=True, help="Answer with this, or another --choice. May be repeated."),
-        click.option("--timeout", type=click.FloatRange(min=0, min_open=True), help="Seconds before giving up."),
+        click.option("--timeout", type=FiniteRange(min=0, min_open=True), help="Seconds before giving up."),
     ]
 )
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from fissile.cli.connection import Target, connection_options
+from fissile.cli.options import FiniteRange
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -23,7 +24,7 @@ _QUIT_KEYS = frozenset(b"qQ")
 
 @click.command()
 @click.option(
-    "--interval", type=click.FloatRange(min=0.1), default=1.0, show_default=True, help="Seconds between two looks."
+    "--interval", type=FiniteRange(min=0.1), default=1.0, show_default=True, help="Seconds between two looks."
 )
 @click.option(
     "--window",

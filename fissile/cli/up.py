@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fissile.cli.options import EXIT_INTERRUPTED
+from fissile.cli.options import EXIT_INTERRUPTED, FiniteRange
 
 if TYPE_CHECKING:
     from fissile.cli.cluster import Cluster
@@ -57,10 +57,16 @@ class _Up(click.Command):
     show_envvar=True,
     help="What clients must show to the router. Better in the environment: flags can be seen by others.",
 )
-@click.option("--start-timeout", type=float, default=300.0, show_default=True, help="Seconds until all must be ready.")
+@click.option(
+    "--start-timeout",
+    type=FiniteRange(min=0, min_open=True),
+    default=300.0,
+    show_default=True,
+    help="Seconds until all must be ready.",
+)
 @click.option(
     "--drain-timeout",
-    type=click.FloatRange(min=0),
+    type=FiniteRange(min=0),
     default=30.0,
     show_default=True,
     envvar="FISSILE_ROUTER_DRAIN_TIMEOUT",
@@ -94,8 +100,7 @@ def up(
     from fissile.cli.cluster import ClusterConfig, StartError, running_cluster
 
     config = ClusterConfig(workers, port, model, worker_arguments, http_port, start_timeout, drain_timeout, api_key)
-    signal.signal(signal.SIGTERM, _interrupt)
-    signal.signal(signal.SIGHUP, _interrupt)
+    _heed_signals()
     try:
         with running_cluster(config, log_nothing if quiet else log_line) as cluster:
             _print_addresses(cluster)
@@ -106,6 +111,14 @@ def up(
     except KeyboardInterrupt:
         click.echo("stopped", err=True)
         sys.exit(EXIT_INTERRUPTED)
+
+
+def _heed_signals() -> None:
+    """Being told to end, and the end of the terminal unless somebody said that it does not matter (`nohup`), are as
+    Ctrl-C."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _interrupt)
 
 
 def _interrupt(_number: int, _frame: object) -> None:

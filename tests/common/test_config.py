@@ -14,6 +14,7 @@ class Example(Settings):
 
     model_config = SettingsConfigDict(env_prefix="EXAMPLE_")
     port: int = Field(1, ge=0, le=65535, description="Port.")
+    wait: float = Field(1.0, ge=0, description="Seconds.")
     workers: CommaList = Field((), description="Workers.")
     metrics: bool = Field(True, description="Serve metrics.")
     policy: Literal["hash", "radix"] | None = Field(None, description="Policy.")
@@ -55,6 +56,8 @@ def test_list_from_environment(monkeypatch):
     [
         (("--port", "70000"), "example: --port: Input should be less than or equal to 65535 (got '70000')"),
         (("--port", "x"), "example: --port: Input should be a valid integer"),
+        (("--wait", "inf"), "example: --wait: Input should be a finite number (got 'inf')"),
+        (("--wait", "nan"), "example: --wait: Input should be a finite number (got 'nan')"),
         (("--prot", "1"), "Did you mean"),
     ],
 )
@@ -74,6 +77,8 @@ Usage: fissile example [OPTIONS]
 Options:
   --port INTEGER
         Port.  [env var: EXAMPLE_PORT; default: 1]
+  --wait NUMBER
+        Seconds.  [env var: EXAMPLE_WAIT; default: 1.0]
   --workers TEXT,...
         Workers.  [env var: EXAMPLE_WORKERS]
   --metrics / --no-metrics

@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -14,6 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from common import health, reflection
+from common.ports import write_port_file
 from common.server import ServiceServer, abort
 from fissile.channel import aio_channel
 from fissile.errors import InvalidArgumentError, UnavailableError
@@ -128,6 +130,41 @@ def test_taken_port_is_an_error_and_not_shared(num_listeners):
             await other.start("127.0.0.1", port)
 
     with_server(scenario, num_listeners=first)
+
+
+@pytest.mark.parametrize("num_listeners", [1, 4])
+@pytest.mark.parametrize(
+    ("host", "said"),
+    [
+        ("192.0.2.1", "cannot listen on 192.0.2.1:0: Cannot assign requested address"),  # kept for documents: nobody's
+        ("no-such-host.invalid", "cannot listen on no-such-host.invalid:0: "),
+    ],
+)
+def test_who_cannot_listen_says_why_and_grpc_prints_nothing(host, said, num_listeners, capfd):
+    async def start():
+        server = ServiceServer(NAME, num_listeners=num_listeners)
+        with pytest.raises(UnavailableError) as raised:
+            await server.start(host, 0)
+        return str(raised.value)
+
+    assert asyncio.run(start()).startswith(said)
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1"])
+def test_a_port_of_which_one_address_is_taken_is_not_shared(host):
+    async def start(port):
+        with pytest.raises(UnavailableError, match=f"cannot listen on {host}:{port}: Address already in use"):
+            await ServiceServer(NAME, num_listeners=4).start(host, port)
+
+    with socket.create_server(("127.0.0.1", 0), reuse_port=True) as taken:
+        asyncio.run(start(taken.getsockname()[1]))
+
+
+def test_port_file_that_cannot_be_written_is_named_as_it_was_given(tmp_path):
+    path = tmp_path / "none" / "port"
+    with pytest.raises(OSError, match=f"^port file {path}: No such file or directory$"):
+        write_port_file(path, 1)
 
 
 def test_watches_of_a_host_are_bounded_and_those_that_end_leave_room(monkeypatch):

@@ -17,6 +17,7 @@ import pytest
 from click.testing import CliRunner
 
 from fissile.cli import main
+from fissile.cli.up import _heed_signals
 
 FISSILE = str(Path(sys.executable).parent / "fissile")
 
@@ -38,6 +39,15 @@ def test_help_of_every_command():
             assert result.exit_code == 0 and len(result.output) > 100
 
 
+@pytest.mark.parametrize("before", [signal.SIG_DFL, signal.SIG_IGN])
+def test_the_end_of_a_terminal_ends_up_unless_nohup_says_otherwise(before, monkeypatch):
+    monkeypatch.setattr(signal, "getsignal", lambda number: before if number == signal.SIGHUP else signal.SIG_DFL)
+    heeded = []
+    monkeypatch.setattr(signal, "signal", lambda number, _: heeded.append(number))
+    _heed_signals()
+    assert heeded == [signal.SIGTERM] + [signal.SIGHUP] * (before == signal.SIG_DFL)
+
+
 def test_importing_the_command_loads_neither_grpc_nor_rich():
     code = "import sys, fissile.cli; print([m for m in ('grpc', 'rich', 'google.protobuf') if m in sys.modules])"
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
@@ -55,6 +65,12 @@ def test_importing_the_command_loads_neither_grpc_nor_rich():
         (["generate", "x", "--json-schema", "/no/such"], "No such file"),
         (["bench", "--rate", "1", "--concurrency", "2"], "exclude each other"),
         (["bench", "--input-length", "9-3"], "the first is not above the second"),
+        (["generate", "x", "--timeout", "nan"], "Invalid value for '--timeout': nan is not a finite number."),
+        (["bench", "--rate", "inf"], "Invalid value for '-r' / '--rate': inf is not a finite number."),
+        (["top", "--interval", "1e999"], "Invalid value for '--interval': inf is not a finite number."),
+        (["drain", "localhost:1", "--timeout", "nan"], "Invalid value for '--timeout': nan is not"),
+        (["up", "--start-timeout", "-1"], "Invalid value for '--start-timeout': -1.0 is not in the range x>0."),
+        (["up", "--drain-timeout", "inf"], "inf is not a finite number."),
         (["up", "--workers", "0"], "'-w' / '--workers'"),
         (["up", "--block-size", "16"], "What is meant for the workers goes after `--`."),
         (["nonsense"], "No such command"),

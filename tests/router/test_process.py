@@ -99,7 +99,7 @@ def test_a_taken_port_is_an_error_not_a_traceback():
 
     code, err = asyncio.run(scenario())
     assert code == 1
-    assert "is the port taken?" in err
+    assert "Address already in use" in err
     assert "Traceback" not in err
 
 

@@ -21,6 +21,10 @@ def parse(*argv):
     ("argv", "said"),
     [
         (["--port", "70000"], "worker: --port: "),
+        (["--device", "tpu"], "worker: --device: Input should be 'auto', 'cpu' or 'cuda' (got 'tpu')"),
+        (["--kernel-backend", "cuda"], "worker: --kernel-backend: Input should be 'auto', 'native', "),
+        (["--kv-cache-gib", "inf"], "worker: --kv-cache-gib: Input should be a finite number (got 'inf')"),
+        (["--swap-space-gib", "nan"], "worker: --swap-space-gib: Input should be a finite number (got 'nan')"),
         (["--dp-rank", "2", "--dp-size", "2"], "--dp-rank 2 is not below --dp-size 2"),
         (["--model-version", "v 2"], "--model-version: 'v 2' has more than 64 characters, or others than letters"),
         (["--tls-key", "key.pem"], "--tls-certificate and --tls-key go together"),

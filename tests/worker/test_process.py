@@ -150,7 +150,7 @@ def test_a_port_that_is_taken_says_so():
             [sys.executable, "-m", "worker", "--port", str(port)], cwd=ROOT, capture_output=True, text=True, timeout=60
         )
     assert done.returncode == 1
-    assert done.stderr.rstrip().splitlines()[-1] == f"worker: cannot listen on 127.0.0.1:{port}: is the port taken?"
+    assert done.stderr.rstrip().splitlines()[-1] == f"worker: cannot listen on 127.0.0.1:{port}: Address already in use"
 
 
 def test_help_names_every_flag():

@@ -67,10 +67,13 @@ class RankLink:
             self._sending.release()
 
     def end(self, deadline: float) -> None:
-        """Wait for the rank until `deadline`, then kill it."""
-        self._thread.join(max(0.0, deadline - time.monotonic()))
+        """Wait for the rank until `deadline`, then kill it. One that is past needs no word: nobody waits for what has
+        failed."""
+        wait = max(0.0, deadline - time.monotonic())
+        self._thread.join(wait)
         if self._thread.is_alive():
-            logger.warning("rank %d has not ended; killing it", self._setup.rank)
+            if wait:
+                logger.warning("rank %d has not ended; killing it", self._setup.rank)
             self._transport.kill()
         self._thread.join()
 
