@@ -29,7 +29,7 @@ from worker.runner.slots import SlotState
 from worker.runner.timer import StepTimer, Timing
 from worker.sampling.edits import History
 from worker.sampling.logprobs import LogprobTensors
-from worker.sampling.rules import RowRules
+from worker.sampling.row_rules import RowRules
 from worker.sampling.sampler import Sampler, SamplingRows
 from worker.sampling.verify import count_new
 

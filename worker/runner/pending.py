@@ -8,7 +8,7 @@ from worker.core.batch import BatchOutput, ScheduledBatch, TokenLogprobs
 from worker.kernels.sampling import FAILED
 from worker.runner.timer import Timing
 from worker.sampling.logprobs import LogprobTensors
-from worker.sampling.rules import LogprobRows
+from worker.sampling.row_rules import LogprobRows
 from worker.sampling.sampler import NOTHING_ALLOWED
 
 NOT_FINITE = "the model's output is not finite"

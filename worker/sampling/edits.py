@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from worker.kernels.sampling import Parameters
-from worker.sampling.rules import NO_TOKEN, BadTokens, LogitEdits
+from worker.sampling.row_rules import NO_TOKEN, BadTokens, LogitEdits
 
 MAX_HISTORY_ELEMENTS = 1 << 21
 """Tokens so far that are looked at together; more rows than that take turns, which bounds memory."""

@@ -9,7 +9,7 @@ from worker.kernels.sampling import CHOOSE, FAILED, LOGPROBS, MASKED_COPY, DrawR
 from worker.kernels.select import Kernels
 from worker.sampling.edits import History, edit_logits
 from worker.sampling.logprobs import LogprobTensors
-from worker.sampling.rules import EditedRows, RowGroup, RowRules
+from worker.sampling.row_rules import EditedRows, RowGroup, RowRules
 
 NOTHING_ALLOWED = -2
 """In place of a token id: the request's own rules leave no token."""
