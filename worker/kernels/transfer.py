@@ -1,5 +1,7 @@
 """Small tensors from the host to the device."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -10,3 +12,8 @@ def to_device(host: Tensor, device: torch.device) -> Tensor:
     if device.type == "cpu":
         return host
     return host.pin_memory().to(device, non_blocking=True)
+
+
+def indices(values: Sequence[int], device: torch.device) -> Tensor:
+    """int64 [N] there."""
+    return to_device(torch.tensor(values, dtype=torch.int64), device)

@@ -11,7 +11,7 @@ from worker.core.batch import ScheduledBatch
 from worker.core.cache.pools import PoolKind
 from worker.kernels.interface import MOVE_ENTRIES
 from worker.kernels.select import Kernels
-from worker.kernels.transfer import to_device
+from worker.kernels.transfer import indices
 
 
 class EntryMover:
@@ -32,16 +32,16 @@ class EntryMover:
         """In this order, before anything of the step reads or writes the cache."""
         for tensor, host in self._pages:
             if batch.blocks_to_zero:
-                self._kernel.zero(tensor, self._indices(batch.blocks_to_zero))
+                self._kernel.zero(tensor, indices(batch.blocks_to_zero, self._device))
             if batch.blocks_to_swap_out:
                 blocks, host_blocks = zip(*batch.blocks_to_swap_out, strict=True)
-                self._kernel.swap_out(tensor, host, self._indices(blocks), host_blocks)
+                self._kernel.swap_out(tensor, host, indices(blocks, self._device), host_blocks)
             if batch.blocks_to_copy:
                 sources, destinations = zip(*batch.blocks_to_copy, strict=True)
-                self._kernel.copy(tensor, self._indices(sources), self._indices(destinations))
+                self._kernel.copy(tensor, indices(sources, self._device), indices(destinations, self._device))
             if batch.blocks_to_swap_in:
                 host_blocks, blocks = zip(*batch.blocks_to_swap_in, strict=True)
-                self._kernel.swap_in(tensor, host, self._indices(blocks), host_blocks)
+                self._kernel.swap_in(tensor, host, indices(blocks, self._device), host_blocks)
         news = [(new.restored_group, new.group_id) for new in batch.new_sequences if new.group_id >= 0]
         for tensor, num in self._states:
             self._copy_groups(tensor, num, batch.states_to_copy)
@@ -61,7 +61,4 @@ class EntryMover:
         self._kernel.copy(tensor, self._entries(sources, num_entries), self._entries(destinations, num_entries))
 
     def _entries(self, groups: Sequence[int], num_entries: int) -> Tensor:
-        return self._indices([group * num_entries + i for group in groups for i in range(num_entries)])
-
-    def _indices(self, values: Sequence[int]) -> Tensor:
-        return to_device(torch.tensor(values, dtype=torch.int64), self._device)
+        return indices([group * num_entries + i for group in groups for i in range(num_entries)], self._device)

@@ -14,7 +14,7 @@ from worker.grammars.masks import PendingMasks, SlotGrammars
 from worker.kernels.interface import REMEMBER
 from worker.kernels.select import Kernels
 from worker.kernels.step import Round, StagedRows
-from worker.kernels.transfer import to_device
+from worker.kernels.transfer import indices
 from worker.models.base import CausalLM
 from worker.parallel.group import Group
 from worker.runner.cuda_graphs import CudaGraphs
@@ -254,13 +254,10 @@ class ModelRunner:
 
     def _candidates(self, batch: ScheduledBatch, rows: list[int], logits: Tensor) -> tuple[Tensor, Tensor]:
         """The best next tokens of the beam rows, which must all be sampling rows."""
-        index = self._indices([rows.index(row) for row in batch.beam_rows])
+        index = indices([rows.index(row) for row in batch.beam_rows], self._device)
         scores = logits.index_select(0, index).float().log_softmax(-1)
         best = scores.topk(min(batch.num_candidates, scores.shape[1]))
         return self._to_host(best.indices), self._to_host(best.values)
-
-    def _indices(self, values: list[int] | tuple[int, ...]) -> Tensor:
-        return to_device(torch.tensor(values, dtype=torch.int64), self._device)
 
     def _logprobs_to_host(self, tensors: LogprobTensors) -> LogprobTensors:
         return LogprobTensors(
