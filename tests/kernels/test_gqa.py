@@ -10,6 +10,8 @@ from tests.kernels.rig import IS_INTERPRETED, Rig, Rows
 from worker.kernels.gqa import GQA, GqaSpec, QkNorm
 from worker.kernels.interface import RopeTable
 from worker.kernels.step import Step
+from worker.kernels.torch.gqa import TorchGqa
+from worker.kernels.torch.gqa_rows import padded_rows
 
 SHAPES = [(6, 2, 16), (4, 4, 8), (3, 1, 64)]
 """(heads, kv heads, head_dim)"""
@@ -112,10 +114,10 @@ def test_padding_rows_write_nothing(rig: Rig, uniform_len: int) -> None:
 def test_torchs_padded_rows_equal_its_exact_ones(rig: Rig, shape: tuple[int, int, int]) -> None:
     """What torch runs where lengths are device facts, on the CPU, too."""
     rows = Rows(rig, shape, [1, 1, 1], [8, 1, 30], 16)
-    if not hasattr(rows.kernel, "_padded_rows"):
+    if not isinstance(rows.kernel, TorchGqa):
         pytest.skip("this backend has one way alone")
     step = Step(num_uniform_rows=3, max_context_len=30)
-    uniform = rows.kernel._padded_rows(step, rows.buffers, rows.buffers.block_tables[:3, :2], 16)
+    uniform = padded_rows(rows.spec, step, rows.buffers, rows.buffers.block_tables[:3, :2], 16)
     rig.assert_close(rows.kernel._attend_padded(rows.q, rows.cache, uniform).flatten(1), rows.exact())
 
 
