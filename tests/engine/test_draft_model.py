@@ -14,8 +14,6 @@ from tests.engine.loop import Loop, make_sequence
 from tests.engine.mix import MIX
 from tests.engine.test_ranks import Ranks
 from tests.fakes.graphs import RecordedGraphs
-from tests.models.cases import all_cases
-from tests.models.saved import save
 from tests.runner.conftest import save_llama
 from worker.core.config import CacheConfig, SchedulerConfig
 from worker.core.model_drafter import ModelDrafter
@@ -196,9 +194,3 @@ def test_what_cannot_draft_is_refused_by_name(drafted, tmp_path):
         drafted.runner(other)
     with pytest.raises(ModelConfigError, match=r"draft model \S+nowhere: no model"):
         drafted.runner(tmp_path / "nowhere")
-    hybrid = save(all_cases()["qwen3-next"], tmp_path / "hybrid").path
-    with pytest.raises(ModelConfigError, match=r"draft model .*hybrid: Qwen3NextForCausalLM has recurrent state"):
-        build_runner(
-            RunnerConfig(model=str(hybrid), drafter="draft", draft_model=str(hybrid), device="cpu", num_blocks=64),
-            Group(),
-        )

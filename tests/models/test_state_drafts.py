@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -154,9 +155,41 @@ def test_drafts_of_a_model_from_graphs(models: Callable[[str], Model], tmp_path:
     assert any(graph.num_replays for graph in graphs.graphs)
 
 
+@pytest.mark.parametrize(("case", "num_blocks"), [("qwen3-next", 12), ("qwen3.5", 64)])
+def test_a_draft_with_state_is_right_where_it_is_the_model(
+    models: Callable[[str], Model], case: str, num_blocks: int
+) -> None:
+    """Its state is right at every place, as not one draft is wrong: whatever was tried, in chunks, behind prefixes,
+    after preemption, and beside beams."""
+    model = models(case)
+    runner, info = model.runner(3, num_blocks, drafter="draft", draft_model=str(model.path))
+    loop = model.loop_over(runner, info, ModelDrafter(), 3, scheduling_policy="chunked", max_prefill_chunk=7)
+    loop.run(*sequences(), each_step=1)
+    assert loop.tokens == model.plain.tokens
+    load = loop.scheduler.load()
+    assert load.num_accepted_tokens == load.num_draft_tokens > 40
+    assert load.num_prefix_hits > 0 and (load.num_preemptions > 0) == (num_blocks == 12)
+
+
+def test_a_draft_with_state_for_a_model_without(models: Callable[[str], Model], tmp_path: Path) -> None:
+    """It is wrong, and changes nothing; replayed from graphs."""
+    plain = Model(save(all_cases()["qwen3"], tmp_path))
+    draft = str(models("qwen3-next").path)
+    runner, info = plain.runner(2, drafter="draft", draft_model=draft, kernel_backend="torch")
+    with torch.inference_mode():
+        runner.capture(GraphSizes(tokens=(8, 32, 96)), graphs := RecordedGraphs())
+    loop = plain.loop_over(runner, info, ModelDrafter(), 2)
+    loop.run(*sequences(), each_step=1)
+    plain.check(loop)
+    assert info.num_groups == NUM_SEQS and any(graph.num_replays for graph in graphs.graphs)
+
+
 def test_memory_of_what_may_be_taken_back(models: Callable[[str], Model]) -> None:
-    """It is in the plan, and a part of the state alone: no copy of it for each draft."""
+    """It is in the plan, and a part of the state alone: no copy of it for each draft. A draft model has one copy."""
     path = str(models("qwen3-next").path)
-    configs = [RunnerConfig(model=path, device="cpu", num_blocks=8, num_speculative_tokens=num) for num in (0, 4)]
-    without, with_drafts = (build_runner(config, Group())[1].memory.state for config in configs)
+    plain = RunnerConfig(model=path, device="cpu", num_blocks=8)
+    drafted = replace(plain, num_speculative_tokens=4)
+    configs = (plain, drafted, replace(drafted, drafter="draft", draft_model=path))
+    without, with_drafts, with_model = (build_runner(config, Group())[1].memory.state for config in configs)
+    assert with_model == 3 * with_drafts
     assert without < with_drafts

@@ -23,6 +23,7 @@ from worker.runner.memory import GIB, CacheMemoryError, plan_on_cpu, plan_on_gpu
 from worker.runner.model_runner import ModelRunner, RunnerParts
 from worker.runner.prepare import StepPreparer
 from worker.runner.probe import dummy_batch, largest_batch, measure_peak
+from worker.runner.recurrent_drafting import RecurrentDrafting
 from worker.runner.rehearsal import compile_kernels
 from worker.runner.slots import SlotState
 from worker.runner.state_drafting import StateDrafting
@@ -49,7 +50,8 @@ class Assembly:
 
     @property
     def specs(self) -> list[PoolSpec]:
-        return [spec for builder in self.all_builders for spec in builder.pool_specs()]
+        specs = [spec for builder in self.builders for spec in builder.pool_specs()]
+        return specs if self.draft is None else specs + self.draft.pool_specs()
 
     @property
     def all_builders(self) -> list[CacheBuilder]:
@@ -78,10 +80,6 @@ class Assembly:
         can_capture = self.graph_sizes is not None and graph_contexts(self.builders, 1, self.max_model_len)
         padded = self.graph_sizes.rows if self.graph_sizes is not None and can_capture else ()
         preparer = StepPreparer(slots, buffers, kernels, config.block_size, padded)
-        drafting = None
-        if self.draft is not None:
-            kind = StateDrafting if isinstance(self.draft.model, StateHead) else Drafting
-            drafting = kind(self.draft, preparer, slots, kernels, self.tp, self.max_model_len)
         return RunnerParts(
             kernels=kernels,
             tp=self.tp,
@@ -92,13 +90,21 @@ class Assembly:
             preparer=preparer,
             forward=ForwardPass(self.model, self.builders, preparer, self.max_model_len),
             grammars=self.grammars,
-            drafting=drafting,
+            drafting=None if self.draft is None else self._drafting(self.draft, preparer, slots),
         )
+
+    def _drafting(self, draft: Draft, preparer: StepPreparer, slots: SlotState) -> Drafting:
+        kind: type[Drafting] = RecurrentDrafting if draft.has_state else Drafting
+        if isinstance(draft.model, StateHead):
+            kind = StateDrafting
+        return kind(draft, preparer, slots, self.kernels, self.tp, self.max_model_len)
 
     def _allocate(self, plan: PoolPlan) -> None:
         try:
-            for builder in self.all_builders:
+            for builder in self.builders:
                 builder.allocate(plan)
+            if self.draft is not None:
+                self.draft.allocate(plan)
         except (RuntimeError, OSError) as error:  # torch's, and the system's
             size = f"{plan.num_blocks} blocks ({plan.num_page_bytes / GIB:.2f} GiB)"
             raise CacheMemoryError(

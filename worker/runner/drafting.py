@@ -18,6 +18,7 @@ from torch import Tensor
 
 from worker.attention.interface import CacheBuilder
 from worker.core.batch import ScheduledBatch
+from worker.core.cache.pools import PoolKind, PoolPlan, PoolSpec
 from worker.core.tokens import token_array
 from worker.kernels.interface import REMEMBER
 from worker.kernels.select import Kernels
@@ -41,6 +42,21 @@ class Draft:
     builders: Sequence[CacheBuilder]
     has_spread_experts: bool = False
     """Over ranks that make a step at the same time, and its passes, too: none of them could make one alone."""
+
+    @property
+    def has_state(self) -> bool:
+        """Of each request, which cannot take back what it took in: see `worker.runner.recurrent_drafting`."""
+        return any(spec.kind is PoolKind.STATE for builder in self.builders for spec in builder.pool_specs())
+
+    def pool_specs(self) -> list[PoolSpec]:
+        """With a copy of each state."""
+        specs = [spec for builder in self.builders for spec in builder.pool_specs()]
+        return [replace(spec, entries_per_request=2 * spec.entries_per_request) for spec in specs]
+
+    def allocate(self, plan: PoolPlan) -> None:
+        """The caches, with a copy of each group behind all of them, the spare one included."""
+        for builder in self.builders:
+            builder.allocate(replace(plan, num_groups=2 * plan.num_groups + 1))
 
 
 class Drafting:

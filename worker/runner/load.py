@@ -8,7 +8,6 @@ import torch
 
 from common.stopwatch import Stopwatch
 from worker.attention.interface import make_builders
-from worker.core.cache.pools import PoolKind
 from worker.kernels.select import Kernels
 from worker.kernels.weights import Blocks, Grouped, Quantization
 from worker.layers.experts import RoutedExperts
@@ -112,10 +111,6 @@ def load_draft(
         setup = layer_setup(opened, own, like.kernels, like.tp, like.dtype)
         model, num_bytes = load_model(opened, own, setup, max_model_len, watch)
         builders = make_builders(model.cache_layers(), like.kernels, config.block_size)
-        if any(spec.kind is PoolKind.STATE for builder in builders for spec in builder.pool_specs()):
-            raise ModelConfigError(
-                f"{opened.config.architecture} has recurrent state, which would keep what it proposes, right or wrong"
-            )
     except (ModelError, ValueError) as error:
         raise ModelConfigError(f"draft model {config.draft_model}: {error}") from error
     if like.tp.rank == 0:
