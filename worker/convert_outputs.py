@@ -84,6 +84,9 @@ def _add_news(response: v1.ExecuteResponse, output: SequenceOutput, sequence_id:
     )
     if output.logprobs is not None:
         message.logprobs.extend([logprobs_to_pb(entries) for entries in output.logprobs])
+    if output.timings is not None:
+        message.num_cached_tokens = output.num_cached_tokens
+        message.timings.CopyFrom(timings_to_pb(phase_seconds(output), output.timings.num_preemptions))
     if output.finish_reason is not None:
         _add_ending(message, output, output.finish_reason)
 
@@ -95,7 +98,6 @@ def logprobs_to_pb(entries: TokenLogprobs) -> v1.PositionLogprobs:
 
 def _add_ending(message: v1.RequestOutput, output: SequenceOutput, reason: FinishReason) -> None:
     message.finish_reason = _FINISH_REASONS[reason]
-    message.num_cached_tokens = output.num_cached_tokens
     message.detail = output.detail
     if reason is FinishReason.ERROR:
         message.error_code = code_pb2.INVALID_ARGUMENT if output.is_request_fault else code_pb2.INTERNAL
@@ -103,7 +105,6 @@ def _add_ending(message: v1.RequestOutput, output: SequenceOutput, reason: Finis
     if reason in _STOPPED_BY_TOKEN and output.token_ids:
         message.stop_token_id = output.token_ids[-1]
     if output.timings is not None:
-        message.timings.CopyFrom(timings_to_pb(phase_seconds(output), output.timings.num_preemptions))
         message.num_draft_tokens = output.timings.num_draft_tokens
         message.num_accepted_tokens = output.timings.num_accepted_tokens
     if output.hypotheses is not None:

@@ -144,7 +144,7 @@ class OpenRequest:
         self.has_begun = True
         if is_first:
             stay.succeeded()
-        if output.index == 0 and not self.num_cached_tokens:
+        if output.index == 0 and not completion.token_ids:
             # Later completions share the first one's prompt, and a resumed one finds what it had computed itself.
             self.num_cached_tokens = output.num_cached_tokens
         self._unread.add(unread_bytes(output))

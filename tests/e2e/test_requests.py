@@ -147,7 +147,10 @@ def test_repeated_prompt_is_found_in_the_cache(services):
         cached = [
             own.generate(prompt, max_tokens=2, temperature=0.0).result().usage.num_cached_tokens for _ in range(2)
         ]
+        stopped = own.generate(prompt, stop=["e", "a", "i", "o"], max_tokens=40).result()
     assert cached == [0, 96]
+    assert stopped.completions[0].finish.reason == "stop_string"
+    assert stopped.usage.num_cached_tokens == 96
 
 
 def metrics_page(service: Child) -> str:

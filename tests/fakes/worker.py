@@ -234,12 +234,11 @@ class FakeWorker(WorkerServiceServicer):
             output = RequestOutput(index=sequence.index, token_offset=start, token_ids=tokens[start:end])
             if has_logprobs:
                 output.logprobs.extend(logprobs_of(output.token_ids, group.sampling.num_logprobs))
-            if start == done:
-                output.num_cached_tokens = 4
+            if start == done or end >= len(tokens):
+                output.num_cached_tokens = num_cached_tokens(sequence)
+                output.timings.queued.FromMilliseconds(7)
             if end >= len(tokens):
                 output.finish_reason = reason
-                output.num_cached_tokens = 4
-                output.timings.queued.FromMilliseconds(7)
                 if ends:
                     output.stop_token_id = tokens[-1]
             yield output
@@ -284,6 +283,11 @@ def _copy(output: RequestOutput) -> RequestOutput:
     copy = RequestOutput()
     copy.CopyFrom(output)
     return copy
+
+
+def num_cached_tokens(sequence: Asked) -> int:
+    """Four of a prompt were there before; later members of a group, and what was computed elsewhere, find more."""
+    return 4 if sequence.is_first and not sequence.member.token_ids else sequence.num_prompt_tokens + 100
 
 
 def says(text: str, *, eos: bool = True) -> Script:

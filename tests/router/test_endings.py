@@ -47,6 +47,7 @@ def test_the_worker_is_aborted_at_the_stop():
     answer = stopped(worker, ["E"])
     assert worker.aborted == [worker.received[0].id]
     assert answer.usage.num_completion_tokens == 5
+    assert (answer.usage.num_cached_tokens, answer.timings.worker_queued.ToMilliseconds()) == (4, 7)
     assert worker.num_emitted <= 12
 
 

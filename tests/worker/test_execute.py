@@ -237,6 +237,29 @@ def test_the_end_says_how_long_it_took_and_what_was_cached():
     assert last.timings.HasField("queued") and last.timings.HasField("prefill") and last.timings.HasField("decode")
 
 
+@pytest.mark.parametrize("async_scheduling", [False, True])
+def test_the_first_tokens_say_so_too_as_the_end_may_never_be_heard(async_scheduling):
+    """Case sglang#25228: a router that finds a stop string ends the sequence itself."""
+    prompt = list(range(20, 60))
+
+    async def scenario(system):
+        await run_all(system, sequence(1, prompt))
+        system.executor.step_seconds = 0.01
+        router = connect(system)
+        await router.send(group([Sequence(id=2 + i, index=i) for i in range(2)], prompt, 100))
+        await router.read_tokens(2, 3)
+        await router.read_tokens(3, 3)
+        await router.send(2, 3)
+        await router.finish(2, 3)
+        return [outputs_of(router, id) for id in (2, 3)]
+
+    for outputs, num_cached in zip(run_worker(scenario, async_scheduling=async_scheduling), (32, 39), strict=True):
+        first, *others, last = outputs
+        assert first.num_cached_tokens == last.num_cached_tokens == num_cached
+        assert first.timings.HasField("queued") and first.timings.HasField("prefill")
+        assert not any(output.HasField("timings") or output.num_cached_tokens for output in others)
+
+
 def test_a_changed_load_is_told_to_a_stream_without_outputs():
     async def scenario(system):
         watcher = connect(system)

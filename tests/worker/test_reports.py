@@ -2,10 +2,11 @@
 
 import asyncio
 import threading
+from dataclasses import replace
 
 import pytest
 
-from worker.core.outputs import SequenceOutput
+from worker.core.outputs import SequenceOutput, SequenceTimings
 from worker.core.stopping import FinishReason
 from worker.engine import StepReport
 from worker.reports import MAX_RATE, Reports, joined_outputs, output_rate
@@ -109,6 +110,17 @@ def test_tokens_of_several_steps_become_one_output():
     other = tokens(2, 0, 20)
     joined = joined_outputs([report(1, first), report(2, other, second), report(3, end)])
     assert joined == [tokens(1, 4, 10, 11, 12, finish_reason=FinishReason.LENGTH, num_cached_tokens=3), other]
+
+
+def test_what_comes_with_the_first_token_stays_with_it():
+    timings = SequenceTimings(1.0, 2.0, 3.0, 0)
+    first = tokens(1, 0, 10, num_cached_tokens=3, timings=timings)
+    (joined,) = joined_outputs([report(1, first), report(2, tokens(1, 1, 11)), report(3, tokens(1, 2, 12))])
+    assert joined == tokens(1, 0, 10, 11, 12, num_cached_tokens=3, timings=timings)
+    first = tokens(1, 0, 10, num_cached_tokens=3, timings=timings)
+    end = tokens(1, 1, 11, finish_reason=FinishReason.LENGTH, num_cached_tokens=3, timings=replace(timings, queued=0.0))
+    (joined,) = joined_outputs([report(1, first), report(2, end)])
+    assert (joined.token_ids, joined.timings) == ([10, 11], replace(timings, queued=0.0))
 
 
 def test_log_probabilities_stay_with_their_tokens():

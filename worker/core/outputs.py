@@ -46,7 +46,8 @@ class SequenceOutput:
     is_request_fault: bool = False
     """With ERROR: the request's own rules cannot be met."""
     num_cached_tokens: int = 0
-    """Set on the terminal output, as is `timings`."""
+    """Set, as is `timings`, on the first output with tokens and on the terminal one: who ends a sequence before its own
+    end hears of the first alone."""
     timings: SequenceTimings | None = None
     hypotheses: list[Hypothesis] | None = None
     logprobs: list[TokenLogprobs] | None = None
@@ -62,6 +63,8 @@ class SequenceOutput:
         self.token_ids = earlier.token_ids + self.token_ids
         if earlier.logprobs is not None:
             self.logprobs = earlier.logprobs + (self.logprobs or [])
+        if earlier.timings is not None and self.timings is None:
+            self.num_cached_tokens, self.timings = earlier.num_cached_tokens, earlier.timings
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from worker.core.beam import BeamSearch, Candidates
 from worker.core.block_chain import Anchor, BlockChain
 from worker.core.ngram_index import NgramIndex
+from worker.core.outputs import SequenceTimings
 from worker.core.params import BeamParams, SamplingParams, StopConditions
 from worker.core.tokens import token_array
 
@@ -144,6 +145,18 @@ class Sequence:
     def num_generated_tokens(self) -> int:
         """Committed tokens after the prompt, those of an earlier worker included."""
         return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def timings(self) -> SequenceTimings:
+        """So far."""
+        return SequenceTimings(
+            self.time_queued,
+            self.time_scheduled,
+            self.time_first_token,
+            self.num_preemptions,
+            self.num_draft_tokens,
+            self.num_accepted_tokens,
+        )
 
     @property
     def is_ended(self) -> bool:

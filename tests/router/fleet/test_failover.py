@@ -39,6 +39,7 @@ def test_a_worker_killed_mid_stream_is_continued_elsewhere_without_gap_or_repeat
         assert second.received[i].sampling.seed == SEED + i
     assert [len(group.sequences) for group in second.groups] == [n]
     assert answer.usage.num_completion_tokens == 40 * n
+    assert answer.usage.num_cached_tokens == 4, "what the second one finds, the first has computed"
 
 
 def test_a_request_moves_while_its_client_does_not_read():

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from worker.core.batch import ScheduledBatch
 from worker.core.cache.block_manager import BlockManager
 from worker.core.config import SchedulerConfig
-from worker.core.outputs import Hypothesis, SequenceOutput, SequenceTimings
+from worker.core.outputs import Hypothesis, SequenceOutput
 from worker.core.scheduling.groups import Groups
 from worker.core.scheduling.lazy_heap import LazyHeap
 from worker.core.scheduling.leaders import Leaders
@@ -225,14 +225,7 @@ class SchedulerState:
                 finish_reason=reason,
                 detail=detail,
                 num_cached_tokens=seq.num_cached_tokens,
-                timings=SequenceTimings(
-                    seq.time_queued,
-                    seq.time_scheduled,
-                    seq.time_first_token,
-                    seq.num_preemptions,
-                    seq.num_draft_tokens,
-                    seq.num_accepted_tokens,
-                ),
+                timings=seq.timings,
                 hypotheses=hypotheses,
             )
         )
