@@ -24,9 +24,8 @@ def check_can_listen(host: str, port: int) -> None:
 def _fault_of(family: int, address: tuple[Any, ...]) -> OSError | None:
     try:
         with socket.socket(family, socket.SOCK_STREAM) as trial:
-            trial.setsockopt(
-                socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
-            )  # connections that just ended are in nobody's way
+            # Connections that ended a moment ago are in nobody's way.
+            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if family == socket.AF_INET6:
                 trial.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             trial.bind(address)

@@ -127,7 +127,8 @@ class Client:
         **options: Unpack[Options],
     ) -> Stream:
         """Continue a prompt, given as text or as token ids, or a list of such prompts. Returns at once; the stream
-        raises what goes wrong. Raises TypeError or ValueError for arguments that no message can hold."""
+        raises what goes wrong. Raises InvalidArgumentError, which names the argument, for what
+        no message can hold; TypeError for an option that there is not."""
         request = requests.generate_request(
             prompt, model=model, request_id=request_id, add_special_tokens=add_special_tokens, options=options
         )
@@ -166,7 +167,7 @@ class Client:
     def tokenize(
         self, text: str, *, model: str = "", add_special_tokens: bool = True, timeout: float | None = None
     ) -> tuple[Token, ...]:
-        request = generation_pb2.TokenizeRequest(model=model, text=text, add_special_tokens=add_special_tokens)
+        request = requests.tokenize_request(text, model=model, add_special_tokens=add_special_tokens)
         return responses.tokens(self._call(lambda stub: stub.Tokenize.future, request, timeout))
 
     def detokenize(
@@ -177,9 +178,7 @@ class Client:
         skip_special_tokens: bool = True,
         timeout: float | None = None,
     ) -> str:
-        request = generation_pb2.DetokenizeRequest(
-            model=model, token_ids=token_ids, skip_special_tokens=skip_special_tokens
-        )
+        request = requests.detokenize_request(token_ids, model=model, skip_special_tokens=skip_special_tokens)
         response: generation_pb2.DetokenizeResponse = self._call(lambda stub: stub.Detokenize.future, request, timeout)
         return response.text
 
@@ -190,7 +189,7 @@ class Client:
 
     def stats(self, *, window: int = 0, timeout: float | None = None) -> Stats:
         """Latencies of the last `window` seconds (0: all that the router keeps), counters, and each worker's state."""
-        request = generation_pb2.GetStatsRequest(window_seconds=window)
+        request = requests.stats_request(window)
         return responses.stats(self._call(lambda stub: stub.GetStats.future, request, timeout))
 
     def _stream(self, method: Method, request: Any, timeout: float | None) -> Stream:

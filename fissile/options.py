@@ -1,11 +1,11 @@
 """Options of a request, from Python values to the message. Shared by both clients; the router checks the values."""
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
 from google.protobuf import duration_pb2
 
+from fissile.arguments import entries, fill, json_text, mapping, seconds
 from fissile.v1 import generation_pb2, sampling_pb2
 
 
@@ -101,31 +101,41 @@ _CONSTRAINTS = ("json_schema", "json_object", "regex", "grammar", "choice")
 
 
 def generation_options(options: Options) -> generation_pb2.GenerationOptions:
-    """None counts as not given. Raises TypeError for an unknown name, a value of the wrong type or options that exclude
-    each other, ValueError for a number that the field cannot hold."""
+    """None counts as not given. Raises InvalidArgumentError for a value that its field cannot hold, by the option's
+    name, TypeError for an unknown name or options that exclude each other."""
     unknown = options.keys() - Options.__annotations__.keys()
     if unknown:
         raise TypeError(f"unknown option: {', '.join(sorted(unknown))}")
     values: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     stop = values.pop("stop", ())
-    return generation_pb2.GenerationOptions(
+    if "bad_words" in values:
+        values["bad_words"] = entries("bad_words", values["bad_words"])
+    return fill(
+        generation_pb2.GenerationOptions,
         sampling=_sampling(values),
         output=_output(values),
         stop=[stop] if isinstance(stop, str) else stop,
-        stop_token_sequences=_sequences(values.pop("stop_token_sequences", ())),
+        stop_token_sequences=_sequences("stop_token_sequences", values),
         **values,
     )
 
 
 def _sampling(values: dict[str, Any]) -> sampling_pb2.SamplingParams:
-    bias = values.pop("logit_bias", {})
-    return sampling_pb2.SamplingParams(
+    names = {field: option for option, field in _SAMPLING.items()}
+    bias = mapping("logit_bias", values.pop("logit_bias", {}))
+    return fill(
+        sampling_pb2.SamplingParams,
+        names,
         **_take(values, _SAMPLING),
-        logit_bias=[sampling_pb2.LogitBias(token_id=token_id, bias=value) for token_id, value in bias.items()],
-        bad_token_sequences=_sequences(values.pop("bad_token_sequences", ())),
+        logit_bias=[_bias(f"logit_bias[{token_id!r}]", token_id, value) for token_id, value in bias.items()],
+        bad_token_sequences=_sequences("bad_token_sequences", values),
         beam_search=_beam_search(_take(values, _BEAM_SEARCH)),
         structured_output=_structured_output(_take(values, {name: name for name in _CONSTRAINTS})),
     )
+
+
+def _bias(name: str, token_id: Any, value: Any) -> sampling_pb2.LogitBias:
+    return fill(sampling_pb2.LogitBias, {"token_id": name, "bias": name}, token_id=token_id, bias=value)
 
 
 def _beam_search(values: dict[str, Any]) -> sampling_pb2.BeamSearch | None:
@@ -133,7 +143,7 @@ def _beam_search(values: dict[str, Any]) -> sampling_pb2.BeamSearch | None:
         return None
     if "width" not in values:
         raise TypeError("length_penalty and early_stopping need beam_width")
-    return sampling_pb2.BeamSearch(**values)
+    return fill(sampling_pb2.BeamSearch, {"width": "beam_width"}, **values)
 
 
 def _structured_output(values: dict[str, Any]) -> sampling_pb2.StructuredOutput | None:
@@ -143,23 +153,28 @@ def _structured_output(values: dict[str, Any]) -> sampling_pb2.StructuredOutput 
         raise TypeError(f"only one of {', '.join(_CONSTRAINTS)} can be given")
     ((kind, value),) = values.items()
     if kind == "choice":
-        return sampling_pb2.StructuredOutput(choice=sampling_pb2.Choice(choices=value))
-    if kind == "json_schema" and not isinstance(value, str):
-        value = json.dumps(value)
-    return sampling_pb2.StructuredOutput(**{kind: value})
+        choices = fill(sampling_pb2.Choice, {"choices": kind}, choices=entries(kind, value))
+        return sampling_pb2.StructuredOutput(choice=choices)
+    if kind == "json_schema":
+        value = json_text(kind, value)
+    return fill(sampling_pb2.StructuredOutput, **{kind: value})
 
 
 def _output(values: dict[str, Any]) -> generation_pb2.OutputOptions:
-    seconds = values.pop("heartbeat", None)
+    names = {field: option for option, field in _OUTPUT.items()}
     heartbeat = None
-    if seconds is not None:
+    if "heartbeat" in values:
         heartbeat = duration_pb2.Duration()
-        heartbeat.FromNanoseconds(round(seconds * 1e9))
-    return generation_pb2.OutputOptions(**_take(values, _OUTPUT), heartbeat=heartbeat)
+        heartbeat.FromNanoseconds(round(seconds("heartbeat", values.pop("heartbeat")) * 1e9))
+    return fill(generation_pb2.OutputOptions, names, **_take(values, _OUTPUT), heartbeat=heartbeat)
 
 
-def _sequences(lists: Sequence[Sequence[int]]) -> list[sampling_pb2.TokenSequence]:
-    return [sampling_pb2.TokenSequence(token_ids=token_ids) for token_ids in lists]
+def _sequences(name: str, values: dict[str, Any]) -> list[sampling_pb2.TokenSequence]:
+    """Of the option `name`, which leaves `values`."""
+    return [
+        fill(sampling_pb2.TokenSequence, {"token_ids": f"{name}[{index}]"}, token_ids=token_ids)
+        for index, token_ids in enumerate(entries(name, values.pop(name, ())))
+    ]
 
 
 def _take(values: dict[str, Any], names: Mapping[str, str]) -> dict[str, Any]:

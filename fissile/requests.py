@@ -1,10 +1,11 @@
 """From Python arguments to request messages. Shared by both clients; the router checks the values."""
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral
 from typing import Any, Literal, NotRequired, TypedDict
 
+from fissile.arguments import all_there, entries, fill, json_text, mapping, wrong
+from fissile.errors import InvalidArgumentError
 from fissile.options import Options, generation_options
 from fissile.v1 import generation_pb2, sampling_pb2
 
@@ -71,26 +72,33 @@ def generate_request(
     add_special_tokens: bool,
     options: Options,
 ) -> generation_pb2.GenerateRequest:
-    """A sequence of anything but numbers is several prompts."""
-    request = generation_pb2.GenerateRequest(
+    """A sequence of anything but numbers is several prompts. Raises InvalidArgumentError for what no message can
+    hold."""
+    request = fill(
+        generation_pb2.GenerateRequest,
         model=model,
         request_id=request_id,
         add_special_tokens=add_special_tokens,
         options=generation_options(options),
     )
     if isinstance(prompt, str):
-        request.text = prompt
-    elif any(not isinstance(entry, Integral) for entry in prompt):
-        request.prompts.extend([_prompt(entry) for entry in prompt])
+        request.MergeFrom(fill(generation_pb2.GenerateRequest, {"text": "prompt"}, text=prompt))
+        return request
+    parts = entries("prompt", prompt)
+    if any(not isinstance(part, Integral) for part in parts):
+        request.prompts.extend([_prompt(f"prompt[{index}]", part) for index, part in enumerate(parts)])
     else:
-        request.tokens.CopyFrom(_prompt(prompt).tokens)
+        request.tokens.CopyFrom(_prompt("prompt", parts).tokens)
     return request
 
 
-def _prompt(prompt: Any) -> generation_pb2.Prompt:
+def _prompt(name: str, prompt: Any) -> generation_pb2.Prompt:
     if isinstance(prompt, str):
-        return generation_pb2.Prompt(text=prompt)
-    return generation_pb2.Prompt(tokens=sampling_pb2.TokenSequence(token_ids=prompt))
+        return fill(generation_pb2.Prompt, {"text": name}, text=prompt)
+    if isinstance(prompt, bytes | Mapping) or not isinstance(prompt, Iterable):
+        raise wrong(name, prompt, "a text or a list of token ids")
+    tokens = fill(sampling_pb2.TokenSequence, {"token_ids": name}, token_ids=entries(name, prompt))
+    return generation_pb2.Prompt(tokens=tokens)
 
 
 def chat_request(
@@ -105,52 +113,91 @@ def chat_request(
     chat_template: str,
     options: Options,
 ) -> generation_pb2.ChatRequest:
-    """Raises TypeError or ValueError for what the messages cannot hold, such as a role that does not exist."""
-    request = generation_pb2.ChatRequest(
+    """Raises InvalidArgumentError for what no message can hold, such as a role that does not exist."""
+    request = fill(
+        generation_pb2.ChatRequest,
         model=model,
         request_id=request_id,
-        messages=[_message(message) for message in messages],
+        messages=[_message(f"messages[{n}]", message) for n, message in enumerate(entries("messages", messages))],
         continue_final_message=continue_final_message,
-        tools=[_tool(tool) for tool in tools],
-        tool_choice=_tool_choice(tool_choice) if tool_choice is not None else None,
+        tools=[_tool(f"tools[{n}]", tool) for n, tool in enumerate(entries("tools", tools))],
+        tool_choice=_tool_choice(mapping("tool_choice", tool_choice)) if tool_choice is not None else None,
         chat_template=chat_template,
         options=generation_options(options),
     )
     if template_arguments:
-        request.template_arguments.update(template_arguments)
+        try:
+            request.template_arguments.update(mapping("template_arguments", template_arguments))
+        except (TypeError, ValueError):
+            raise InvalidArgumentError.of(
+                "template_arguments", "names must be texts, and values those of JSON"
+            ) from None
     return request
 
 
-def _message(message: Message) -> generation_pb2.ChatMessage:
-    if message["role"] not in ROLES:
-        raise ValueError(f"role {message['role']!r}: not one of {', '.join(ROLES)}")
-    rest: dict[str, Any] = {name: value for name, value in message.items() if name not in ("role", "tool_calls")}
-    return generation_pb2.ChatMessage(
-        role=f"CHAT_ROLE_{message['role'].upper()}",
+def _message(name: str, message: Message) -> generation_pb2.ChatMessage:
+    with all_there(name):
+        role = mapping(name, message)["role"]
+    if role not in ROLES:
+        raise wrong(f"{name}.role", role, f"one of {', '.join(ROLES)}")
+    rest: dict[str, Any] = {key: value for key, value in message.items() if key not in ("role", "tool_calls")}
+    return fill(
+        generation_pb2.ChatMessage,
+        {},
+        name,
+        role=f"CHAT_ROLE_{role.upper()}",
         tool_calls=[
-            generation_pb2.ToolCall(id=call["id"], name=call["name"], arguments=_json(call["arguments"]))
-            for call in message.get("tool_calls", ())
+            _call(f"{name}.tool_calls[{number}]", call)
+            for number, call in enumerate(entries(f"{name}.tool_calls", message.get("tool_calls") or ()))
         ],
         **rest,
     )
 
 
-def _tool(tool: Tool) -> generation_pb2.Tool:
-    return generation_pb2.Tool(
-        name=tool["name"], description=tool.get("description", ""), parameters=_json(tool.get("parameters", ""))
-    )
+def _call(name: str, call: Call) -> generation_pb2.ToolCall:
+    with all_there(name):
+        arguments = json_text(f"{name}.arguments", mapping(name, call)["arguments"])
+        return fill(generation_pb2.ToolCall, {}, name, id=call["id"], name=call["name"], arguments=arguments)
 
 
-def _tool_choice(choice: ToolChoice) -> generation_pb2.ToolChoice:
+def _tool(name: str, tool: Tool) -> generation_pb2.Tool:
+    with all_there(name):
+        return fill(
+            generation_pb2.Tool,
+            {},
+            name,
+            name=mapping(name, tool)["name"],
+            description=tool.get("description", ""),
+            parameters=json_text(f"{name}.parameters", tool.get("parameters", "")),
+        )
+
+
+def _tool_choice(choice: Mapping[str, Any]) -> generation_pb2.ToolChoice:
     mode = choice.get("mode", "auto")
     if mode not in TOOL_CHOICES:
-        raise ValueError(f"tool_choice {mode!r}: not one of {', '.join(TOOL_CHOICES)}")
-    return generation_pb2.ToolChoice(
+        raise wrong("tool_choice.mode", mode, f"one of {', '.join(TOOL_CHOICES)}")
+    return fill(
+        generation_pb2.ToolChoice,
+        {},
+        "tool_choice",
         mode=f"TOOL_CHOICE_MODE_{mode.upper()}",
-        names=choice.get("names", ()),
+        names=entries("tool_choice.names", choice.get("names", ())),
         single_call=choice.get("single_call", False),
     )
 
 
-def _json(value: Json) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+def tokenize_request(text: str, *, model: str, add_special_tokens: bool) -> generation_pb2.TokenizeRequest:
+    """Raises InvalidArgumentError for what no message can hold, as the next ones do."""
+    return fill(generation_pb2.TokenizeRequest, model=model, text=text, add_special_tokens=add_special_tokens)
+
+
+def detokenize_request(
+    token_ids: Sequence[int], *, model: str, skip_special_tokens: bool
+) -> generation_pb2.DetokenizeRequest:
+    return fill(
+        generation_pb2.DetokenizeRequest, model=model, token_ids=token_ids, skip_special_tokens=skip_special_tokens
+    )
+
+
+def stats_request(window: int) -> generation_pb2.GetStatsRequest:
+    return fill(generation_pb2.GetStatsRequest, {"window_seconds": "window"}, window_seconds=window)

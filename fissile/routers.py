@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 from fissile.address import router_target
+from fissile.arguments import seconds
 from fissile.errors import FissileError, InvalidArgumentError, UnavailableError
 from fissile.tls import ClientTls
 from fissile.v1 import generation_pb2_grpc
@@ -49,7 +50,7 @@ class Calls:
     ) -> None:
         self._routers, self._method = routers, method
         self._request, self._metadata = request, metadata
-        self._deadline = None if timeout is None else time.monotonic() + timeout
+        self._deadline = None if timeout is None else time.monotonic() + seconds("timeout", timeout)
         self._first = routers.current
         self._num_begun = 0
         self._is_answered = False

@@ -16,7 +16,7 @@ from typing import Any
 
 from fissile.async_client import AsyncClient
 from fissile.cli.lengths import Lengths
-from fissile.errors import FissileError
+from fissile.errors import FissileError, UnavailableError
 
 CONNECTION_CALLS = 100
 """Open at a time: a router lets a connection have a few more."""
@@ -99,10 +99,11 @@ def num_connections(config: LoadConfig) -> int:
 
 async def run_load(clients: Sequence[AsyncClient], config: LoadConfig, done: Callable[[Outcome], None]) -> None:
     """Send all requests, `clients` in turn; `done` is called with the outcome of each. Failures are outcomes, not
-    exceptions."""
-    (model, *others) = await clients[0].models(timeout=10)
-    if config.model:
-        model = next((entry for entry in (model, *others) if entry.id == config.model), model)
+    exceptions. Raises UnavailableError if there is no model."""
+    models = await clients[0].models(timeout=10)
+    if not models:
+        raise UnavailableError("the router has no worker yet, so there is no model to load")
+    model = next((entry for entry in models if entry.id == config.model), models[0])
     requests = make_requests(config, model.vocab_size)
     turns = itertools.cycle(clients)
 
@@ -145,16 +146,16 @@ async def _closed_loop(
 
 async def measure(client: AsyncClient, config: LoadConfig, request: Request, due: float) -> Outcome:
     outcome = Outcome(due, num_prompt_tokens=len(request.prompt))
-    stream = client.generate(
-        request.prompt,
-        model=config.model,
-        timeout=config.timeout,
-        max_tokens=request.num_output_tokens,
-        temperature=config.temperature,
-        ignore_eos=True,
-        return_token_ids=True,
-    )
     try:
+        stream = client.generate(
+            request.prompt,
+            model=config.model,
+            timeout=config.timeout,
+            max_tokens=request.num_output_tokens,
+            temperature=config.temperature,
+            ignore_eos=True,
+            return_token_ids=True,
+        )
         async for delta in stream:
             if delta.token_ids:
                 outcome.arrivals.append((time.monotonic(), len(delta.token_ids)))

@@ -1,5 +1,6 @@
 """`fissile bench`: its arithmetic with exact figures, its loops against the fake service."""
 
+import asyncio
 import io
 import json
 import random
@@ -13,11 +14,13 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
+from fissile import AsyncClient
 from fissile.cli import main
 from fissile.cli.lengths import Lengths
-from fissile.cli.load import LoadConfig, Outcome, make_requests, num_connections
+from fissile.cli.load import LoadConfig, Outcome, Request, make_requests, measure, num_connections, run_load
 from fissile.cli.report import Goal, quantile, report
 from fissile.cli.tables import STATISTICS, latency_table
+from fissile.errors import UnavailableError
 
 FISSILE = str(Path(sys.executable).parent / "fissile")
 
@@ -50,7 +53,7 @@ def test_normal_lengths_have_their_mean_and_are_at_least_1():
     assert min(drawn) == 1 and 10 < sum(drawn) / len(drawn) < 15
 
 
-@pytest.mark.parametrize("text", ["", "0", "-3", "9-3", "a", "5-b", "5~-1"])
+@pytest.mark.parametrize("text", ["", "0", "-3", "9-3", "a", "5-b", "5~-1", "5~nan", "5~inf", "1-1e400", "99999999999"])
 def test_wrong_lengths(text):
     with pytest.raises(ValueError):
         Lengths.parse(text)
@@ -61,6 +64,26 @@ def test_requests_are_different_and_repeat_with_the_seed():
     assert first == again
     assert len({tuple(request.prompt) for request in first}) == 3
     assert list(make_requests(config(seed=8), 50000)) != first
+
+
+def test_a_router_without_a_model_has_nothing_to_load():
+    class Client:
+        async def models(self, timeout):
+            return ()
+
+    with pytest.raises(UnavailableError, match="the router has no worker yet"):
+        asyncio.run(run_load([Client()], config(), lambda _: None))
+
+
+def test_what_no_message_can_hold_is_an_outcome(address):
+    async def measured():
+        async with AsyncClient(address) as client:
+            return await measure(client, config(), Request([2**32], 1), 0.0)
+
+    outcome = asyncio.run(measured())
+    assert (outcome.error, outcome.complaint) == (
+        "INVALID_ARGUMENT", "prompt[0]: 4294967296 is not an integer from 0 to 4294967295"
+    )  # fmt: skip
 
 
 def test_prompts_stay_inside_a_small_vocabulary():

@@ -83,6 +83,12 @@ def test_wrong_usage_is_one_clear_line_and_exit_2(run, arguments, said):
     assert said in error
 
 
+def test_what_no_message_can_hold_is_named_without_a_traceback(run):
+    result = run("generate", "--token-ids", "1,-1")
+    assert result.exit_code == 1
+    assert result.output == "Error: invalid argument: prompt[1]: -1 is not an integer from 0 to 4294967295\n"
+
+
 def test_generate_streams_the_text(run):
     assert run("generate", "one two").output == "one two\n"
 

@@ -6,8 +6,10 @@ import numpy
 import pytest
 
 from fissile import v1
+from fissile.arguments import MAX_SECONDS, seconds
+from fissile.errors import InvalidArgumentError
 from fissile.options import Options, generation_options
-from fissile.requests import chat_request, generate_request
+from fissile.requests import chat_request, detokenize_request, generate_request, stats_request, tokenize_request
 
 
 def sampling(**options):
@@ -161,7 +163,6 @@ def test_zero_is_not_unset():
         ({"max_token": 1}, "unknown option: max_token"),
         ({"regex": "a", "choice": ["b"]}, "only one of json_schema, json_object, regex, grammar, choice"),
         ({"length_penalty": 1.0}, "need beam_width"),
-        ({"temperature": "hot"}, "must be real number"),
     ],
 )
 def test_what_makes_no_sense_is_a_type_error(options, words):
@@ -226,11 +227,107 @@ def test_tool_choice(choice, expected):
     assert (request.tool_choice if request.HasField("tool_choice") else None) == expected
 
 
-def test_an_unknown_tool_choice_is_a_value_error():
-    with pytest.raises(ValueError, match="tool_choice 'must': not one of auto, none, required"):
-        chat(tool_choice={"mode": "must"})
+USER = {"role": "user", "content": "?"}
+CALL = {"id": "1", "name": "f", "arguments": "{}"}
 
 
-def test_an_unknown_role_is_a_value_error():
-    with pytest.raises(ValueError, match="role 'robot'"):
-        chat({"role": "robot", "content": ""})
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"temperature": "hot"}, "temperature: 'hot' is not a number"),
+        ({"max_tokens": -1}, "max_tokens: -1 is not an integer from 0 to 4294967295"),
+        ({"n": 1.5}, "n: 1.5 is not an integer from 0 to"),
+        ({"seed": 2**64}, "seed: 18446744073709551616 is not an integer from 0 to 18446744073709551615"),
+        ({"logprobs": -1}, "logprobs: -1 is not an integer"),
+        ({"beam_width": "x"}, "beam_width: 'x' is not an integer"),
+        ({"ignore_eos": "no"}, "ignore_eos: 'no' is not True or False"),
+        ({"return_token_ids": "no"}, "return_token_ids: 'no' is not True or False"),
+        ({"cache_salt": "x"}, "cache_salt: 'x' is not bytes"),
+        ({"routing_key": "\ud800"}, "routing_key: '\\ud800' is not a text of Unicode characters"),
+        ({"stop": [5]}, "stop[0]: 5 is not a text"),
+        ({"stop_token_ids": 5}, "stop_token_ids: 5 is not a list"),
+        ({"stop_token_ids": [1, -1]}, "stop_token_ids[1]: -1 is not an integer"),
+        ({"stop_token_sequences": [[1], [2**32]]}, "stop_token_sequences[1][0]: 4294967296 is not an integer"),
+        ({"bad_token_sequences": [1]}, "bad_token_sequences[0]: 1 is not a list"),
+        ({"bad_words": "abc"}, "bad_words: 'abc' is not a list"),
+        ({"choice": "abc"}, "choice: 'abc' is not a list"),
+        ({"choice": ["a", 1]}, "choice[1]: 1 is not a text"),
+        ({"regex": 5}, "regex: 5 is not a text"),
+        ({"json_schema": {1, 2}}, "json_schema: cannot be written as JSON: "),
+        ({"logit_bias": [1]}, "logit_bias: [1] is not a mapping"),
+        ({"logit_bias": {-5: 1.0}}, "logit_bias[-5]: -5 is not an integer"),
+        ({"logit_bias": {5: "x"}}, "logit_bias[5]: 'x' is not a number"),
+        ({"heartbeat": float("nan")}, "heartbeat: nan is not a number of seconds"),
+        ({"routing_key": b"\xff" * 100}, "\\xff\\x… is not a text"),
+    ],
+)
+def test_an_option_that_its_field_cannot_hold_is_named(options, said):
+    with pytest.raises(InvalidArgumentError) as raised:
+        generation_options(options)
+    assert said in raised.value.message
+    assert [violation.field for violation in raised.value.violations] == [raised.value.message.partition(": ")[0]]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "said"),
+    [
+        (None, "prompt: None is not a list"),
+        (b"hi", "prompt: b'hi' is not a list"),
+        ({"a": 1}, "prompt: {'a': 1} is not a list"),
+        ("\ud800", "prompt: '\\ud800' is not a text"),
+        ([1, -1], "prompt[1]: -1 is not an integer"),
+        ([1.5], "prompt[0]: 1.5 is not a text or a list of token ids"),
+        (["a", 5], "prompt[1]: 5 is not a text or a list of token ids"),
+        ([[1], ["a"]], "prompt[1][0]: 'a' is not an integer"),
+    ],
+)
+def test_a_prompt_that_is_none_is_refused(prompt, said):
+    with pytest.raises(InvalidArgumentError) as raised:
+        generate(prompt)
+    assert raised.value.message.startswith(said)
+
+
+def test_a_prompt_may_be_any_iterable_of_ids():
+    assert list(generate(iter([1, 2])).tokens.token_ids) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("messages", "others", "said"),
+    [
+        (["hi"], {}, "messages[0]: 'hi' is not a mapping"),
+        ([USER, {"content": ""}], {}, "messages[1].role: is missing"),
+        ([{"role": "robot", "content": ""}], {}, "messages[0].role: 'robot' is not one of system, developer, user"),
+        ([{"role": "user", "content": [{"text": "a"}]}], {}, "messages[0].content: [{'text': 'a'}] is not a text"),
+        ([USER | {"within": 1}], {}, "messages[0].within: there is no such thing; known are role, content, name, "),
+        ([USER | {"tool_calls": [CALL, {}]}], {}, "messages[0].tool_calls[1].arguments: is missing"),
+        ([USER | {"tool_calls": [CALL | {"id": 1}]}], {}, "messages[0].tool_calls[0].id: 1 is not a text"),
+        ([USER], {"tools": [{}]}, "tools[0].name: is missing"),
+        ([USER], {"tools": "f"}, "tools: 'f' is not a list"),
+        ([USER], {"tool_choice": "auto"}, "tool_choice: 'auto' is not a mapping"),
+        ([USER], {"tool_choice": {"mode": "must"}}, "tool_choice.mode: 'must' is not one of auto, none, required"),
+        ([USER], {"tool_choice": {"names": "f"}}, "tool_choice.names: 'f' is not a list"),
+        ([USER], {"template_arguments": {"a": object()}}, "template_arguments: names must be texts, and values"),
+    ],
+)
+def test_a_conversation_that_no_message_can_hold_is_refused_by_its_place(messages, others, said):
+    with pytest.raises(InvalidArgumentError) as raised:
+        chat(*messages, **others)
+    assert raised.value.message.startswith(said)
+
+
+def test_other_requests_name_their_arguments():
+    for make, said in (
+        (lambda: tokenize_request(5, model="", add_special_tokens=True), "text: 5 is not a text"),
+        (lambda: detokenize_request([-1], model="", skip_special_tokens=True), "token_ids[0]: -1 is not an integer"),
+        (lambda: stats_request(-1), "window: -1 is not an integer"),
+    ):
+        with pytest.raises(InvalidArgumentError) as raised:
+            make()
+        assert raised.value.message.startswith(said)
+
+
+def test_seconds_are_numbers_that_grpc_can_count():
+    assert seconds("timeout", 5) == 5.0 and seconds("timeout", float("inf")) == seconds("timeout", 1e30) == MAX_SECONDS
+    for value in (float("nan"), "5", True):
+        with pytest.raises(InvalidArgumentError, match=r"^timeout: .* is not a number of seconds$"):
+            seconds("timeout", value)
