@@ -8,6 +8,8 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
 from tests.fakes import tokenizer as toys
+from tests.runner.conftest import save_llama
+from worker.loader.load_config import load_common_config
 from worker.loader.source import resolve_model
 from worker.loader.tokenizer import load_tokenizer_files
 from worker.loader.told_tokens import TOKENIZER, with_told_tokens
@@ -97,3 +99,32 @@ def test_what_the_model_cannot_know_is_left_out(config: dict) -> None:
     """`transformers` would give it the next id, for which there may be no embedding."""
     files = {TOKENIZER: json.dumps(PLAIN).encode(), "tokenizer_config.json": json.dumps(config).encode()}
     assert Tokenizer.from_buffer(with_told_tokens(files)[TOKENIZER]).token_to_id("[PAD]") is None
+
+
+ENDINGS = {
+    "named": (tokenizer_json(), {"eos_token": END}, {}),
+    "named in the map": (tokenizer_json(), {}, {"eos_token": entry(END)}),
+    "the map goes first": (tokenizer_json(), {"eos_token": BOS}, {"eos_token": END}),
+    "listed": ({}, {"eos_token": END, "added_tokens_decoder": listed()}, {"eos_token": BOS}),
+    "in the vocabulary alone": (PLAIN, {"eos_token": END}, {}),
+}
+
+
+@pytest.mark.parametrize("case", ENDINGS)
+@pytest.mark.parametrize("model_impl", ["fissile", "transformers"])
+def test_what_the_tokenizer_calls_the_end_is_one(tmp_path: Path, case: str, model_impl: str) -> None:
+    save_llama(tmp_path, vocab_size=400, eos_token_id=7)
+    config = (tmp_path / "config.json").read_text()
+    save(tmp_path, *ENDINGS[case])
+    (tmp_path / "config.json").write_text(config)
+    found = load_common_config(resolve_model(str(tmp_path)), model_impl)
+    assert found.eos_token_ids == (7, toys.byte_level().token_to_id(END))
+
+
+def test_an_end_that_the_model_does_not_have_is_left_out_and_named(tmp_path: Path) -> None:
+    save_llama(tmp_path, vocab_size=400, eos_token_id=7)
+    told = {"added_tokens_decoder": {"400": entry("[END]")}, "eos_token": "[END]"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(told))
+    config = load_common_config(resolve_model(str(tmp_path)), "fissile")
+    assert config.eos_token_ids == (7,)
+    assert config.remarks == ("tokenizer_config.json: eos_token names 400, beyond the vocabulary of 400: left out",)

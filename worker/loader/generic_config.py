@@ -12,7 +12,7 @@ from worker.loader.ending_tokens import ending_tokens
 from worker.loader.errors import ModelConfigError, UnknownArchitectureError
 from worker.loader.families.dense import DTYPES
 from worker.loader.fields import Fields, read_json
-from worker.loader.hf_config import CONFIG, GENERATION, with_advice
+from worker.loader.hf_config import CONFIG, GENERATION, with_advice, with_tokenizers_ending
 from worker.loader.quantized.config import SECTIONS
 from worker.loader.source import ModelSource, SourceFormat
 
@@ -59,7 +59,8 @@ def load_generic_config(source: ModelSource) -> GenericConfig:
         path=source.path,
         num_layers=fields.integer("num_hidden_layers", most=MAX_LAYERS),
     )
-    return with_advice(config, Fields(read_json(source.path / GENERATION, optional=True), GENERATION))
+    config = with_advice(config, Fields(read_json(source.path / GENERATION, optional=True), GENERATION))
+    return with_tokenizers_ending(config, source.path)
 
 
 def _architecture(stated: Fields) -> str:

@@ -16,6 +16,8 @@ from worker.loader.errors import ModelConfigError, UnknownArchitectureError
 from worker.loader.families.registry import FAMILIES
 from worker.loader.fields import Fields, read_json
 from worker.loader.quantized.config import SECTIONS
+from worker.loader.told_tokens import CONFIG as TOKENIZER_CONFIG
+from worker.loader.told_tokens import id_of_role
 
 ConfigT = TypeVar("ConfigT", bound=CommonConfig)
 CONFIG, GENERATION = "config.json", "generation_config.json"
@@ -34,7 +36,7 @@ def load_hf_config(directory: Path) -> ModelConfig:
     for name in QUANTIZATION_FILES:
         if config.quantized is None and (directory / name).is_file():
             raise ModelConfigError(f"{name} says that weights are quantised; {CONFIG} has to say it: {SECTIONS[0]}")
-    return config
+    return with_tokenizers_ending(config, directory)
 
 
 def config_from_hf(config: dict[str, Any], generation: dict[str, Any]) -> ModelConfig:
@@ -51,6 +53,19 @@ def with_advice(model: ConfigT, advice: Fields) -> ConfigT:
         model,
         eos_token_ids=tuple(dict.fromkeys(eos_token_ids + model.eos_token_ids)),
         remarks=remarks + model.remarks,
+    )
+
+
+def with_tokenizers_ending(model: ConfigT, directory: Path) -> ConfigT:
+    """With the token that the tokenizer calls `eos_token`: of a model that was taught to end its turns by another one
+    than it ended texts by, often that file alone says so."""
+    role = "eos_token"
+    found = Fields({role: id_of_role(directory, role)}, TOKENIZER_CONFIG)
+    eos_token_ids, remarks = ending_tokens([(found, role)], model.vocab_size)
+    return replace(
+        model,
+        eos_token_ids=tuple(dict.fromkeys(model.eos_token_ids + eos_token_ids)),
+        remarks=model.remarks + remarks,
     )
 
 

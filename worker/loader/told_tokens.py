@@ -4,6 +4,7 @@ a role there: such a token is found in a text as it stands, and hidden in an ans
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
 from typing import Any
 
 TOKENIZER, CONFIG, TOKENS_MAP = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"
@@ -43,6 +44,34 @@ def with_told_tokens(files: dict[str, bytes]) -> dict[str, bytes]:
         return files
     ids = {token.content: number for number, token in listed.items()}
     return files | {TOKENIZER: _added(files[TOKENIZER], changed, ids)}
+
+
+def id_of_role(folder: Path, role: str) -> int | None:
+    """Of the token that has this role (`eos_token`) in the files of a directory's tokenizer; None where they do not
+    say, or are not what their names say."""
+    config, tokens_map = (_object(_content(folder / name)) for name in (CONFIG, TOKENS_MAP))
+    listed = _listed(config.get("added_tokens_decoder"))
+    named = config if listed or tokens_map.get(role) is None else tokens_map
+    text = next((token.content for token in _named({role: named.get(role)})), None)
+    if text is None:
+        return None
+    ids = {token.content: number for number, token in listed.items()}
+    return ids[text] if text in ids else _id_in_tokenizer(_object(_content(folder / TOKENIZER)), text)
+
+
+def _id_in_tokenizer(tokenizer: Mapping[str, Any], text: str) -> int | None:
+    for entry in _list(tokenizer.get("added_tokens")):
+        token = _token(entry)
+        if token and token.content == text and type(entry.get("id")) is int:
+            return int(entry["id"])
+    model = tokenizer.get("model")
+    vocabulary = model.get("vocab") if isinstance(model, dict) else None
+    found = vocabulary.get(text) if isinstance(vocabulary, dict) else None
+    return found if type(found) is int else None
+
+
+def _content(path: Path) -> bytes:
+    return path.read_bytes() if path.is_file() else b""
 
 
 def _is_special(token: Token, known: Mapping[str, Token]) -> bool:

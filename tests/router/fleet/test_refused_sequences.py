@@ -124,23 +124,35 @@ def test_moves_are_bounded():
 
 def test_repeated_tokens_are_dropped_and_missing_ones_fetched_elsewhere():
     class Stutters(FakeWorker):
+        """Says the first token twice, and the third once more in front of the fourth."""
+
         def _outputs(self, sequence):
             outputs = list(super()._outputs(sequence))
-            return [outputs[0], outputs[0], *outputs[1:]]
+            overlap = RequestOutput(token_offset=2)
+            for output in outputs[2:4]:
+                overlap.token_ids.extend(output.token_ids)
+                overlap.logprobs.extend(output.logprobs)
+            return [outputs[0], outputs[0], *outputs[1:3], overlap, *outputs[4:]]
 
     class Forgets(FakeWorker):
         def _outputs(self, sequence):
             outputs = list(super()._outputs(sequence))
             return [*outputs[:3], *outputs[4:]]
 
+    request = ask(10)
+    request.options.sampling.num_logprobs = 0
+
     async def scenario(system):
-        answers = [await system.ask(ask(10)) for _ in range(2)]
+        answers = [await system.ask(request) for _ in range(2)]
         await system.quiet()
         return answers
 
     stutters, forgets = Stutters(counts(10)), Forgets(counts(10))
     answers = run_system(scenario, stutters, forgets, policy="round_robin")
-    assert [a.tokens[0] for a in answers] == [expected(stutters.received[0], 10)] * 2
+    tokens = expected(stutters.received[0], 10)
+    assert [a.tokens[0] for a in answers] == [tokens] * 2
+    for answer in answers:
+        assert [position.logprobs[0].token_id for position in answer.logprobs[0]] == tokens
 
 
 def test_a_sink_that_fails_ends_its_own_request_and_not_the_link():

@@ -1,11 +1,14 @@
 """Workers that answer nothing, make no step, or forget a sequence: how each is told from one that is slow."""
 
 import asyncio
+from types import SimpleNamespace
 
 import grpc
 
 from fissile.v1 import GenerateRequest, TokenSequence
+from router.answering.hop import Stay
 from router.fleet import link as worker_link
+from router.fleet.health.breaker import Breaker
 from tests.fakes.system import error_of, run_system, until
 from tests.fakes.worker import FakeWorker, counts
 from tests.router.fleet.asking import ask, expected
@@ -24,6 +27,20 @@ def test_a_worker_that_never_answers_costs_only_its_requests_a_bounded_wait():
     assert [a.usage.num_completion_tokens for a in answers] == [5] * 6
     assert (len(hung.received), len(good.received)) == (3, 6)
     assert sorted(hung.aborted) == [s.id for s in hung.received]
+
+
+def test_the_wait_for_a_first_token_is_over_when_it_comes():
+    """An answer may take longer than that."""
+
+    async def scenario():
+        timers = [asyncio.get_running_loop().call_later(1000, print) for _ in range(2)]
+        hop = SimpleNamespace(attempt=Breaker("a").attempt, abort=print)
+        stays = [Stay(hop, (), (), print, timer) for timer in timers]
+        came = [stays[0].output_came(), stays[0].output_came()]
+        stays[1].leave()
+        return came, [stay.awaits_first_output for stay in stays], [timer.cancelled() for timer in timers]
+
+    assert asyncio.run(scenario()) == ([True, False], [False, False], [True, True])
 
 
 def test_a_worker_that_stops_making_steps_is_given_up():
