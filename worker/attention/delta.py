@@ -59,7 +59,7 @@ class DeltaBuilder:
         return [EntryTensor(PoolKind.STATE, tensor) for tensor in tensors]
 
     def graph_contexts(self, num_rows: int, max_context_len: int) -> tuple[int, ...]:
-        return (max_context_len,) if self._kernel.can_capture() else ()
+        return self._kernel.graph_contexts(num_rows, max_context_len)
 
     def all_steps(self, max_rows: int, max_tokens: int, max_context_len: int) -> Iterable[Step]:
         return self._kernel.all_steps(max_rows, max_tokens, max_context_len)

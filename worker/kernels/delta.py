@@ -13,14 +13,13 @@ back. So a **tentative** row, one of 2 to 1 + D tokens, leaves the recurrent sta
 in a log, as far as the rule needs them; the next row of the request first makes up for those that it stands behind.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from worker.kernels.operation import Operation
+from worker.kernels.operation import CacheKernel, Operation
 from worker.kernels.step import Step, StepBuffers
 
 
@@ -114,18 +113,12 @@ DeltaMetadata = Any
 """What `prepare` made of a step. Valid for that step, for the kernel that made it."""
 
 
-class DeltaKernel(Protocol):
+class DeltaKernel(CacheKernel, Protocol):
     """In each step a group belongs to one row, but for the spare one: its rows and state are undefined."""
 
     def prepare(self, step: Step, buffers: StepBuffers, lag: Tensor | None) -> DeltaMetadata:
         """Work out, once a step, what all layers share. `lag`, int64 [R]: tokens right before each row's first that are
         in its log and not in its recurrent state, at most 1 + D; None where D is 0."""
-
-    def can_capture(self) -> bool:
-        """Whether what `prepare` makes of uniform rows, and the layers do with it, serves any step of as many."""
-
-    def all_steps(self, max_rows: int, max_tokens: int, max_context_len: int) -> Iterable[Step]:
-        """See `CacheBuilder.all_steps`."""
 
     def convolve(self, x: Tensor, parameters: DeltaParameters, state: DeltaState, metadata: DeltaMetadata) -> Tensor:
         """silu of the convolution of each row's inputs, those in its state before them; which takes them in, **in

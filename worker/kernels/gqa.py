@@ -3,7 +3,6 @@
 Conventions are those of `interface`.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor
 
 from worker.kernels.interface import RopeTable
-from worker.kernels.operation import Operation
+from worker.kernels.operation import CacheKernel, Operation
 from worker.kernels.step import Step, StepBuffers
 
 
@@ -77,19 +76,13 @@ GqaMetadata = Any
 """What `prepare` made of a step. Valid for that step, for the kernel that made it."""
 
 
-class GqaKernel(Protocol):
+class GqaKernel(CacheKernel, Protocol):
     def allocate(self, num_layers: int, num_blocks: int, block_size: int, device: torch.device) -> GqaPool:
         """A cache that is not cleared, and on a CPU not even touched: no kernel reads an entry that was not written.
         The last block is the spare one: its content is nobody's."""
 
     def prepare(self, step: Step, buffers: StepBuffers, block_size: int) -> GqaMetadata:
         """Work out, once a step, what all layers share (indices, masks)."""
-
-    def graph_contexts(self, num_rows: int, max_context_len: int) -> tuple[int, ...]:
-        """See `CacheBuilder.graph_contexts`."""
-
-    def all_steps(self, max_rows: int, max_tokens: int, max_context_len: int) -> Iterable[Step]:
-        """See `CacheBuilder.all_steps`."""
 
     def write_qkv(
         self, qkv: Tensor, norm: QkNorm | None, rope: RopeTable | None, cache: GqaCache, metadata: GqaMetadata

@@ -6,7 +6,6 @@ each head's key and value follow, and P numbers that are rotated. A head's query
 that meet the rotated ones; its value has V.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor
 
 from worker.kernels.interface import RopeTable
-from worker.kernels.operation import Operation
+from worker.kernels.operation import CacheKernel, Operation
 from worker.kernels.step import Step, StepBuffers
 
 
@@ -70,18 +69,12 @@ MlaMetadata = Any
 """What `prepare` made of a step. Valid for that step, for the kernel that made it."""
 
 
-class MlaKernel(Protocol):
+class MlaKernel(CacheKernel, Protocol):
     def allocate(self, num_layers: int, num_blocks: int, block_size: int, device: torch.device) -> LatentPool:
         """As `GqaKernel.allocate`."""
 
     def prepare(self, step: Step, buffers: StepBuffers, block_size: int) -> MlaMetadata:
         """Work out, once a step, what all layers share."""
-
-    def graph_contexts(self, num_rows: int, max_context_len: int) -> tuple[int, ...]:
-        """See `CacheBuilder.graph_contexts`."""
-
-    def all_steps(self, max_rows: int, max_tokens: int, max_context_len: int) -> Iterable[Step]:
-        """See `CacheBuilder.all_steps`."""
 
     def write(
         self, x: Tensor, norm: LatentNorm, rope: RopeTable, cache: Tensor, metadata: MlaMetadata
@@ -137,17 +130,11 @@ class IndexNorm:
     eps: float
 
 
-class IndexKernel(Protocol):
+class IndexKernel(CacheKernel, Protocol):
     """Its cache has the keys."""
 
     def allocate(self, num_layers: int, num_blocks: int, block_size: int, device: torch.device) -> LatentPool:
         """As `GqaKernel.allocate`."""
-
-    def graph_contexts(self, num_rows: int, max_context_len: int) -> tuple[int, ...]:
-        """See `CacheBuilder.graph_contexts`."""
-
-    def all_steps(self, max_rows: int, max_tokens: int, max_context_len: int) -> Iterable[Step]:
-        """See `CacheBuilder.all_steps`."""
 
     def prepare(self, step: Step, buffers: StepBuffers, block_size: int) -> Any:
         """Work out, once a step, what all layers share."""

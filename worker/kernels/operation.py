@@ -1,11 +1,13 @@
 """What an operation is, and one way to carry it out: what each backend's table is made of."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
+
+from worker.kernels.step import Step
 
 SpecT = TypeVar("SpecT")
 KernelT = TypeVar("KernelT")
@@ -48,3 +50,20 @@ class KernelCompiler(Protocol):
     def rehearsal(self) -> AbstractContextManager[None]:
         """Within, operations of the backend do nothing but ask for the kernels that they would launch: what they return
         is undefined. Torch's operations do what they always do."""
+
+
+def always(*_: Any) -> bool:
+    """`Implementation.supports` of what carries out all shapes everywhere."""
+    return True
+
+
+class CacheKernel(Protocol):
+    """Base of the contracts of kernels over a cache. As it stands, of one that is neither captured nor compiled."""
+
+    def graph_contexts(self, num_rows: int, max_context_len: int) -> tuple[int, ...]:
+        """See `CacheBuilder.graph_contexts`."""
+        return ()
+
+    def all_steps(self, max_rows: int, max_tokens: int, max_context_len: int) -> Iterable[Step]:
+        """See `CacheBuilder.all_steps`."""
+        return ()

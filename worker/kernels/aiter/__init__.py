@@ -27,16 +27,12 @@ from worker.kernels.interface import (
     LinearSpec,
     NormSpec,
 )
-from worker.kernels.operation import Implementation
+from worker.kernels.operation import Implementation, always
 from worker.kernels.sampling import CHOOSE, LOGPROBS, MASKED_COPY
 from worker.kernels.weights import Dense
 
 Supports = Callable[[Any, torch.device, torch.dtype], bool]
 DTYPES = (torch.float16, torch.bfloat16)
-
-
-def _anything(_: Any) -> bool:
-    return True
 
 
 def _is_native(architecture: str) -> bool:
@@ -45,7 +41,7 @@ def _is_native(architecture: str) -> bool:
 
 def _has(
     needs: Iterable[package.Need],
-    suits: Callable[[Any], bool] = _anything,
+    suits: Callable[[Any], bool] = always,
     on: Callable[[str], bool] = _is_native,
 ) -> Supports:
     """Whether this GPU is one of those, this release has all that is needed, and the spec suits."""
@@ -106,7 +102,7 @@ IMPLEMENTATIONS: list[Implementation[Any, Any]] = [
         RMS_NORM, "aiter", _has(NativeRmsNorm.NEEDS, _has_plain_weight), lambda _, device, __: NativeRmsNorm(device)
     ),
     Implementation(
-        RMS_NORM, "aiter Triton", _has(TritonRmsNorm.NEEDS, _has_plain_weight, _anything), lambda *_: TritonRmsNorm()
+        RMS_NORM, "aiter Triton", _has(TritonRmsNorm.NEEDS, _has_plain_weight, always), lambda *_: TritonRmsNorm()
     ),
     Implementation(GATED_ACTIVATION, "aiter", _has(NativeSiluAndMul.NEEDS, _is_silu), lambda *_: NativeSiluAndMul()),
     Implementation(GATED_ACTIVATION, "triton", _is_on_amd, _our_gated_activation),
@@ -123,7 +119,7 @@ IMPLEMENTATIONS: list[Implementation[Any, Any]] = [
     _paged(AssemblyDecode, "aiter assembly"),
     _paged(GluonDecode, "aiter gluon"),
     Implementation(
-        GQA, "aiter Triton", _has(TritonGqa.NEEDS, TritonGqa.suits, _anything),
+        GQA, "aiter Triton", _has(TritonGqa.NEEDS, TritonGqa.suits, always),
         lambda spec, device, _: TritonGqa(spec, device),
     ),
 ]  # fmt: skip

@@ -5,7 +5,7 @@ D / x, block_size, x] and [blocks, K, block_size / x, D, x].
 """
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
@@ -18,7 +18,7 @@ from worker.kernels.aiter.package import Need, required
 from worker.kernels.aiter.paged import StepViews, split_qkv, step_views
 from worker.kernels.aiter.prefill import Prefill, Prefiller
 from worker.kernels.aiter.rope import HalfTables
-from worker.kernels.gqa import GqaCache, GqaPool, GqaSpec, QkNorm
+from worker.kernels.gqa import GqaCache, GqaKernel, GqaPool, GqaSpec, QkNorm
 from worker.kernels.interface import RopeTable
 from worker.kernels.step import Step, StepBuffers
 
@@ -46,9 +46,7 @@ class Metadata:
     prefill: Prefill | None
 
 
-class NativeGqa:
-    """See `GqaKernel`."""
-
+class NativeGqa(GqaKernel):
     NEEDS: ClassVar[tuple[Need, ...]] = (
         ("aiter", "rms_norm"),
         ("aiter", "rope_cached_positions_2c_fwd_inplace"),
@@ -77,9 +75,6 @@ class NativeGqa:
 
     def graph_contexts(self, num_rows: int, max_context_len: int) -> tuple[int, ...]:
         return (max_context_len,)
-
-    def all_steps(self, max_rows: int, max_tokens: int, max_context_len: int) -> Iterable[Step]:
-        return ()
 
     def prepare(self, step: Step, buffers: StepBuffers, block_size: int) -> Metadata:
         if step.num_uniform_rows:

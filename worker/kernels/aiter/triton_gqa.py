@@ -1,6 +1,5 @@
 """Attention over a paged cache through AITER's Triton kernels: one launch writes, one serves all rows of a step."""
 
-from collections.abc import Iterable
 from typing import ClassVar
 
 import torch
@@ -10,7 +9,7 @@ from worker.kernels.aiter.elementwise import TRITON_RMS_NORM, norm_rows
 from worker.kernels.aiter.package import Need, required
 from worker.kernels.aiter.paged import StepViews, split_qkv, step_views
 from worker.kernels.aiter.rope import HalfTable, HalfTables
-from worker.kernels.gqa import GqaCache, GqaPool, GqaSpec, QkNorm, is_plain
+from worker.kernels.gqa import GqaCache, GqaKernel, GqaPool, GqaSpec, QkNorm, is_plain
 from worker.kernels.interface import RopeTable
 from worker.kernels.operation import KernelBackendError
 from worker.kernels.step import Step, StepBuffers
@@ -21,8 +20,8 @@ SMALLEST_BLOCK = 16
 """A product of tiles has at least so many keys."""
 
 
-class TritonGqa:
-    """See `GqaKernel`. The cache is [layers, blocks + spare, block_size, K, D], K and V apart: the only layout that
+class TritonGqa(GqaKernel):
+    """The cache is [layers, blocks + spare, block_size, K, D], K and V apart: the only layout that
     `unified_attention` reads in every release."""
 
     NEEDS: ClassVar[tuple[Need, ...]] = (
@@ -62,9 +61,6 @@ class TritonGqa:
 
     def graph_contexts(self, num_rows: int, max_context_len: int) -> tuple[int, ...]:
         return (max_context_len,)
-
-    def all_steps(self, max_rows: int, max_tokens: int, max_context_len: int) -> Iterable[Step]:
-        return ()
 
     def prepare(self, step: Step, buffers: StepBuffers, block_size: int) -> StepViews:
         return step_views(step, buffers)

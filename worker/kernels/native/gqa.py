@@ -1,12 +1,11 @@
 """Attention over the paged cache in the library: what it writes and reads, and the view of a step."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from worker.kernels.gqa import GqaCache, GqaPool, GqaSpec, QkNorm, is_plain
+from worker.kernels.gqa import GqaCache, GqaKernel, GqaPool, GqaSpec, QkNorm, is_plain
 from worker.kernels.interface import RopeTable
 from worker.kernels.native.library import Layer, Model, StepView, engine, obstacle, pointer
 from worker.kernels.native.memory import mapped
@@ -27,8 +26,8 @@ class StepMetadata:
     """What the view points into."""
 
 
-class NativeGqa:
-    """See `GqaKernel`. Keys are [blocks + spare, layers, K, D, block_size], values [blocks + spare, layers, K,
+class NativeGqa(GqaKernel):
+    """Keys are [blocks + spare, layers, K, D, block_size], values [blocks + spare, layers, K,
     block_size, D]: blocks first, so that those in use lie together on large pages."""
 
     def __init__(self, spec: GqaSpec) -> None:
@@ -45,12 +44,6 @@ class NativeGqa:
         k = keys.view(num_blocks, num_layers, kv_heads, head_dim, block_size)
         v = values.view(num_blocks, num_layers, kv_heads, block_size, head_dim)
         return GqaPool([GqaCache(k[:, i], v[:, i]) for i in range(num_layers)], [k, v])
-
-    def graph_contexts(self, num_rows: int, max_context_len: int) -> tuple[int, ...]:
-        return ()
-
-    def all_steps(self, max_rows: int, max_tokens: int, max_context_len: int) -> Iterable[Step]:
-        return ()
 
     def prepare(self, step: Step, buffers: StepBuffers, block_size: int) -> StepMetadata:
         if buffers is not self._viewed:

@@ -19,7 +19,7 @@ from worker.kernels.interface import (
     ActivationSpec,
 )
 from worker.kernels.mla import INDEX, MLA
-from worker.kernels.operation import Implementation
+from worker.kernels.operation import Implementation, always
 from worker.kernels.sampling import CHOOSE, LOGPROBS, MASKED_COPY
 from worker.kernels.torch.delta import TorchDelta, gated_norm
 from worker.kernels.torch.elementwise import RmsNorm, embedding, gelu_and_mul, silu_and_mul
@@ -34,32 +34,28 @@ from worker.kernels.torch.route import TorchRoute
 from worker.kernels.torch.sample import choose, masked_copy, token_logprobs
 
 
-def _always(*_: Any) -> bool:
-    return True
-
-
 def _gated_activation(spec: ActivationSpec, *_: Any) -> Callable[[Tensor], Tensor]:
     return silu_and_mul if spec.kind == "silu" else gelu_and_mul
 
 
 COMPILER = None
 IMPLEMENTATIONS: list[Implementation[Any, Any]] = [
-    Implementation(RMS_NORM, "torch", _always, lambda *_: RmsNorm()),
-    Implementation(GATED_ACTIVATION, "torch", _always, _gated_activation),
-    Implementation(EMBEDDING, "torch", _always, lambda *_: embedding),
+    Implementation(RMS_NORM, "torch", always, lambda *_: RmsNorm()),
+    Implementation(GATED_ACTIVATION, "torch", always, _gated_activation),
+    Implementation(EMBEDDING, "torch", always, lambda *_: embedding),
     Implementation(LINEAR, "packed oneDNN", supports_onednn, lambda *_: OneDnnLinear()),
     Implementation(LINEAR, "F.linear", supports_dense, lambda *_: PlainLinear()),
-    Implementation(ROUTE_EXPERTS, "torch", _always, lambda spec, *_: TorchRoute(spec)),
+    Implementation(ROUTE_EXPERTS, "torch", always, lambda spec, *_: TorchRoute(spec)),
     Implementation(EXPERTS, "torch", supports_experts, make_experts),
-    Implementation(GQA, "torch", _always, lambda spec, device, dtype: TorchGqa(spec, device, dtype)),
-    Implementation(MLA, "torch", _always, lambda spec, *_: TorchMla(spec)),
-    Implementation(INDEX, "torch", _always, lambda spec, *_: TorchIndex(spec)),
-    Implementation(DELTA, "torch", _always, lambda spec, *_: TorchDelta(spec)),
-    Implementation(GATED_NORM, "torch", _always, lambda *_: gated_norm),
-    Implementation(PREPARE_STEP, "torch", _always, lambda *_: prepare_step),
-    Implementation(REMEMBER, "torch", _always, lambda *_: remember),
-    Implementation(MOVE_ENTRIES, "torch", _always, lambda *_: Move()),
-    Implementation(CHOOSE, "torch", _always, lambda *_: choose),
-    Implementation(MASKED_COPY, "torch", _always, lambda *_: masked_copy),
-    Implementation(LOGPROBS, "torch", _always, lambda *_: token_logprobs),
+    Implementation(GQA, "torch", always, lambda spec, device, dtype: TorchGqa(spec, device, dtype)),
+    Implementation(MLA, "torch", always, lambda spec, *_: TorchMla(spec)),
+    Implementation(INDEX, "torch", always, lambda spec, *_: TorchIndex(spec)),
+    Implementation(DELTA, "torch", always, lambda spec, *_: TorchDelta(spec)),
+    Implementation(GATED_NORM, "torch", always, lambda *_: gated_norm),
+    Implementation(PREPARE_STEP, "torch", always, lambda *_: prepare_step),
+    Implementation(REMEMBER, "torch", always, lambda *_: remember),
+    Implementation(MOVE_ENTRIES, "torch", always, lambda *_: Move()),
+    Implementation(CHOOSE, "torch", always, lambda *_: choose),
+    Implementation(MASKED_COPY, "torch", always, lambda *_: masked_copy),
+    Implementation(LOGPROBS, "torch", always, lambda *_: token_logprobs),
 ]

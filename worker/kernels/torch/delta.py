@@ -4,14 +4,13 @@ Within a chunk the corrections depend on each other: they solve a unit triangula
 arXiv 2406.06484 and 2412.06464). All of it is float32.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from worker.kernels.delta import DeltaParameters, DeltaSpec, DeltaState
+from worker.kernels.delta import DeltaKernel, DeltaParameters, DeltaSpec, DeltaState
 from worker.kernels.step import Step, StepBuffers
 
 CHUNK = 64
@@ -57,9 +56,7 @@ class Metadata:
     late: tuple[LateRow, ...]
 
 
-class TorchDelta:
-    """See `DeltaKernel`."""
-
+class TorchDelta(DeltaKernel):
     def __init__(self, spec: DeltaSpec) -> None:
         self._spec = spec
 
@@ -94,11 +91,8 @@ class TorchDelta:
                 late.append(LateRow(groups[row : row + 1], places))
         return tuple(late)
 
-    def can_capture(self) -> bool:
-        return self._spec.num_drafts == 0  # which rows are late is read back
-
-    def all_steps(self, max_rows: int, max_tokens: int, max_context_len: int) -> Iterable[Step]:
-        return ()
+    def graph_contexts(self, num_rows: int, max_context_len: int) -> tuple[int, ...]:
+        return () if self._spec.num_drafts else (max_context_len,)  # which rows are late is read back
 
     def convolve(self, x: Tensor, parameters: DeltaParameters, state: DeltaState, metadata: Metadata) -> Tensor:
         taps = parameters.taps

@@ -13,13 +13,12 @@ context gathered from the cache.
 """
 
 import warnings
-from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from worker.kernels.gqa import GqaCache, GqaPool, GqaSpec, QkNorm
+from worker.kernels.gqa import GqaCache, GqaKernel, GqaPool, GqaSpec, QkNorm
 from worker.kernels.interface import RopeTable
 from worker.kernels.step import Step, StepBuffers
 from worker.kernels.torch.elementwise import rms_norm, rotate
@@ -31,8 +30,8 @@ with warnings.catch_warnings(action="ignore"):
     torch.sparse_csr_tensor([0, 0], [], [], (1, 1))
 
 
-class TorchGqa:
-    """See `GqaKernel`. The cache is [layers, blocks + spare, block_size, K, D], K and V apart."""
+class TorchGqa(GqaKernel):
+    """The cache is [layers, blocks + spare, block_size, K, D], K and V apart."""
 
     def __init__(self, spec: GqaSpec, device: torch.device, dtype: torch.dtype) -> None:
         """`dtype`: of activations."""
@@ -48,12 +47,6 @@ class TorchGqa:
         )
         layers = [GqaCache(k[i], v[i]) for i in range(num_layers)]
         return GqaPool(layers, [k.transpose(0, 1), v.transpose(0, 1)])
-
-    def graph_contexts(self, num_rows: int, max_context_len: int) -> tuple[int, ...]:
-        return ()
-
-    def all_steps(self, max_rows: int, max_tokens: int, max_context_len: int) -> Iterable[Step]:
-        return ()
 
     def prepare(self, step: Step, buffers: StepBuffers, block_size: int) -> Metadata:
         write_slots = buffers.token_slots[: step.num_tokens]

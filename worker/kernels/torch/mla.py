@@ -5,7 +5,6 @@ of each head is expanded. Chunks expand the latents of their context, so many at
 many queries that is a third of the work. Both softmaxes are in float32.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from worker.kernels.interface import RopeTable
-from worker.kernels.mla import LatentNorm, LatentPool, MlaSpec
+from worker.kernels.mla import LatentNorm, LatentPool, MlaKernel, MlaSpec
 from worker.kernels.step import Step, StepBuffers
 from worker.kernels.torch.elementwise import rotate
 from worker.kernels.torch.slots import context_slots
@@ -83,8 +82,8 @@ def rope_rows(rope: RopeTable, positions: Tensor) -> tuple[Tensor, Tensor]:
     return rope.cos.index_select(0, positions)[:, None], rope.sin.index_select(0, positions)[:, None]
 
 
-class TorchMla:
-    """See `MlaKernel`. The cache is [blocks + spare, block_size, L + P]."""
+class TorchMla(MlaKernel):
+    """The cache is [blocks + spare, block_size, L + P]."""
 
     def __init__(self, spec: MlaSpec) -> None:
         self._spec = spec
@@ -93,12 +92,6 @@ class TorchMla:
         shape = (num_layers, num_blocks, block_size, self._spec.row_dim)
         pool = torch.empty(shape, dtype=self._spec.dtype, device=device)
         return LatentPool(list(pool), [pool.transpose(0, 1)])
-
-    def graph_contexts(self, num_rows: int, max_context_len: int) -> tuple[int, ...]:
-        return ()
-
-    def all_steps(self, max_rows: int, max_tokens: int, max_context_len: int) -> Iterable[Step]:
-        return ()
 
     def prepare(self, step: Step, buffers: StepBuffers, block_size: int) -> Metadata:
         return prepare_rows(step, buffers, block_size)

@@ -1,6 +1,5 @@
 """The index of DeepSeek-V3.2's sparse attention, in plain torch."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -8,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from worker.kernels.interface import RopeTable
-from worker.kernels.mla import IndexNorm, IndexSpec, LatentPool
+from worker.kernels.mla import IndexKernel, IndexNorm, IndexSpec, LatentPool
 from worker.kernels.step import Step, StepBuffers
 from worker.kernels.torch.elementwise import rotate
 from worker.kernels.torch.mla import MOST_SCORES, Metadata, prepare_rows, rope_rows
@@ -21,8 +20,8 @@ class IndexMetadata:
     """A row may have more tokens than are chosen."""
 
 
-class TorchIndex:
-    """See `IndexKernel`. The cache is [blocks + spare, block_size, D]."""
+class TorchIndex(IndexKernel):
+    """The cache is [blocks + spare, block_size, D]."""
 
     def __init__(self, spec: IndexSpec) -> None:
         self._spec = spec
@@ -31,12 +30,6 @@ class TorchIndex:
         shape = (num_layers, num_blocks, block_size, self._spec.head_dim)
         pool = torch.empty(shape, dtype=self._spec.dtype, device=device)
         return LatentPool(list(pool), [pool.transpose(0, 1)])
-
-    def graph_contexts(self, num_rows: int, max_context_len: int) -> tuple[int, ...]:
-        return ()
-
-    def all_steps(self, max_rows: int, max_tokens: int, max_context_len: int) -> Iterable[Step]:
-        return ()
 
     def prepare(self, step: Step, buffers: StepBuffers, block_size: int) -> IndexMetadata:
         return IndexMetadata(prepare_rows(step, buffers, block_size), step.max_context_len > self._spec.top_k)

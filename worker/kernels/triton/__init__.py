@@ -9,7 +9,7 @@ from worker.kernels.experts import EXPERTS, ROUTE_EXPERTS
 from worker.kernels.gqa import GQA
 from worker.kernels.interface import EMBEDDING, GATED_ACTIVATION, LINEAR, PREPARE_STEP, REMEMBER, RMS_NORM, NormSpec
 from worker.kernels.mla import MLA
-from worker.kernels.operation import Implementation
+from worker.kernels.operation import Implementation, always
 from worker.kernels.sampling import CHOOSE, LOGPROBS, MASKED_COPY
 from worker.kernels.triton.ahead import CompileAhead
 from worker.kernels.triton.delta import TritonDelta, supports_delta
@@ -27,10 +27,6 @@ from worker.kernels.triton.sample import choose
 from worker.kernels.triton.sample_logprobs import masked_copy, token_logprobs
 
 
-def _always(*_: Any) -> bool:
-    return True
-
-
 def _supports_norm(spec: NormSpec, device: torch.device, dtype: torch.dtype) -> bool:
     return spec.size <= WIDEST_NORM
 
@@ -43,10 +39,10 @@ IMPLEMENTATIONS: list[Implementation[Any, Any]] = [
     Implementation(
         GATED_ACTIVATION,
         "triton",
-        _always,
+        always,
         lambda spec, device, _: TritonGatedActivation(spec.kind, machine_of(device)),
     ),
-    Implementation(EMBEDDING, "triton", _always, lambda *_: embedding),
+    Implementation(EMBEDDING, "triton", always, lambda *_: embedding),
     Implementation(
         LINEAR, "triton", supports_linear, lambda spec, device, dtype: TritonLinear(spec, machine_of(device), dtype)
     ),
@@ -56,7 +52,7 @@ IMPLEMENTATIONS: list[Implementation[Any, Any]] = [
         supports_grouped_linear,
         lambda spec, device, _: TritonGroupedLinear(spec, machine_of(device)),
     ),
-    Implementation(ROUTE_EXPERTS, "triton", _always, lambda spec, device, _: TritonRoute(spec, machine_of(device))),
+    Implementation(ROUTE_EXPERTS, "triton", always, lambda spec, device, _: TritonRoute(spec, machine_of(device))),
     Implementation(
         EXPERTS, "triton", supports_experts, lambda spec, device, dtype: TritonExperts(spec, machine_of(device), dtype)
     ),
@@ -65,10 +61,10 @@ IMPLEMENTATIONS: list[Implementation[Any, Any]] = [
     Implementation(
         DELTA, "triton", supports_delta, lambda spec, device, dtype: TritonDelta(spec, machine_of(device), dtype)
     ),
-    Implementation(GATED_NORM, "triton", _always, lambda _, device, *__: TritonGatedNorm(machine_of(device))),
-    Implementation(PREPARE_STEP, "triton", _always, lambda *_: prepare_step),
-    Implementation(REMEMBER, "triton", _always, lambda *_: remember),
-    Implementation(CHOOSE, "triton", _always, lambda *_: choose),
-    Implementation(MASKED_COPY, "triton", _always, lambda *_: masked_copy),
-    Implementation(LOGPROBS, "triton", _always, lambda *_: token_logprobs),
+    Implementation(GATED_NORM, "triton", always, lambda _, device, *__: TritonGatedNorm(machine_of(device))),
+    Implementation(PREPARE_STEP, "triton", always, lambda *_: prepare_step),
+    Implementation(REMEMBER, "triton", always, lambda *_: remember),
+    Implementation(CHOOSE, "triton", always, lambda *_: choose),
+    Implementation(MASKED_COPY, "triton", always, lambda *_: masked_copy),
+    Implementation(LOGPROBS, "triton", always, lambda *_: token_logprobs),
 ]

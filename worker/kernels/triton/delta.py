@@ -7,7 +7,7 @@ import torch
 import triton
 from torch import Tensor
 
-from worker.kernels.delta import DeltaParameters, DeltaSpec, DeltaState
+from worker.kernels.delta import DeltaKernel, DeltaParameters, DeltaSpec, DeltaState
 from worker.kernels.step import Chunk, Step, StepBuffers
 from worker.kernels.triton.delta_chunks import prepare_chunks_kernel, update_chunks_kernel
 from worker.kernels.triton.delta_conv import convolve_kernel
@@ -46,9 +46,7 @@ class Metadata:
         return self.num_tokens // num_tokens + self.num_long
 
 
-class TritonDelta:
-    """See `DeltaKernel`."""
-
+class TritonDelta(DeltaKernel):
     def __init__(self, spec: DeltaSpec, machine: Machine, dtype: torch.dtype) -> None:
         """`dtype`: of activations."""
         self._spec, self._machine = spec, machine
@@ -72,8 +70,8 @@ class TritonDelta:
             self._machine.overlaps(step.num_tokens),
         )
 
-    def can_capture(self) -> bool:
-        return True
+    def graph_contexts(self, num_rows: int, max_context_len: int) -> tuple[int, ...]:
+        return (max_context_len,)
 
     def all_steps(self, max_rows: int, max_tokens: int, max_context_len: int) -> Iterator[Step]:
         """One row, whose tensors may have another stride than those of several; a few; a chunk beside one, with more

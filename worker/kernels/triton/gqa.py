@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from worker.kernels.gqa import GqaCache, GqaPool, GqaSpec, QkNorm
+from worker.kernels.gqa import GqaCache, GqaKernel, GqaPool, GqaSpec, QkNorm
 from worker.kernels.interface import RopeTable
 from worker.kernels.step import Step, StepBuffers
 from worker.kernels.torch.fp8 import FP8
@@ -58,8 +58,8 @@ class Tile:
     num_warps: int
 
 
-class TritonGqa:
-    """See `GqaKernel`. The cache is [layers, blocks + spare, K, block_size, D], K and V apart."""
+class TritonGqa(GqaKernel):
+    """The cache is [layers, blocks + spare, K, block_size, D], K and V apart."""
 
     def __init__(self, spec: GqaSpec, machine: Machine, dtype: torch.dtype) -> None:
         """`dtype`: of activations."""

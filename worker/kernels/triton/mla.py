@@ -12,7 +12,7 @@ import triton
 from torch import Tensor
 
 from worker.kernels.interface import RopeTable
-from worker.kernels.mla import LatentNorm, LatentPool, MlaSpec
+from worker.kernels.mla import LatentNorm, LatentPool, MlaKernel, MlaSpec
 from worker.kernels.step import Step, StepBuffers
 from worker.kernels.torch.slots import context_slots
 from worker.kernels.triton.gqa_attend import reduce_kernel
@@ -70,8 +70,8 @@ class Metadata:
     parts: tuple[Absorbed | Expanded, ...]
 
 
-class TritonMla:
-    """See `MlaKernel`. The cache is [layers, blocks + spare, block_size, L + P]."""
+class TritonMla(MlaKernel):
+    """The cache is [layers, blocks + spare, block_size, L + P]."""
 
     def __init__(self, spec: MlaSpec, machine: Machine) -> None:
         self._spec, self._machine = spec, machine
