@@ -20,6 +20,7 @@ from grpc_reflection.v1alpha.reflection_pb2_grpc import ServerReflectionStub
 
 from fissile.channel import aio_channel, call_metadata
 from fissile.v1 import GenerateRequest, GenerationOptions, GenerationServiceStub
+from tests.fakes.deep import delimited
 
 MIB = 1024 * 1024
 LONGEST = 4 * MIB
@@ -77,14 +78,6 @@ async def forever(num_tasks: int, once: Callable[[], Awaitable[None]]) -> None:
 
 def body(**fields: object) -> bytes:
     return json.dumps({"messages": [{"role": "user", "content": "x"}], "max_tokens": 4} | fields).encode()
-
-
-def delimited(number: int, data: bytes) -> bytes:
-    """A field of a message."""
-    size, rest = b"", len(data)
-    while rest > 127:
-        size, rest = size + bytes([rest & 127 | 128]), rest >> 7
-    return bytes([number << 3 | 2]) + size + bytes([rest]) + data
 
 
 async def huge_bodies(target: Target) -> None:

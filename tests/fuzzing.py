@@ -13,6 +13,7 @@ from google.protobuf.message import Message
 from hypothesis import settings
 from hypothesis import strategies as st
 
+from tests.fakes.deep import delimited
 from tests.soak import is_long
 
 LONGER = 60
@@ -82,14 +83,6 @@ def _message_of(descriptor: Descriptor, depth: int = 0) -> st.SearchStrategy[dic
 
 def requests(kind: type[Message]) -> st.SearchStrategy[Any]:
     return _message_of(kind.DESCRIPTOR).map(lambda values: kind(**values))
-
-
-def delimited(number: int, data: bytes) -> bytes:
-    """A field of a message, a text or bytes, as on the wire."""
-    size, rest = b"", len(data)
-    while rest > 127:
-        size, rest = size + bytes([rest & 127 | 128]), rest >> 7
-    return bytes([number << 3 | 2]) + size + bytes([rest]) + data
 
 
 def _nested(descriptor: Descriptor, path: list[int], depth: int) -> bytes:

@@ -7,6 +7,7 @@ import pytest
 from common import decoding
 from fissile.errors import MAX_VIOLATIONS, InvalidArgumentError
 from fissile.v1 import ChatMessage, ChatRequest, GenerateRequest, GenerationOptions
+from tests.fakes.deep import nested_arguments
 
 
 def decode(raw, parse):
@@ -39,27 +40,11 @@ def test_bytes_that_are_no_message(raw):
         decode(raw, GenerateRequest.FromString)
 
 
-def nested(num):
-    """Bytes of a ChatRequest with template arguments that are `num` Structs inside of each other."""
-    data = b""
-    for _ in range(num):
-        value = _delimited(5, data)  # Value.struct_value
-        data = _delimited(1, _delimited(1, b"a") + _delimited(2, value))  # an entry of Struct.fields
-    return _delimited(ChatRequest.DESCRIPTOR.fields_by_name["template_arguments"].number, data)
-
-
-def _delimited(number, data):
-    size, rest = b"", len(data)
-    while rest > 127:
-        size, rest = size + bytes([rest & 127 | 128]), rest >> 7
-    return bytes([number << 3 | 2]) + size + bytes([rest]) + data
-
-
 @pytest.mark.parametrize("num", [34, 333, 20_000])
 def test_what_nests_too_deeply_is_named(num):
-    assert decode(nested(30), ChatRequest.FromString).HasField("template_arguments")
+    assert decode(nested_arguments(30), ChatRequest.FromString).HasField("template_arguments")
     with pytest.raises(InvalidArgumentError, match="template_arguments: must not nest deeper than 100 messages"):
-        decode(nested(num), ChatRequest.FromString)
+        decode(nested_arguments(num), ChatRequest.FromString)
 
 
 def test_only_the_first_few_faults_are_named():

@@ -9,7 +9,7 @@ from common.decoding import decode
 from common.field_count import MAX_FIELDS, check_num_fields
 from fissile.errors import InvalidArgumentError
 from fissile.v1 import ChatMessage, ChatRequest, ExecuteRequest, GenerateRequest, ToolCall
-from tests.fuzzing import delimited
+from tests.fakes.deep import delimited
 
 TEXT = "a" * 2 * MAX_FIELDS
 """So that the fields are counted."""

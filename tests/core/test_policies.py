@@ -3,10 +3,7 @@
 import pytest
 
 from tests.core.builders import Engine, make_sequence
-
-
-def rows(engine: Engine) -> list[list[int]]:
-    return [batch.num_scheduled_tokens for batch in engine.batches]
+from tests.core.helpers import scheduled
 
 
 def test_prefill_first_keeps_prefill_and_decode_apart() -> None:
@@ -15,14 +12,14 @@ def test_prefill_first_keeps_prefill_and_decode_apart() -> None:
     engine.step()
     engine.add(make_sequence(3, 4, 2))
     engine.run()
-    assert rows(engine) == [[5, 7], [4], [1, 1, 1], [1, 1]]
+    assert scheduled(engine) == [[5, 7], [4], [1, 1, 1], [1, 1]]
 
 
 def test_chunked_mixes_decodes_with_chunks_that_fill_the_budget() -> None:
     engine = Engine(scheduling_policy="chunked", max_num_batched_tokens=8)
     engine.add(make_sequence(1, 3, 4), make_sequence(2, 12, 2))
     engine.run()
-    assert rows(engine) == [[3, 5], [1, 7], [1, 1], [1]]
+    assert scheduled(engine) == [[3, 5], [1, 7], [1, 1], [1]]
 
 
 def test_chunk_limit_lets_several_prompts_share_a_step() -> None:
@@ -36,14 +33,14 @@ def test_chunk_limit_lets_several_prompts_share_a_step() -> None:
     engine.add(*(make_sequence(id, 800, 4) for id in (1, 2, 3)))
     for _ in range(3):
         engine.step()
-    assert rows(engine) == [[400, 400, 224], [400, 400, 224], [1, 1, 352]]
+    assert scheduled(engine) == [[400, 400, 224], [400, 400, 224], [1, 1, 352]]
 
 
 def test_nobody_overtakes_a_long_prompt_when_prompts_are_not_split() -> None:
     engine = Engine(max_num_batched_tokens=20)
     engine.add(make_sequence(1, 12, 1), make_sequence(2, 16, 1), make_sequence(3, 2, 1))
     engine.run()
-    assert rows(engine) == [[12], [16, 2]]
+    assert scheduled(engine) == [[12], [16, 2]]
 
 
 @pytest.mark.parametrize("quota", [1, 2, 4])

@@ -3,10 +3,8 @@
 import importlib.resources
 import json
 import re
-import socket
 import time
 import urllib.request
-from contextlib import ExitStack
 from pathlib import Path
 
 import jsonschema
@@ -17,6 +15,7 @@ from fissile import Client
 from fissile.healthcheck import main as healthcheck
 from router.config import RouterSettings
 from tests.deploy.local_container import Image, LocalContainer
+from tests.fakes.ports import free_ports
 from worker.config import WorkerSettings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -126,15 +125,6 @@ def test_prometheus_scrapes_what_the_images_expose():
     assert found["names"] == SERVICES["worker-0"]["networks"]["default"]["aliases"]
     ports = {image_of(name).environment[METRICS["worker"]] for name in SERVICES if name != "router"}
     assert {str(found["port"])} == ports
-
-
-def free_ports(number: int) -> list[int]:
-    """Ports that nothing listens on now; held together while they are chosen, so all different."""
-    with ExitStack() as held:
-        sockets = [held.enter_context(socket.socket()) for _ in range(number)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
 
 
 def test_the_same_commands_run_as_processes(tmp_path):

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from fissile.cli.services import service_command
 from fissile.healthcheck import wait_until_serving
 from fissile.results import Stats, Worker
 from tests.e2e.proxy import Proxy
+from tests.fakes.ports import free_port
 from tests.fakes.tiny_model import ARGUMENTS, write_tiny_model
 
 WAIT_SECONDS = 90.0
@@ -137,7 +137,7 @@ class Fleet:
             service.child = self._spawn(kind, service.name, service.flags, service.port)
 
     def _start(self, kind: str, name: str, flags: tuple[str, ...]) -> Service:
-        port = _free_port()
+        port = free_port()
         return Service(name, flags, port, self._spawn(kind, name, flags, port))
 
     def _spawn(self, kind: str, name: str, flags: tuple[str, ...], port: int) -> Child:
@@ -173,9 +173,3 @@ def _has_running_rank(worker: Service) -> bool:
         return psutil.Process(worker.rank_pid).status() != psutil.STATUS_STOPPED
     except (ValueError, psutil.NoSuchProcess):
         return False
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]

@@ -19,7 +19,7 @@ from fissile.channel import channel
 from fissile.cli.cluster import Cluster
 from fissile.errors import FissileError, from_rpc_error
 from fissile.v1 import ChatRequest, ExecuteRequest, GenerateRequest, GenerationOptions, GenerationServiceStub
-from tests.fuzzing import delimited
+from tests.fakes.deep import delimited, nested_arguments, schema_chain
 
 ROUTER_CALLS = "/fissile.v1.GenerationService/"
 MIB = 1024 * 1024
@@ -69,16 +69,10 @@ def response_format(schema: object) -> dict[str, object]:
     return {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
 
 
-def chain(num: int, link: Callable[[dict[str, str]], object]) -> dict[str, object]:
-    """`num` definitions, each made of a reference to the next."""
-    definitions = {f"d{i}": link({"$ref": f"#/$defs/d{i + 1}"}) for i in range(num)}
-    return {"$defs": {**definitions, f"d{num}": {"type": "string"}}, "$ref": "#/$defs/d0"}
-
-
 def deep_schema_over_http(cluster: Cluster) -> None:
     """E1: it killed every worker."""
     for link in (lambda next: {"allOf": [next]}, lambda next: {"type": "array", "items": next}):
-        http_refused(cluster, chat_body(response_format=response_format(chain(2000, link))), "nested too deeply")
+        http_refused(cluster, chat_body(response_format=response_format(schema_chain(2000, link))), "nested too deeply")
 
 
 def deep_rules(cluster: Cluster) -> None:
@@ -101,11 +95,7 @@ def many_grammars(cluster: Cluster) -> None:
 
 def nested_structs(cluster: Cluster) -> None:
     """E2: 4 kB, and the router was gone."""
-    data = b""
-    for _ in range(333):
-        data = delimited(1, delimited(1, b"a") + delimited(2, delimited(5, data)))
-    number = ChatRequest.DESCRIPTOR.fields_by_name["template_arguments"].number
-    raw_refused(cluster.router_address, f"{ROUTER_CALLS}Chat", delimited(number, data), "template_arguments")
+    raw_refused(cluster.router_address, f"{ROUTER_CALLS}Chat", nested_arguments(333), "template_arguments")
 
 
 def deep_json(cluster: Cluster) -> None:

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,6 +12,7 @@ from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 from fissile import Client
 from fissile.errors import UnavailableError
 from tests.fakes import tokenizer as toys
+from tests.fakes.ports import free_port
 from tests.models.cases.qwen3_moe import QWEN3_MOE
 from tests.models.saved import Saved, save
 
@@ -29,12 +29,6 @@ def saved(tmp_path: Path) -> Saved:
     for name, content in toys.files(tokenizer).items():
         (made.path / name).write_bytes(content)
     return made
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def test_workers_that_share_experts_answer_together_and_end_together(services, saved, monkeypatch):

@@ -1,7 +1,6 @@
 """A router and fake workers in one event loop, over real sockets."""
 
 import asyncio
-import socket
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -104,13 +103,6 @@ async def until(condition: Callable[[], object]) -> None:
     async with asyncio.timeout(WAIT_SECONDS):
         while not condition():
             await asyncio.sleep(0.005)
-
-
-def free_port() -> int:
-    """For a worker whose address must be known before it starts."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 async def error_of(call: Awaitable) -> FissileError:

@@ -13,7 +13,8 @@ from common.config import parse_settings
 from fissile.channel import aio_channel
 from fissile.v1 import GenerateRequest, GenerationServiceStub
 from router.config import RouterSettings
-from tests.fakes.system import WAIT_SECONDS, collect, free_port, until
+from tests.fakes.ports import free_port
+from tests.fakes.system import WAIT_SECONDS, collect, until
 from tests.fakes.worker import FakeWorker, says
 
 ROOT = Path(__file__).parents[2]

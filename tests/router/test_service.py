@@ -26,7 +26,8 @@ from router.model import tokenizer
 from router.model.chat_template import ChatTemplate
 from router.model.tokenizer import receive_files
 from tests.fakes import tokenizer as toys
-from tests.fakes.system import WAIT_SECONDS, collect, error_of, free_port, run_system, until
+from tests.fakes.ports import free_port
+from tests.fakes.system import WAIT_SECONDS, collect, error_of, run_system, until
 from tests.fakes.worker import FakeWorker, counts, says
 
 USER, ASSISTANT, TOOL = 2, 3, 4

@@ -1,6 +1,6 @@
 """Tiny random Llamas saved by transformers, and runners over them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -32,6 +32,18 @@ TINY = {
 @pytest.fixture(autouse=True, scope="session")
 def one_thread() -> None:
     torch.set_num_threads(1)
+
+
+@pytest.fixture
+def inference_mode() -> Iterator[None]:
+    """For tests that write to cache tensors, which belong to it."""
+    with torch.inference_mode():
+        yield
+
+
+@pytest.fixture
+def exact_float32() -> None:
+    torch.backends.cuda.matmul.allow_tf32 = False
 
 
 def save_llama(path: Path, **changes: object) -> LlamaForCausalLM:

@@ -1,6 +1,5 @@
 """What a batch does with blocks besides filling them: replace, copy, swap, zero. And beams, and rows that fail."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,12 +10,7 @@ from tests.runner.conftest import greedy_reference, make_driver, random_prompt
 from tests.runner.driver import Seq, cache_of
 from worker.core.batch import NewSequence
 
-
-@pytest.fixture(autouse=True)
-def inference_mode() -> Iterator[None]:
-    """The tests write to cache tensors, which belong to inference mode."""
-    with torch.inference_mode():
-        yield
+pytestmark = pytest.mark.usefixtures("inference_mode")
 
 
 def greedy_after(model: LlamaForCausalLM, seq: Seq, steps: int) -> None:

@@ -1,7 +1,6 @@
 """The same runner on a GPU: tokens equal the CPU's, and nothing in `submit` waits for the device."""
 
 import gc
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +14,11 @@ from tests.runner.test_executor import WAIT, Synchronous, tiny_config
 from worker.core.params import SamplingParams
 from worker.executor.executor import Executor
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
+    pytest.mark.usefixtures("exact_float32"),
+]
 
 SAMPLED = SamplingParams(temperature=0.9, top_k=40, top_p=0.9, min_p=0.01, seed=7)
 EVERY = replace(
@@ -38,12 +41,6 @@ def free_device() -> None:
     """Runners of earlier tests that wait for the collector would count as somebody else's memory."""
     gc.collect()
     torch.cuda.empty_cache()
-
-
-@pytest.fixture(autouse=True)
-def exact_float32() -> Iterator[None]:
-    torch.backends.cuda.matmul.allow_tf32 = False
-    yield
 
 
 def test_greedy_tokens_equal_transformers_on_the_cpu(tiny: tuple[Path, LlamaForCausalLM]) -> None:

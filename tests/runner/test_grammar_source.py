@@ -6,17 +6,11 @@ import random
 import jsonschema
 import pytest
 
+from tests.fakes.deep import schema_chain
 from tests.runner.byte_tokenizer import EOS, make_compiler
 from worker.core.params import Grammar, GrammarKind
 from worker.grammars.errors import GrammarError
 from worker.grammars.source import to_source
-
-
-def chain(num, link):
-    """`num` definitions, each made by `link` from a reference to the next."""
-    definitions = {f"d{i}": link({"$ref": f"#/$defs/d{i + 1}"}) for i in range(num)}
-    return {"$defs": {**definitions, f"d{num}": {"type": "string"}}, "$ref": "#/$defs/d0"}
-
 
 LINKS = {
     "allOf": lambda next: {"allOf": [next]},
@@ -39,7 +33,7 @@ def schema(value):
 @pytest.mark.parametrize("num", [2_000, 20_000])
 def test_long_chains_of_definitions_are_refused(link, num):
     with pytest.raises(GrammarError, match="nested too deeply"):
-        to_source(schema(chain(num, LINKS[link])))
+        to_source(schema(schema_chain(num, LINKS[link])))
 
 
 @pytest.mark.parametrize("body", ["{}", '"a" {} "b"', "({})*", '[{}] "x"', "/x/ | {} // {{"])
@@ -50,7 +44,7 @@ def test_long_chains_of_rules_are_refused(body):
 
 @pytest.mark.parametrize("link", LINKS)
 def test_short_chains_compile(link):
-    make_compiler().build(schema(chain(50, LINKS[link])))
+    make_compiler().build(schema(schema_chain(50, LINKS[link])))
 
 
 def test_many_rules_that_do_not_nest_compile():

@@ -1,6 +1,5 @@
 """Graphs: what is replayed equals what is run, and which steps are replayed."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,11 +13,7 @@ from worker.runner import graphs as module
 from worker.runner.graphs import GraphSizes
 from worker.runner.model_runner import OUT_OF_MEMORY
 
-
-@pytest.fixture(autouse=True)
-def inference_mode() -> Iterator[None]:
-    with torch.inference_mode():
-        yield
+pytestmark = pytest.mark.usefixtures("inference_mode")
 
 
 def test_sizes_end_with_the_largest_step_of_uniform_rows() -> None:

@@ -1,6 +1,5 @@
 """Padding and dummy steps live on the spare slot and the spare block: nobody's blocks, slots or tokens change."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,11 +12,7 @@ from tests.runner.driver import Driver, cache_of
 from worker.runner.prepare import StepPreparer
 from worker.runner.probe import dummy_batch, largest_batch
 
-
-@pytest.fixture(autouse=True)
-def inference_mode() -> Iterator[None]:
-    with torch.inference_mode():
-        yield
+pytestmark = pytest.mark.usefixtures("inference_mode")
 
 
 def padded_driver(path: Path, *sizes: int) -> Driver:

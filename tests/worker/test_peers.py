@@ -1,7 +1,6 @@
 """Workers whose ranks step together: who is let in, who is missed, and what one hears of the others."""
 
 import queue
-import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from common.config import parse_settings
+from tests.fakes.ports import free_port
 from tests.fakes.tiny_model import write_tiny_model
 from worker.config import WorkerSettings
 from worker.executor import peers
@@ -20,12 +20,6 @@ from worker.runner.config import RunnerConfig
 
 HOST, SECRET, STORE_PORT = "127.0.0.1", b"a secret of ranks", 4711
 WAIT = 20.0
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return probe.getsockname()[1]
 
 
 @dataclass

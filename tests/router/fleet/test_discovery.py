@@ -12,7 +12,8 @@ from router.fleet.discovery.dns import DnsSource, resolve_name
 from router.fleet.discovery.file import FileSource, WatchedFile
 from router.fleet.discovery.source import Endpoint
 from router.targets import DnsTarget, FileTarget, KubernetesTarget, StaticTarget
-from tests.fakes.system import free_port, run_system, until
+from tests.fakes.ports import free_port
+from tests.fakes.system import run_system, until
 from tests.fakes.worker import FakeWorker, counts, says
 
 NOWHERE = "127.0.0.1:1"
