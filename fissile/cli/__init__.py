@@ -1,5 +1,8 @@
 """The `fissile` command. Command modules import only click at their top: `fissile --help` must answer at once."""
 
+import errno
+from typing import Any
+
 import click
 
 from fissile.cli.bench import bench
@@ -10,16 +13,26 @@ from fissile.cli.generate import generate
 from fissile.cli.inspect import models, stats
 from fissile.cli.key import key
 from fissile.cli.services import router, worker
+from fissile.cli.standard_streams import make_usable
 from fissile.cli.top import top
 from fissile.cli.up import up
 
 
 class FissileGroup(click.Group):
-    """Reports our typed errors as one line and exit code 1; any other exception is a fault of ours and is shown."""
+    """Reports our typed errors, and what the system refuses, as one line and exit code 1; any other exception is a
+    fault of ours and is shown."""
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        make_usable()
+        return super().main(*args, **kwargs)
 
     def invoke(self, ctx: click.Context) -> object:
         try:
             return super().invoke(ctx)
+        except OSError as error:
+            if error.errno == errno.EPIPE:
+                raise  # whoever read has enough: click ends without a word
+            raise click.ClickException(str(error)) from error
         except Exception as error:
             from fissile.errors import FissileError  # here, because it brings grpc with it
 

@@ -3,6 +3,7 @@
 import signal
 import sys
 import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import click
@@ -129,7 +130,7 @@ _printing = threading.Lock()
 
 
 def log_line(name: str, line: str) -> None:
-    with _printing:
+    with _printing, suppress(OSError):  # who reads may have gone; a service whose lines nobody took would stand still
         click.echo(f"{click.style(f'{name:>9}', fg='cyan')} | {line}", err=True)
 
 
