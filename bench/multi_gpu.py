@@ -149,7 +149,7 @@ def killed_beside_another(cluster: Cluster, prompts: list[list[int]], expected: 
 
 def kill_last_rank(worker: int) -> float:
     """When it was killed."""
-    ranks = [process for process in psutil.Process(worker).children() if "worker.runner.rank" in process.cmdline()]
+    ranks = [process for process in psutil.Process(worker).children() if "worker.runner.process" in process.cmdline()]
     max(ranks, key=lambda process: process.pid).kill()
     return time.monotonic()
 

@@ -4,9 +4,22 @@ Most of what a service makes goes by reference counts; the collector is for cycl
 """
 
 import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 YOUNG_OBJECTS = 10_000
 """So many new objects, and the new ones are walked through."""
+
+
+@contextmanager
+def imports_that_stay() -> Iterator[None]:
+    """What is made within is walked through neither then nor later: of a large import a tenth of the time."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def freeze_loaded() -> None:

@@ -9,10 +9,10 @@ from common.logging import setup_logging
 from fissile.errors import FissileError
 from worker.config import WorkerSettings
 from worker.core.errors import ConfigError
+from worker.errors import WorkerFailedError
 from worker.executor.errors import ExecutorError
+from worker.executor.local import LocalRanks
 from worker.loader.errors import ModelError
-from worker.server import WorkerFailedError
-from worker.serving import serve
 
 EXIT_FAILURE = 1
 
@@ -21,11 +21,19 @@ def main() -> None:
     settings = parse_settings(WorkerSettings, sys.argv[1:], "worker")
     setup_logging(settings.log_level, settings.log_format)
     try:
-        with asyncio.Runner(loop_factory=EventLoop) as runner:
-            runner.run(serve(settings))
+        with LocalRanks(settings.runner_config(), settings.remote(), settings.peers()) as local:
+            _serve(settings, local)
     except (ConfigError, ExecutorError, FissileError, ModelError, OSError, WorkerFailedError) as error:
         print(f"worker: {str(error).splitlines()[0]}", file=sys.stderr)
         raise SystemExit(EXIT_USAGE if isinstance(error, ConfigError) else EXIT_FAILURE) from error
+
+
+def _serve(settings: WorkerSettings, local: LocalRanks) -> None:
+    # Only now: the ranks' processes import meanwhile, which takes longer.
+    from worker.serving import serve
+
+    with asyncio.Runner(loop_factory=EventLoop) as runner:
+        runner.run(serve(settings, local))
 
 
 if __name__ == "__main__":

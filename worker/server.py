@@ -31,6 +31,7 @@ from worker.core.params import Grammar
 from worker.core.scheduler import Scheduler
 from worker.engine import Engine, EngineExecutor, StepReport
 from worker.engine_watch import until_stuck
+from worker.errors import WorkerFailedError
 from worker.grammars.in_use import GrammarsInUse
 from worker.metrics import WorkerMetrics
 from worker.reports import Reports, output_rate
@@ -46,10 +47,6 @@ CLOSE_SECONDS = 1.0
 """For streams to send what is queued, and for calls that never end by themselves, such as health watches."""
 ENGINE_STOP_SECONDS = 10.0
 WARM_UP_TOKENS = 16
-
-
-class WorkerFailedError(Exception):
-    """The engine or the device's processes failed; the log has the details."""
 
 
 class ModelExecutor(EngineExecutor, Protocol):

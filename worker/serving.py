@@ -7,6 +7,7 @@ from contextlib import suppress
 from common.server import stop_event_on_signals
 from worker.config import WorkerSettings
 from worker.executor.executor import Executor
+from worker.executor.local import LocalRanks
 from worker.garbage import leave_to_engine
 from worker.served_files import files_reader
 from worker.server import WorkerServer
@@ -44,14 +45,15 @@ def _set_soon(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
         loop.call_soon_threadsafe(event.set)
 
 
-async def serve(settings: WorkerSettings) -> None:
-    """Until a signal comes."""
+async def serve(settings: WorkerSettings, local: LocalRanks) -> None:
+    """Until a signal comes. `local`: the ranks of this host, whose processes run already."""
     read_files = files_reader(settings)
     stop, loop = stop_event_on_signals(), asyncio.get_running_loop()
     server = WorkerServer(
         settings,
         lambda on_rank_end: Executor(
             settings.runner_config(),
+            local=local,
             remote=settings.remote(),
             peers=settings.peers(),
             log_level=settings.log_level,

@@ -42,7 +42,7 @@ class Service:
     @property
     def rank_pid(self) -> int:
         """Of a worker."""
-        (rank,) = (p for p in psutil.Process(self.child.pid).children() if "worker.runner.rank" in p.cmdline())
+        (rank,) = (p for p in psutil.Process(self.child.pid).children() if "worker.runner.process" in p.cmdline())
         return rank.pid
 
     def signal(self, number: int) -> None:

@@ -21,7 +21,7 @@ from tests.runner.driver import Driver
 from worker.core.batch import BatchOutput, ScheduledBatch
 from worker.executor.errors import ExecutorDiedError, ExecutorStartError, ExecutorTimeoutError
 from worker.executor.executor import Executor
-from worker.executor.local import LocalRank
+from worker.executor.local import LocalRank, LocalRanks
 from worker.executor.remote import RemoteRanks
 from worker.processes.messages import receive, send
 from worker.processes.tcp import TcpConnection, connect
@@ -274,6 +274,26 @@ def test_start_has_a_timeout_and_leaves_no_process(tiny: tuple[Path, LlamaForCau
     with pytest.raises(ExecutorTimeoutError, match="start"):
         executor.start(0.05)
     assert executor._ranks == []
+
+
+def test_ranks_may_run_before_their_executor_starts(tiny: tuple[Path, LlamaForCausalLM]) -> None:
+    """Of two, which meet through the socket that was there first."""
+    config = tiny_config(tiny[0], tensor_parallel_size=2)
+    with LocalRanks(config) as local:
+        pids = [rank.pid for rank in local.ranks]
+        executor = Executor(config, local=local)
+        executor.start(WAIT)
+        assert [rank_pid(executor, rank) for rank in range(2)] == pids
+        executor.shutdown()
+
+
+def test_ranks_that_no_executor_starts_are_gone_at_the_end() -> None:
+    with LocalRanks(tiny_config("/no/such/model", tensor_parallel_size=2)) as local:
+        pids = [rank.pid for rank in local.ranks]
+        assert all(pid is not None and alive(pid) for pid in pids)
+    for pid in pids:
+        assert pid is not None
+        wait_until_gone(pid)
 
 
 PARENT = """

@@ -17,8 +17,9 @@ from fissile.v1 import DrainRequest, FinishReason, GetWorkerRequest, UndrainRequ
 from tests.worker.fake_executor import FakeExecutor
 from tests.worker.harness import FILES, connect, quiet, run_all, run_worker, sequence, until
 from worker.config import WorkerSettings
+from worker.errors import WorkerFailedError
 from worker.executor.errors import ExecutorStartError
-from worker.server import WorkerFailedError, WorkerServer
+from worker.server import WorkerServer
 from worker.serving import run_until_stopped
 
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING

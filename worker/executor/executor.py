@@ -7,9 +7,7 @@ This process imports no torch. Nothing has a fixed name or port, unless ranks of
 executors on one host do not see each other.
 """
 
-import os
 import queue
-import socket
 import threading
 import time
 from collections import deque
@@ -22,8 +20,7 @@ from worker.core.batch import BatchOutput, ScheduledBatch
 from worker.core.params import Grammar
 from worker.executor.errors import ExecutorDiedError, ExecutorError, ExecutorStartError, ExecutorTimeoutError
 from worker.executor.link import STOP_SECONDS, RankLink
-from worker.executor.listener import listening_socket
-from worker.executor.local import LocalRank
+from worker.executor.local import LocalRanks
 from worker.executor.peers import Peers, PeerSettings
 from worker.executor.profiles import Profiles
 from worker.executor.remote import RankListener, RemoteRank, RemoteRanks
@@ -33,9 +30,7 @@ from worker.grammars.checks import GrammarChecks, Verdict
 from worker.grammars.compile_futures import CompileFutures
 from worker.processes.messages import encode
 from worker.runner.config import ModelInfo, RunnerConfig
-from worker.runner.messages import Compile, Compiled, Failed, Keep, Place, ProfileDone, Ready, Release, Setup, StepDone
-
-LOOPBACK = "127.0.0.1"
+from worker.runner.messages import Compile, Compiled, Failed, Keep, ProfileDone, Ready, Release, Setup, StepDone
 
 
 class Executor:
@@ -46,6 +41,7 @@ class Executor:
         self,
         config: RunnerConfig,
         *,
+        local: LocalRanks | None = None,
         remote: RemoteRanks | None = None,
         peers: PeerSettings | None = None,
         log_level: str = "info",
@@ -53,13 +49,14 @@ class Executor:
         on_rank_end: Callable[[], None] = lambda: None,
         on_peer_stop: Callable[[], None] = lambda: None,
     ) -> None:
-        """`remote`: ranks that others start; without it all are processes of this one. `peers`: how the workers meet
-        whose ranks step together, if there are others.
+        """`local`: the ranks of this host, where they were made for the same config, and run already. `remote`: ranks
+        that others start; without it all are processes of this one. `peers`: how the workers meet whose ranks step
+        together, if there are others.
 
         Called from other threads: `on_rank_end` whenever a rank, or another worker, has ended (`check` says whether
         that is bad), `on_peer_stop` when another worker was told to stop: this one must, too.
         """
-        self._config, self._remote = config, remote
+        self._config, self._local, self._remote, self._peer_settings = config, local, remote, peers
         self._peers = None if peers is None else Peers(peers, config, self._on_peer_lost, on_peer_stop)
         self._on_rank_end = on_rank_end
         self._log = (log_level, log_format)
@@ -80,15 +77,14 @@ class Executor:
         Raises ExecutorStartError, ExecutorDiedError or ExecutorTimeoutError; the ranks are gone then.
         """
         deadline = time.monotonic() + timeout
-        # Rank 0 will hold the store that all ranks meet through; among workers, that of data-parallel rank 0. Its
-        # socket listens before any of them runs, so that each can be told its port, and none finds nobody there.
-        with listening_socket(self._store_host, 0) as store:
+        local = self._local or LocalRanks(self._config, self._remote, self._peer_settings)
+        with local.store:
             try:
-                port = store.getsockname()[1]
+                port = local.store.getsockname()[1]
                 host = None
                 if self._peers is not None:
                     port, host = self._peers.meet(port, deadline), self._peers.settings.host
-                for rank, transport in enumerate(self._transports(store)):
+                for rank, transport in enumerate(self._transports(local)):
                     setup = Setup(self._config, rank, port, *self._log, host)
                     self._ranks.append(RankLink(setup, transport, self._on_message, self._on_end))
                 info = self._wait_until_ready(deadline)
@@ -141,24 +137,12 @@ class Executor:
             ready[rank] = message.info
         return ready[0]
 
-    @property
-    def _store_host(self) -> str:
-        if self._peers is not None and self._config.dp_rank == 0:
-            return self._peers.settings.host
-        return self._remote.host if self._remote is not None else LOOPBACK
-
-    def _transports(self, store: socket.socket) -> list[RankTransport]:
+    def _transports(self, local: LocalRanks) -> list[RankTransport]:
         """In the order of the ranks. Raises ExecutorStartError."""
-        size, host = self._config.tensor_parallel_size, store.getsockname()[0]
-        num_local = self._num_local_ranks
-        transports: list[RankTransport] = []
-        for rank in range(num_local):
-            holds_store = rank == self._config.dp_rank == 0 and size * self._config.dp_size > 1
-            store_fd = store.fileno() if holds_store else None
-            transports.append(LocalRank(rank, Place(rank, num_local, host, store_fd, os.getpid())))
+        size, transports = self._config.tensor_parallel_size, list[RankTransport](local.ranks)
         if self._remote is not None:
             listener = RankListener(self._remote, size)
-            transports += [RemoteRank(rank, listener) for rank in range(num_local, size)]
+            transports += [RemoteRank(rank, listener) for rank in range(len(transports), size)]
         return transports
 
     @property

@@ -1,21 +1,66 @@
-"""A rank on this host: a process of ours, spoken to over pipes."""
+"""Ranks on this host: processes of ours, spoken to over pipes."""
 
+import os
 import subprocess
 import sys
 import threading
 from collections import deque
+from contextlib import suppress
 from multiprocessing.connection import Pipe
-from typing import Any
+from typing import Any, Self
 
+from worker.executor.listener import listening_socket
+from worker.executor.peers import PeerSettings
+from worker.executor.remote import RemoteRanks
 from worker.processes.messages import receive, send
 from worker.processes.spawn import is_stopped, spawn
+from worker.runner.config import RunnerConfig
 from worker.runner.messages import Place
 
+LOOPBACK = "127.0.0.1"
 STDERR_TAIL_LINES = 40
 
 
+class LocalRanks:
+    """The ranks of this host, and the socket of the store that all ranks of an executor meet through. It listens before
+    any of them runs, so that each can be told its port, and none finds nobody there.
+
+    As a context manager it has their processes run from its beginning, since their imports take longer than all else of
+    a start; it is entered in a thread that outlives them, and kills those that are left at its end.
+    """
+
+    def __init__(
+        self, config: RunnerConfig, remote: RemoteRanks | None = None, peers: PeerSettings | None = None
+    ) -> None:
+        """`remote` and `peers`: see `Executor`. Raises ExecutorStartError when it cannot listen."""
+        size = config.tensor_parallel_size
+        count = size - (remote.count if remote is not None else 0)
+        if peers is not None and config.dp_rank == 0:
+            host = peers.host
+        else:
+            host = remote.host if remote is not None else LOOPBACK
+        self.store = listening_socket(host, 0)
+        """Rank 0 holds the store; among workers, that of data-parallel rank 0. Whoever starts the ranks closes it."""
+        self.ranks: list[LocalRank] = []
+        for rank in range(count):
+            holds_store = rank == config.dp_rank == 0 and size * config.dp_size > 1
+            store_fd = self.store.fileno() if holds_store else None
+            store_host = self.store.getsockname()[0]
+            self.ranks.append(LocalRank(rank, Place(rank, count, store_host, store_fd, os.getpid())))
+
+    def __enter__(self) -> Self:
+        for rank in self.ranks:
+            rank.start()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.store.close()
+        for rank in self.ranks:
+            rank.kill()
+
+
 class LocalRank:
-    """A `RankTransport`. The process dies with the thread that opens it (PR_SET_PDEATHSIG)."""
+    """A `RankTransport`. The process dies with the thread that starts it (PR_SET_PDEATHSIG)."""
 
     def __init__(self, rank: int, place: Place) -> None:
         """The process inherits `place.store_fd`, which stays the caller's."""
@@ -30,18 +75,24 @@ class LocalRank:
 
     @property
     def pid(self) -> int | None:
-        """None until it is open."""
+        """None until it is started."""
         return None if self._process is None else self._process.pid
 
-    def open(self) -> None:
+    def start(self) -> None:
+        """Once. Does not wait for the process. Raises ConnectionError after `kill`."""
         with self._lock, self._request_end, self._reply_end:
             if self._was_killed:
                 raise ConnectionError("it is not wanted any more")
             fds = (self._request_end.fileno(), self._reply_end.fileno())
             inherited = () if self._place.store_fd is None else (self._place.store_fd,)
-            self._process = spawn("worker.runner.rank", fds, subprocess.PIPE, inherited)
+            self._process = spawn("worker.runner.process", fds, subprocess.PIPE, inherited)
         self._forwarder.start()
-        send(self._requests, self._place)
+        with suppress(OSError):  # it has ended: whoever speaks to it next learns how
+            send(self._requests, self._place)
+
+    def open(self) -> None:
+        if self._process is None:
+            self.start()
 
     def send(self, message: bytes) -> None:
         self._requests.send_bytes(message)

@@ -1,4 +1,4 @@
-"""One tensor-parallel rank: `python -m worker.runner.rank <request fd> <reply fd>`, by the executor on the same host.
+"""One tensor-parallel rank, in a process of its own (`process.py`, or `worker.join` for a worker of another host).
 
 Threads: one drains what the executor sends, so that this never waits to send; the main one runs steps; one waits for
 results and sends them; one says that the process goes on; on rank 0, one takes messages about grammars, and two
@@ -8,7 +8,6 @@ compile. What connects a rank to its executor breaks when the executor's process
 import faulthandler
 import logging
 import os
-import signal
 import sys
 import threading
 import time
@@ -16,7 +15,6 @@ import traceback
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from typing import NoReturn
 
@@ -25,9 +23,8 @@ import torch.distributed as dist
 
 from common.faults import log_fault
 from common.garbage import freeze_loaded
-from common.logging import setup_logging
 from common.stopwatch import Stopwatch, process_seconds
-from fissile.parent import EXIT_ORPHANED, die_with_parent
+from fissile.parent import EXIT_ORPHANED
 from worker.core.batch import ScheduledBatch
 from worker.grammars.compiler import GrammarCompiler
 from worker.grammars.errors import GrammarError
@@ -69,19 +66,6 @@ NUM_COMPILERS = 2
 USER_ERRORS = (ModelError, KernelBackendError, CacheMemoryError, ValueError)
 
 logger = logging.getLogger("worker.runner.rank")
-
-
-def main() -> None:
-    requests = Connection(int(sys.argv[1]), writable=False)
-    replies = Connection(int(sys.argv[2]), readable=False)
-    # Ctrl-C reaches the whole process group; the worker decides what it means.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    place: Place = receive(requests)
-    if place.parent_pid is not None:
-        die_with_parent(place.parent_pid)
-    setup: Setup = receive(requests)
-    setup_logging(setup.log_level, setup.log_format)  # type: ignore[arg-type]
-    serve_rank(requests, replies, setup, place)
 
 
 def serve_rank(requests: Receiver, replies_to: Sender, setup: Setup, place: Place) -> None:
@@ -282,7 +266,3 @@ def _fail(replies: Replies, message: str) -> NoReturn:
         replies.send(Failed(message, expected=False))
     finally:
         os._exit(EXIT_FAILED)
-
-
-if __name__ == "__main__":
-    main()
