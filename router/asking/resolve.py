@@ -30,7 +30,9 @@ def resolve(
     if n * len(prompt.token_ids) > bounds.MAX_FANOUT_TOKENS:
         raise InvalidArgumentError.of("options.n", f"n × prompt tokens must not exceed {bounds.MAX_FANOUT_TOKENS}")
     skip_special_tokens = options.skip_special_tokens if options.HasField("skip_special_tokens") else True
-    special_stops = {i: stop for stop in options.stop if (i := served.tokenizer.special_token_id(stop)) is not None}
+    # As with bad words: what is a token that the model does not have never comes.
+    special = ((served.tokenizer.special_token_id(stop), stop) for stop in options.stop)
+    special_stops = {i: stop for i, stop in special if i is not None and i < served.info.vocab_size}
     return RequestSpec(
         request_id=request_id,
         model=served.model,

@@ -83,6 +83,15 @@ def test_a_special_token_as_stop_string(include, text):
     assert answer.usage.num_completion_tokens == 2
 
 
+def test_a_special_token_that_the_model_does_not_have_never_comes():
+    """So it is no stop, and no reason to refuse the request: the client has named no token."""
+    tokenizer = toys.byte_level()
+    tokenizer.add_special_tokens(["<|late|>"])
+    worker = FakeWorker(says("abc"), files=toys.files(tokenizer), vocab_size=tokenizer.token_to_id("<|late|>"))
+    answer = stopped(worker, ["<|late|>", "c"])
+    assert (answer.text, answer.finishes[0].stop) == ("ab", "c")
+
+
 FALLBACK = toys.byte_fallback()
 PARIS, END = FALLBACK.token_to_id("▁Paris"), FALLBACK.token_to_id("</s>")
 NEWLINE, E1, E2 = (FALLBACK.token_to_id(f"<0x{byte:02X}>") for byte in (0x0A, 0xC3, 0xA9))
