@@ -112,6 +112,21 @@ def test_members_of_a_group_share_the_prompt():
     assert num_computed == 32 + 2 + 3 * 3
 
 
+def test_log_probabilities_of_the_prompt_are_the_first_ones_affair():
+    """The others find what it has computed: to report them again, they would compute all of it, though cached."""
+    message = group(3, 32, max_tokens=1, sampling=SamplingParams(num_prompt_logprobs=0))
+
+    async def scenario(system):
+        before = system.executor.runner.num_tokens
+        router = await run_all(system, message)
+        await quiet(system)
+        return router, system.executor.runner.num_tokens - before
+
+    router, num_computed = run_worker(scenario)
+    assert [router.tokens[id] for id in (1, 2, 3)] == [expected(message, 1, index) for index in range(3)]
+    assert num_computed == 32 + 2 * 16
+
+
 @pytest.mark.parametrize("prefix_caching", [False, True])
 def test_what_is_left_of_a_group_resumes(prefix_caching):
     """Its worker was lost when one had ended and the others had different numbers of tokens (E6)."""
