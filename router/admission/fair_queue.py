@@ -19,25 +19,20 @@ MAX_IDLE = 4096
 
 @dataclass(slots=True, eq=False)
 class Ticket(Generic[T]):
-    """A thing in the line. Lower priorities go first."""
+    """A thing in the line."""
 
     client: str
     item: T
     cost: float
-    priority: int
-    arrival: int
     is_gone: bool = False
-
-    def __lt__(self, other: "Ticket[T]") -> bool:
-        return (self.priority, self.arrival) < (other.priority, other.arrival)
 
 
 @dataclass(slots=True, eq=False)
 class _Line(Generic[T]):
     """A client's own."""
 
-    tickets: list[Ticket[T]] = field(default_factory=list)
-    """A heap; some may be gone."""
+    tickets: list[tuple[int, int, Ticket[T]]] = field(default_factory=list)
+    """A heap, by priority and arrival; some may be gone."""
     num_waiting: int = 0
 
 
@@ -67,12 +62,13 @@ class FairQueue(Generic[T]):
         return {client: line.num_waiting for client, line in self._lines.items()}
 
     def push(self, client: str, item: T, cost: float = 1.0, priority: int = 0) -> Ticket[T]:
+        """Lower priorities go first."""
         line = self._lines.get(client)
         if line is None:
             line = self._lines[client] = _Line()
             self._set(client, max(self._floor, self._served.get(client, 0.0)))
-        ticket = Ticket(client, item, cost, priority, next(self._numbers))
-        heapq.heappush(line.tickets, ticket)
+        ticket = Ticket(client, item, cost)
+        heapq.heappush(line.tickets, (priority, next(self._numbers), ticket))
         line.num_waiting += 1
         self._num_waiting += 1
         return ticket
@@ -85,9 +81,9 @@ class FairQueue(Generic[T]):
                 break
             heapq.heappop(self._order)
         tickets = self._lines[client].tickets
-        while tickets[0].is_gone:
+        while tickets[0][2].is_gone:
             heapq.heappop(tickets)
-        return tickets[0]
+        return tickets[0][2]
 
     def pop(self) -> Ticket[T]:
         """The same, and its cost is counted."""
@@ -106,7 +102,7 @@ class FairQueue(Generic[T]):
 
     def last_of(self, client: str) -> Ticket[T]:
         """What would be served last of what it has in the line. It must have something."""
-        return max(ticket for ticket in self._lines[client].tickets if not ticket.is_gone)
+        return max(entry for entry in self._lines[client].tickets if not entry[2].is_gone)[2]
 
     def serve(self, client: str, cost: float) -> None:
         """Count what is served, here or without having waited."""

@@ -6,6 +6,7 @@ What a client has not read yet merges inside each prompt's own request, so nothi
 import asyncio
 from collections.abc import Sequence
 
+from fissile.errors import FissileError
 from fissile.v1 import RequestTimings, Usage
 from router.answering.completion import Delta
 from router.answering.heartbeats import Silence
@@ -31,8 +32,12 @@ class Answer:
         """Waits for what is new. It is empty after as much silence as there may be; the last one has usage and
         timings of all prompts. Raises the error that ends the call, once what came before it is taken."""
         while True:
-            is_silent = await self._is_silent()
-            error = next((request.error for request in self._open.values() if request.error), None)
+            if self._silence is None:  # a time-out costs a tenth of what a message does here
+                await self._news.wait()
+                is_silent = False
+            else:
+                is_silent = await self._is_silent(self._silence())
+            error = self._error()
             if error is None:
                 self._news.clear()
             update = self._take()
@@ -45,17 +50,21 @@ class Answer:
             if is_silent:
                 return Update()
 
-    async def _is_silent(self) -> bool:
+    async def _is_silent(self, seconds: float) -> bool:
         """Wait until there is news. True: a heartbeat is due first."""
-        if self._silence is None:  # a time-out costs a tenth of what a message does here
-            await self._news.wait()
-            return False
         try:
-            async with asyncio.timeout(self._silence()):
+            async with asyncio.timeout(seconds):
                 await self._news.wait()
         except TimeoutError:
             return True
         return False
+
+    def _error(self) -> FissileError | None:
+        """The first one."""
+        for request in self._open.values():
+            if request.error:
+                return request.error
+        return None
 
     def _take_all(self) -> Update | None:
         if self._final_only and not all(request.is_finished for request in self._open.values()):
@@ -80,8 +89,8 @@ class Answer:
                 self._news.set()
                 break
         if not self._open:
-            return Update(deltas, usage=_sum(self._usages), timings=_slowest(self._timings))
-        return Update(deltas) if deltas else None
+            return Update(deltas, MAX_ENTRIES - max_entries, _sum(self._usages), _slowest(self._timings))
+        return Update(deltas, MAX_ENTRIES - max_entries) if deltas else None
 
 
 def _sum(usages: Sequence[Usage]) -> Usage:

@@ -118,7 +118,7 @@ class Completion:
         if self.finish:
             return
         new: Sequence[int] = output.token_ids
-        logprobs = self._logprobs_of(output)
+        logprobs = self._logprobs_of(output) if self._rules.send_logprobs else ()
         repeated = len(self.token_ids) - output.token_offset
         if new and repeated < 0:
             raise TokenGapError(f"expected token {len(self.token_ids)}, got {output.token_offset}")
@@ -129,15 +129,13 @@ class Completion:
                 f"the worker sent {len(self.token_ids) + len(new)} tokens for max_tokens = {max_tokens}"
             )
         num_text = len(new)
-        if output.finish_reason in _ENDING_TOKEN and not self._rules.include_stop:
+        finish_reason = output.finish_reason
+        if finish_reason in _ENDING_TOKEN and not self._rules.include_stop:
             num_text = max(0, num_text - 1)
-        if self._add(new, num_text, logprobs) or not output.finish_reason:
-            return
-        self._end(output)
+        if not self._add(new, num_text, logprobs) and finish_reason:
+            self._end(output)
 
     def _logprobs_of(self, output: RequestOutput) -> Sequence[PositionLogprobs]:
-        if not self._rules.send_logprobs:
-            return ()
         if len(output.logprobs) != len(output.token_ids):
             raise InternalError(f"the worker sent {len(output.logprobs)} logprobs for {len(output.token_ids)} tokens")
         return output.logprobs

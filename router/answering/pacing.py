@@ -23,22 +23,33 @@ _TICK_SECONDS = 0.02
 """After which who waits is served where no tokens come."""
 
 
-class News(asyncio.Event):
-    """Wakes a stream of `client`."""
+class News:
+    """Wakes a stream of `client`: an `asyncio.Event` for the one task that waits, at half the price."""
+
+    __slots__ = ("_is_set", "_waiter", "client", "is_due")
 
     def __init__(self, client: str) -> None:
-        super().__init__()
         self.client = client
         self.is_due = False
         """It is set, or about to be."""
+        self._is_set = False
+        self._waiter: asyncio.Future[None] | None = None
+
+    def is_set(self) -> bool:
+        return self._is_set
 
     def set(self) -> None:
-        self.is_due = True
-        super().set()
+        self.is_due = self._is_set = True
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     def clear(self) -> None:
-        self.is_due = False
-        super().clear()
+        self.is_due = self._is_set = False
+
+    async def wait(self) -> None:
+        if not self._is_set:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
 
 
 class Pacer:

@@ -4,7 +4,7 @@ Text and tokens alone hardly get there; log probabilities do: of many completion
 that asked for the end only has not seen yet.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from fissile.errors import InvalidArgumentError
@@ -19,14 +19,17 @@ _TOKEN_BYTES = 5
 _CHARACTER_BYTES = 4
 
 
-def parts(update: Update, *, cumulative: bool) -> Iterator[Update]:
+def parts(update: Update, *, cumulative: bool) -> Iterable[Update]:
     """`update` itself, if it is small enough; else several, of which the last has usage and timings. Raises
     InvalidArgumentError for a large one that is `cumulative`: each of those has to stand alone."""
     if sum(map(_num_bytes, update.deltas)) <= MAX_PART_BYTES:
-        yield update
-        return
+        return (update,)
     if cumulative:
         raise InvalidArgumentError.of("options.output.cumulative", "what there is so far is too large for one message")
+    return _cut(update)
+
+
+def _cut(update: Update) -> Iterator[Update]:
     waiting: list[Delta] = []
     num_bytes = 0
     first = replace(update, usage=None, timings=None)

@@ -7,10 +7,11 @@ client costs the tokens of its completion and what it asked for with them, up to
 
 import asyncio
 import logging
+from collections.abc import Sequence
 
 from common.faults import log_fault
 from fissile.errors import MAX_MESSAGE_BYTES, FissileError, InternalError, ResourceExhaustedError, cut
-from fissile.v1 import FinishReason, RequestOutput, Usage
+from fissile.v1 import BeamHypothesis, FinishReason, RequestOutput, Usage
 from router.admission.unread import UnreadBytes
 from router.answering.completion import Completion, Delta, TokenGapError
 from router.answering.hop import Hop, Loss, OnLoss, Stay
@@ -19,7 +20,7 @@ from router.answering.prompt_logprobs import PromptLogprobs
 from router.answering.refusals import error_of
 from router.answering.timing import Timing
 from router.answering.trace import RequestTrace
-from router.answering.update import ENTRIES_PER_MESSAGE, ENTRY_BYTES, MAX_ENTRIES, Update, unread_bytes
+from router.answering.update import ENTRIES_PER_MESSAGE, ENTRY_BYTES, MAX_ENTRIES, TOKEN_BYTES, Update, unread_bytes
 from router.asking.spec import RequestSpec
 from router.latency import Stopwatch
 from router.metrics import RouterMetrics
@@ -64,6 +65,8 @@ class OpenRequest:
         self._metrics = metrics
         self._pacer = pacer
         self._unread = unread
+        self._has_logprobs = spec.text.send_logprobs or spec.wants_prompt_logprobs
+        self._num_unfinished = spec.n
         self._has_sent = False
         self._next_completion = 0
         self._stay: Stay | None = None
@@ -77,7 +80,7 @@ class OpenRequest:
 
     @property
     def is_finished(self) -> bool:
-        return all(c.finish for c in self.completions)
+        return not self._num_unfinished
 
     @property
     def num_completion_tokens(self) -> int:
@@ -147,20 +150,22 @@ class OpenRequest:
         if output.index == 0 and not completion.token_ids:
             # Later completions share the first one's prompt, and a resumed one finds what it had computed itself.
             self.num_cached_tokens = output.num_cached_tokens
-        self._unread.add(unread_bytes(output))
-        if output.prompt_logprobs:
+        num_tokens = len(output.token_ids)
+        self._unread.add(unread_bytes(output) if self._has_logprobs else num_tokens * TOKEN_BYTES)
+        if not self._prompt_logprobs.is_complete:
             self._prompt_logprobs.accept(output)
-        if output.token_ids and not self._prompt_logprobs.is_complete:
-            raise InternalError("the worker sent tokens before all log probabilities of the prompt")
-        if output.hypotheses:
-            self._accept_hypotheses(output)
+            if num_tokens and not self._prompt_logprobs.is_complete:
+                raise InternalError("the worker sent tokens before all log probabilities of the prompt")
+        if hypotheses := output.hypotheses:
+            self._accept_hypotheses(hypotheses)
         else:
             completion.accept(output, self.spec.max_tokens)
-        if output.token_ids or output.hypotheses:
+        if num_tokens or hypotheses:
             self.timing.tokens_came(now)
         if output.HasField("timings"):
             self.timing.worker_queued(output.timings.queued)
         if completion.finish:
+            self._num_unfinished = 0 if hypotheses else self._num_unfinished - 1
             stay.ended(output.sequence_id, by_worker=bool(output.finish_reason))
             if self.is_finished:
                 self.trace.left()
@@ -172,15 +177,13 @@ class OpenRequest:
         """Wake the handler for news that are not the last."""
         if self.spec.final_only:
             return
-        if self._has_sent:
-            self._pacer.wake_in_turn(self.news)
-        else:
-            self._pacer.wake_now(self.news)
+        wake = self._pacer.wake_in_turn if self._has_sent else self._pacer.wake_now
+        wake(self.news)
 
-    def _accept_hypotheses(self, output: RequestOutput) -> None:
-        if len(output.hypotheses) < self.spec.n:
-            raise InternalError(f"{len(output.hypotheses)} hypotheses for n = {self.spec.n}")
-        for completion, hypothesis in zip(self.completions, output.hypotheses, strict=False):
+    def _accept_hypotheses(self, hypotheses: Sequence[BeamHypothesis]) -> None:
+        if len(hypotheses) < self.spec.n:
+            raise InternalError(f"{len(hypotheses)} hypotheses for n = {self.spec.n}")
+        for completion, hypothesis in zip(self.completions, hypotheses, strict=False):
             completion.accept_hypothesis(hypothesis)
 
     def _refused(self, stay: Stay, output: RequestOutput) -> None:
@@ -248,8 +251,8 @@ class OpenRequest:
         elif self._prompt_logprobs.is_complete or finished:
             update.deltas = self._take_deltas(max_entries)
             if finished and not any(c.has_news for c in self.completions):
-                longest = max(len(c.token_ids) for c in self.completions)
-                update.usage, update.timings = self._usage(), self.timing.completed(longest)
+                update.usage = self._usage()
+                update.timings = self.timing.completed(max(len(c.token_ids) for c in self.completions))
             elif not update.deltas:
                 return None
         else:
@@ -258,20 +261,22 @@ class OpenRequest:
         if not self._has_sent and self.spec.send_prompt:
             update.prompt_token_ids = self.spec.prompt.token_ids
         self._has_sent = True
-        self._pacer.charge(self.news, update.num_entries / ENTRIES_PER_MESSAGE)
+        if self._has_logprobs:
+            self._pacer.charge(self.news, update.count_entries() / ENTRIES_PER_MESSAGE)
         if not self.spec.cumulative:
-            self._unread.taken(self._num_unread_bytes())
+            num_entries = sum(c.num_entries for c in self.completions) if self._has_logprobs else 0
+            self._unread.taken(self._prompt_logprobs.num_bytes + num_entries * ENTRY_BYTES)
         return update
 
     def _take_deltas(self, max_entries: int) -> list[Delta]:
         """From where the last update was cut, if it was."""
-        first, num = self._next_completion, len(self.completions)
+        first = self._next_completion
+        in_turn = self.completions[first:] + self.completions[:first] if first else self.completions
         deltas: list[Delta] = []
-        for index in (*range(first, num), *range(first)):
-            completion = self.completions[index]
+        for completion in in_turn:
             if not completion.has_news:
                 continue
-            self._next_completion = index
+            self._next_completion = completion.index
             if max_entries <= 0:
                 break
             num_entries = completion.num_entries
@@ -284,12 +289,6 @@ class OpenRequest:
             return deltas
         self._pacer.wake_in_turn(self.news)
         return deltas
-
-    def _num_unread_bytes(self) -> int:
-        num_bytes = self._prompt_logprobs.num_bytes if self._prompt_logprobs.num_parts else 0
-        for completion in self.completions:
-            num_bytes += completion.num_entries * ENTRY_BYTES
-        return num_bytes
 
     def _usage(self) -> Usage:
         return Usage(

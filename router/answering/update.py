@@ -1,7 +1,7 @@
 """What goes to a client at a time, and what it takes while it waits for that."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from fissile.v1 import RequestOutput, RequestTimings, TokenLogprobs, Usage
 from router.answering.completion import Delta
@@ -21,20 +21,21 @@ ENTRIES_PER_MESSAGE = 128
 class Update:
     """One message to the client."""
 
-    deltas: list[Delta] = field(default_factory=list)
+    deltas: Sequence[Delta] = ()
+    num_entries: int = 0
+    """Of log probabilities."""
     usage: Usage | None = None
     """Set in the last one."""
     timings: RequestTimings | None = None
     prompt_token_ids: Sequence[int] = ()
     prompt_logprobs: Sequence[TokenLogprobs] = ()
 
-    @property
-    def num_entries(self) -> int:
-        """Of log probabilities."""
-        num_entries = entries_of(self.prompt_logprobs)
+    def count_entries(self) -> int:
+        """Sets `num_entries`, which is none until then, and returns it."""
+        self.num_entries = entries_of(self.prompt_logprobs)
         for delta in self.deltas:
-            num_entries += entries_of(delta.logprobs)
-        return num_entries
+            self.num_entries += entries_of(delta.logprobs)
+        return self.num_entries
 
 
 def entries_of(positions: Sequence[TokenLogprobs]) -> int:

@@ -47,20 +47,24 @@ def last_shown(prompt: Sequence[int], hidden: Set[int]) -> list[int]:
 class ByteDetokenizer:
     """`table[id]` are the bytes of a token; ids beyond it have none. `prompt`: its last tokens with text."""
 
-    __slots__ = ("_decoder", "_table")
+    __slots__ = ("_begun", "_table")
 
     def __init__(self, table: Sequence[bytes], prompt: Sequence[int] = ()) -> None:
         self._table = table
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        # What is left in the decoder is a character that the prompt has begun.
+        self._begun = b""
+        """A character that is not complete, of the prompt at first."""
         self.feed(prompt[-_MAX_CHARACTER_BYTES:])
 
     def feed(self, token_ids: Sequence[int]) -> str:
         table = self._table
-        return self._decoder.decode(b"".join([table[i] for i in token_ids if i < len(table)]))
+        data = b"".join([self._begun, *[table[i] for i in token_ids if i < len(table)]])
+        text, num_bytes = codecs.utf_8_decode(data, "replace", False)
+        self._begun = data[num_bytes:]
+        return text
 
     def flush(self) -> str:
-        return self._decoder.decode(b"", True)
+        begun, self._begun = self._begun, b""
+        return begun.decode(errors="replace")
 
 
 class WindowDetokenizer:
