@@ -1,4 +1,4 @@
-"""A layer for multi-token prediction, computed plainly over the whole sequence: what drafts are held to."""
+"""Layers for multi-token prediction, computed plainly over the whole sequence: what drafts are held to."""
 
 from collections.abc import Callable
 from copy import deepcopy
@@ -31,7 +31,7 @@ class Form:
     number: int
     """That of a layer of its kind."""
     prefix: str
-    """Of names; `{}` is the number behind the last layer's."""
+    """Of names; `{}` is the number behind the last layer's, or of the layer where there are several."""
     parts: dict[str, str]
     """What the checkpoint calls the product and the norms; the other names are the layer's, behind `within`."""
     renamed: dict[str, str] = field(default_factory=dict)
@@ -39,8 +39,7 @@ class Form:
     within: str = ""
     copies: tuple[str, ...] = ()
     """Of the model's embedding and head."""
-    further: tuple[str, ...] = ()
-    """Names of tensors of further such layers, which are not used."""
+    num_layers: int = 1
     has_offset_norms: bool = False
     goes_on_normed: bool = False
     """Further drafts are of the state behind the last norm, not of the one before it."""
@@ -80,7 +79,7 @@ FORMS = {
     "mimo-v2-flash": Form(
         layer=without_experts,
         number=1,
-        prefix="model.mtp.layers.0.",
+        prefix="model.mtp.layers.{}.",
         parts={"product": "eh_proj", "token": "enorm", "hidden": "hnorm", "last": "final_layernorm"},
         renamed={
             "self_attn.sinks": "self_attn.attention_sink_bias",
@@ -89,7 +88,7 @@ FORMS = {
         goes_on_normed=True,
         rope_type=("sliding_attention",),
         window=MIMO["sliding_window"],
-        further=("model.mtp.layers.1.enorm.weight",),
+        num_layers=2,
     ),
     # Experts are not as the model's own are: those of Qwen3-Next are apart, those of Qwen3.5 are not.
     "qwen3-next": QWEN(layer=Qwen3NextDecoderLayer, number=3, are_experts_apart=False),
@@ -109,59 +108,71 @@ class Mtp:
         self._decoder = model.get_decoder()
         self._embedding, self._head = model.get_input_embeddings(), model.get_output_embeddings()
         config = self._decoder.config
-        size = config.hidden_size
+        self._layers = [self._make(config) for _ in range(form.num_layers)]
+        numbers = range(form.num_layers) if form.num_layers > 1 else [config.num_hidden_layers]
+        self.prefixes = [form.prefix.format(number) for number in numbers]
+        self._save()
+        for layer in self._layers:
+            layer.to(model.dtype)
+        self._hidden: dict[tuple[int, ...], Tensor] = {}
+
+    def _make(self, config: Any) -> nn.ModuleDict:
+        form, size = self._form, config.hidden_size
         norm = Qwen3NextRMSNorm if form.has_offset_norms else nn.RMSNorm
-        self._layer = form.layer(config, form.number).eval()
-        self._parts = nn.ModuleDict({name: norm(size, config.rms_norm_eps) for name in ("token", "hidden", "last")})
-        self._parts["product"] = nn.Linear(2 * size, size, bias=False)
+        parts = nn.ModuleDict({"layer": form.layer(config, form.number).eval()})
+        parts.update({name: norm(size, config.rms_norm_eps) for name in ("token", "hidden", "last")})
+        parts["product"] = nn.Linear(2 * size, size, bias=False)
         with torch.no_grad():
-            for parameter in (*self._layer.parameters(), *self._parts.parameters()):
+            for parameter in parts.parameters():
                 parameter.normal_(std=0.15 if parameter.dim() > 1 else 0.3)
                 if parameter.dim() == 1 and not form.has_offset_norms:
                     parameter.add_(1)
-        self.prefix = form.prefix.format(config.num_hidden_layers)
-        self._save()
-        for module in (self._layer, self._parts):
-            module.to(model.dtype)
-        self._hidden: dict[tuple[int, ...], Tensor] = {}
+        return parts
 
     def _save(self) -> None:
         form, file = self._form, self.saved.path / "model.safetensors"
         stored = load_file(file)
-        tensors = self._layer.state_dict()
-        if form.are_experts_apart:
-            tensors = _apart(tensors)
-        tensors = {form.within + form.renamed.get(name, name): value for name, value in tensors.items()}
-        tensors |= {f"{form.parts[name]}.weight": part.weight for name, part in self._parts.items()}
-        for name, own in zip(form.copies, ("model.embed_tokens", "lm_head"), strict=False):
-            tensors[f"{name}.weight"] = stored[f"{own}.weight"]
-        stored |= {name: torch.zeros(1) for name in form.further}
-        save_file(stored | {self.prefix + name: value.detach().clone() for name, value in tensors.items()}, file)
+        found = dict(stored)
+        for prefix, parts in zip(self.prefixes, self._layers, strict=True):
+            tensors = parts["layer"].state_dict()
+            if form.are_experts_apart:
+                tensors = _apart(tensors)
+            tensors = {form.within + form.renamed.get(name, name): value for name, value in tensors.items()}
+            tensors |= {f"{stored_as}.weight": parts[name].weight for name, stored_as in form.parts.items()}
+            for name, own in zip(form.copies, ("model.embed_tokens", "lm_head"), strict=False):
+                tensors[f"{name}.weight"] = stored[f"{own}.weight"]
+            found |= {prefix + name: value.detach().clone() for name, value in tensors.items()}
+        save_file(found, file)
 
     @torch.no_grad()
     def drafts(self, text: list[int], length: int, num: int) -> list[int]:
-        """Greedy ones behind the first `length` tokens."""
+        """Greedy ones behind the first `length` tokens: each by the next of the layers, which sees the state so many
+        tokens before each token as it is the number of; further ones by the last, which goes on from its own."""
         with self.saved.precision:
             if tuple(text) not in self._hidden:
-                found = self._decoder(torch.tensor([text]), use_cache=False).last_hidden_state[0]
-                self._hidden[tuple(text)] = torch.cat((torch.zeros_like(found[:1]), found))
-            previous, drafts = self._hidden[tuple(text)][:length], []
-            for _ in range(num):
-                before = self._pass(torch.tensor([[*text[:length], *drafts]]), previous)[-1:]
-                normed = self._parts["last"](before)
+                self._hidden[tuple(text)] = self._decoder(torch.tensor([text]), use_cache=False).last_hidden_state[0]
+            known = self._hidden[tuple(text)][: length - 1]
+            drafts: list[int] = []
+            own = known[:0]
+            for number in range(num):
+                turn = min(number, len(self._layers) - 1)
+                previous = torch.cat((known.new_zeros(turn + 1, known.shape[1]), known, own))
+                before = self._pass(self._layers[turn], torch.tensor([[*text[:length], *drafts]]), previous)[-1:]
+                normed = self._layers[turn]["last"](before)
                 drafts.append(int(self._head(normed[0]).argmax()))
-                previous = torch.cat((previous, normed if self._form.goes_on_normed else before))
+                if turn == len(self._layers) - 1:
+                    own = torch.cat((own, normed if self._form.goes_on_normed else before))
         return drafts
 
-    def _pass(self, ids: Tensor, previous: Tensor) -> Tensor:
-        both = (self._parts["token"](self._embedding(ids)[0]), self._parts["hidden"](previous))
-        x = self._parts["product"](torch.cat(both, -1))[None]
+    def _pass(self, parts: nn.ModuleDict, ids: Tensor, previous: Tensor) -> Tensor:
+        both = (parts["token"](self._embedding(ids)[0]), parts["hidden"](previous))
+        x = parts["product"](torch.cat(both, -1))[None]
         positions = torch.arange(ids.shape[1])[None]
         distance = positions.T - positions
         is_hidden = (distance < 0) | (distance >= (self._form.window or len(distance)))
         mask = torch.zeros(distance.shape, dtype=x.dtype).masked_fill(is_hidden, -torch.inf)[None, None]
         angles = self._decoder.rotary_emb(x, positions, *self._form.rope_type)
-        out = self._layer(x, attention_mask=mask, position_ids=positions, position_embeddings=angles)
+        out = parts["layer"](x, attention_mask=mask, position_ids=positions, position_embeddings=angles)
         return (out[0] if isinstance(out, tuple) else out)[0]
 
 

@@ -1,4 +1,4 @@
-"""Drafts of a model's own layer for multi-token prediction are those of a plain computation over the whole sequence."""
+"""Drafts of layers for multi-token prediction are those of a plain computation over the whole sequence."""
 
 import random
 from pathlib import Path
@@ -135,13 +135,21 @@ def test_two_ranks_propose_the_same(mtp: Mtp, built: Built) -> None:
     assert_two_ranks_propose_alike(built, (3, 11, 40, 77), mtp.saved.path)
 
 
+@pytest.mark.parametrize("mtp", ["mimo-v2-flash"], indirect=True)
+def test_layers_whose_turn_never_comes_are_left_out(mtp: Mtp, built: Built) -> None:
+    one, all_of_them = build(mtp.saved.path, num_speculative_tokens=1), built
+    heads = [runner._parts.drafting.draft.model for runner, _ in (one, all_of_them)]
+    assert [len(head.layers) for head in heads] == [1, 2]
+    assert one[1].memory.kv_cache < all_of_them[1].memory.kv_cache
+
+
 @pytest.mark.parametrize("mtp", ["deepseek-v3", "qwen3-next"], indirect=True)
 def test_what_has_no_such_layer_is_refused(mtp: Mtp, tmp_path: Path) -> None:
     (tmp_path / "config.json").symlink_to(mtp.saved.path / "config.json")
     tensors = load_file(mtp.saved.path / "model.safetensors")
-    own = {key: value for key, value in tensors.items() if not key.startswith(mtp.prefix)}
+    own = {key: value for key, value in tensors.items() if not key.startswith(mtp.prefixes[0])}
     save_file(own, tmp_path / "model.safetensors")
-    with pytest.raises(WeightsError, match=rf"\d+ missing: {mtp.prefix}(eh_proj|fc)\.weight, "):
+    with pytest.raises(WeightsError, match=rf"\d+ missing: {mtp.prefixes[0]}(eh_proj|fc)\.weight, "):
         build(tmp_path)
     with pytest.raises(ModelConfigError, match="LlamaForCausalLM has no layer for multi-token prediction"):
         build(Path("smollm2"))

@@ -13,14 +13,14 @@ logger = logging.getLogger(__name__)
 class ModelPart:
     """Implements `Checkpoint`."""
 
-    def __init__(self, stored: Checkpoint, config: ModelConfig, first: str = "") -> None:
-        """`first`: only what begins so, as in the model. Raises WeightsError."""
+    def __init__(self, stored: Checkpoint, config: ModelConfig, beginnings: tuple[str, ...] = ("",)) -> None:
+        """`beginnings`: only what begins in one of these ways, as in the model. Raises WeightsError."""
         self._stored = stored
         self._names: dict[str, str] = {}
         """Name in the model → name in the checkpoint."""
         for name in stored.names():
             ours = renamed(name, config.weight_prefixes)
-            if not ours.startswith(first) or ours.startswith(config.skipped_weights):
+            if not ours.startswith(beginnings) or ours.startswith(config.skipped_weights):
                 continue
             if ours in self._names:
                 raise WeightsError(f"tensors {self._names[ours]} and {name} are both {ours} of the model")

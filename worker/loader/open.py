@@ -32,7 +32,10 @@ def as_stored(config: ModelConfig, checkpoint: Checkpoint) -> ModelConfig:
     return replace(config, tie_word_embeddings=False, remarks=(*config.remarks, remark))
 
 
-def with_experts_as_stored(config: ModelConfig, checkpoint: Checkpoint, first: str = "") -> ModelConfig:
-    """`first`: see `ModelPart`; a layer for multi-token prediction may have experts in another form than the model."""
-    names = ModelPart(checkpoint, config, first).names()
+def with_experts_as_stored(
+    config: ModelConfig, checkpoint: Checkpoint, beginnings: tuple[str, ...] = ("",)
+) -> ModelConfig:
+    """`beginnings`: see `ModelPart`; layers for multi-token prediction may have experts in another form than the
+    model."""
+    names = ModelPart(checkpoint, config, beginnings).names()
     return replace(config, has_stacked_experts=any(name.endswith(STACKED_EXPERTS) for name in names))

@@ -6,6 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from worker.attention.context import current_context
 from worker.layers.blocks import DecoderLayer, GatedMLP, SelfAttention
 from worker.layers.embedding import OutputHead, TokenEmbedding
 from worker.layers.kept_states import KeptStates
@@ -37,14 +38,14 @@ class Eagle3Layer(DecoderLayer):
         self.hidden_norm = RMSNorm(setup, config.hidden_size, config.rms_norm_eps, takes_parts=False)
         self._has_normed_residual = config.has_normed_residual
 
-    def of_states(self, parts: Tensor, previous: Tensor) -> tuple[Tensor, Tensor]:
+    def of_states(self, parts: Tensor, previous: Tensor, wanted: Tensor | None) -> tuple[Tensor, Tensor]:
         """Of embeddings, this rank's part of their sum, and states, which stay as they are, [T, hidden] each: as
         `forward`."""
         token = self.input_layernorm.add_norm(parts, torch.zeros_like(parts))[0]
         state = self.hidden_norm(previous)
         residual = (state if self._has_normed_residual else previous).clone()
         qkv = self.self_attn.qkv_proj(torch.cat((token, state), -1))
-        x, residual = self.self_attn.mix(qkv, residual, None)
+        x, residual = self.self_attn.mix(qkv, residual, wanted)
         return self.mlp(self.post_attention_layernorm, x, residual)
 
 
@@ -76,13 +77,14 @@ class Eagle3Head(StateHead):
         self._tp, self._part = setup.tp, slice(start, start + length)
         self._kept = kept.states
         self.needs_hidden = kept.has_last
-        self.previous = torch.zeros(len(kept.states), hidden_size, dtype=setup.dtype, device=setup.device)
+        self.previous = torch.zeros(1, len(kept.states), hidden_size, dtype=setup.dtype, device=setup.device)
         self.token_ids: Tensor | None = None
         """int64 [draft vocabulary]: which token of the model each is; None: they are the same."""
 
     def forward(self, input_ids: Tensor) -> Tensor:
-        """int64 [T] → [T, hidden], not normed; complete on every rank."""
-        x, residual = self.midlayer.of_states(self._shared[0](input_ids), self.previous[: len(input_ids)])
+        """int64 [T] → [T, hidden], or [W, hidden] of the tokens that are wanted, not normed; complete on every rank."""
+        previous, wanted = self.previous[0, : len(input_ids)], current_context().wanted
+        x, residual = self.midlayer.of_states(self._shared[0](input_ids), previous, wanted)
         return self.norm.add_norm(x, residual)[1]
 
     def states(self, hidden: Tensor, num_tokens: int) -> Tensor:

@@ -1,13 +1,14 @@
 """Multi-token prediction: a layer behind a model's own that guesses one token further (DeepSeek-V3, arXiv 2412.19437,
-section 2.2)."""
+section 2.2), or some of them, each of which guesses a token further than the one before."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from worker.attention.context import current_context
 from worker.layers.blocks import DecoderLayer
 from worker.layers.embedding import OutputHead, TokenEmbedding
 from worker.layers.linear import RowLinear, shard_of
@@ -45,11 +46,21 @@ class StoredMtp:
     """How a checkpoint has it."""
 
     prefix: str
-    """Beginning of the names of its tensors. Those of further such layers have others: they are not used."""
+    """Beginning of the names of its tensors; where there may be several such layers, `{}` stands for the number."""
     names: tuple[tuple[str, str], ...] = ()
     """Beginnings of names in `MtpLayer`, and what stands behind the prefix for each; the first that fits counts."""
     copies: tuple[str, ...] = ()
     """Beginnings of names, behind the prefix, of the model's embedding and head."""
+
+    def prefixes(self, num_layers: int) -> tuple[str, ...]:
+        return tuple(self.prefix.format(number) for number in range(num_layers))
+
+    def num_stored(self, names: Collection[str]) -> int:
+        """Layers of which there are tensors."""
+        num = 0
+        while "{}" in self.prefix and any(name.startswith(self.prefix.format(num)) for name in names):
+            num += 1
+        return max(num, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +95,7 @@ def as_qwen_has_it(_num_layers: int) -> StoredMtp:
 
 def as_mimo_has_it(_num_layers: int) -> StoredMtp:
     return StoredMtp(
-        prefix="model.mtp.layers.0.",
+        prefix="model.mtp.layers.{}.",
         names=(
             ("shared_head.norm.", "final_layernorm."),
             ("post_attention_layernorm.", "pre_mlp_layernorm."),
@@ -100,38 +111,55 @@ class MtpHead(StateHead):
     needs_hidden = True
 
     def __init__(
-        self, setup: LayerSetup, layer: MtpLayer, stored: StoredMtp, embedding: TokenEmbedding, head: OutputHead,
-        vocab_size: int, hidden_size: int, max_tokens: int, *, passes_on_normed: bool,
+        self, setup: LayerSetup, layers: Sequence[MtpLayer], stored: StoredMtp, embedding: TokenEmbedding,
+        head: OutputHead, vocab_size: int, hidden_size: int, max_tokens: int, *, passes_on_normed: bool,
     ) -> None:  # fmt: skip
         """`max_tokens`: of a step. `passes_on_normed`: see `MtpKind`."""
         super().__init__()
         self.vocab_size = vocab_size
-        self.layer, self._stored = layer, stored
+        self.layers, self._stored = nn.ModuleList(layers), stored
         self._passes_on_normed = passes_on_normed
         self._shared = embedding, head
         """In a tuple, or they would be filled and packed as layers of this module."""
         start, length = shard_of(2 * hidden_size, setup.tp, "input")
         self._part = slice(start, start + length)
-        self.previous = torch.zeros(max_tokens, hidden_size, dtype=setup.dtype, device=setup.device)
+        self.previous = torch.zeros(len(layers), max_tokens, hidden_size, dtype=setup.dtype, device=setup.device)
+        self._any_token = torch.zeros(1, dtype=torch.int64, device=setup.device)
 
     def weight_targets(self) -> dict[str, WeightTarget]:
-        stored, targets = self._stored, weight_targets(self.layer)
-        return {stored.prefix + renamed(name, stored.names): target for name, target in targets.items()}
+        prefixes, names = self._stored.prefixes(len(self.layers)), self._stored.names
+        return {
+            prefix + renamed(name, names): target
+            for prefix, layer in zip(prefixes, self.layers, strict=True)
+            for name, target in weight_targets(layer).items()
+        }
 
     def forward(self, input_ids: Tensor) -> Tensor:
-        """int64 [T] → [T, hidden], complete on every rank."""
-        layer, previous = self.layer, self.previous[: len(input_ids)]
+        """int64 [T] → [T, hidden], or [W, hidden] of the tokens that are wanted; complete on every rank."""
+        for later in range(self.turn + 1, len(self.layers)):
+            self._run(later, input_ids, self._any_token)  # for its keys and values
+        normed, hidden = self._run(self.turn, input_ids, current_context().wanted)
+        return normed if self._passes_on_normed else hidden
+
+    def _layer(self, number: int) -> MtpLayer:
+        layer = self.layers[number]
+        assert isinstance(layer, MtpLayer)
+        return layer
+
+    def _run(self, number: int, input_ids: Tensor, wanted: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Of a layer: its last hidden state, normed for the head and not."""
+        layer, previous = self._layer(number), self.previous[number, : len(input_ids)]
         parts = self._shared[0](input_ids)
         token = layer.enorm.add_norm(parts, torch.zeros_like(parts))[0]
         both = torch.cat((token, layer.hnorm(previous)), -1)
-        x, residual = layer(layer.eh_proj(both[:, self._part].contiguous()), torch.zeros_like(parts))
-        normed, hidden = layer.shared_head.norm.add_norm(x, residual)
-        return normed if self._passes_on_normed else hidden
+        x, residual = layer(layer.eh_proj(both[:, self._part].contiguous()), torch.zeros_like(parts), wanted)
+        return layer.shared_head.norm.add_norm(x, residual)
 
     def states(self, hidden: Tensor, num_tokens: int) -> Tensor:
         """The model's last ones, normed."""
         return hidden[:num_tokens]
 
     def logits(self, hidden: Tensor) -> Tensor | None:
-        normed = hidden if self._passes_on_normed else self.layer.shared_head.norm(hidden)
+        """By the norm of the layer whose turn it is."""
+        normed = hidden if self._passes_on_normed else self._layer(self.turn).shared_head.norm(hidden)
         return self._shared[1](normed)

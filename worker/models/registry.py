@@ -60,16 +60,17 @@ MTP_KINDS: dict[str, MtpKind] = {
     "Qwen3_5MoeForConditionalGeneration": OF_QWEN,
     "Qwen3NextForCausalLM": OF_QWEN,
 }
-"""Of architectures whose checkpoints may have a layer for multi-token prediction."""
+"""Of architectures whose checkpoints may have layers for multi-token prediction."""
 
 
-def create_mtp(config: ModelConfig, setup: LayerSetup, model: CausalLM, max_tokens: int) -> MtpHead:
+def create_mtp(config: ModelConfig, setup: LayerSetup, model: CausalLM, num_layers: int, max_tokens: int) -> MtpHead:
     """That of `model`, with uninitialised weights; see `MtpHead`. The architecture is one of `MTP_KINDS`."""
     assert isinstance(model, DeepseekForCausalLM | DecoderForCausalLM)
     kind = MTP_KINDS[config.architecture]
+    layers = [kind.make(config, setup) for _ in range(num_layers)]
     return MtpHead(
-        setup, kind.make(config, setup), kind.stored(config.num_layers), model.model.embed_tokens, model.lm_head,
-        config.vocab_size, config.hidden_size, max_tokens, passes_on_normed=kind.passes_on_normed,
+        setup, layers, kind.stored(config.num_layers), model.model.embed_tokens, model.lm_head, config.vocab_size,
+        config.hidden_size, max_tokens, passes_on_normed=kind.passes_on_normed,
     )  # fmt: skip
 
 

@@ -16,14 +16,18 @@ DUMMY_STD = 0.02
 
 
 def load_weights(
-    model: CausalLM, checkpoint: Checkpoint, config: ModelConfig, device: torch.device, first: str = ""
+    model: CausalLM,
+    checkpoint: Checkpoint,
+    config: ModelConfig,
+    device: torch.device,
+    beginnings: tuple[str, ...] = ("",),
 ) -> None:
-    """`device` is the model's. `first`: the names of its tensors begin so, those of another model do not. Raises
-    WeightsError."""
+    """`device` is the model's. `beginnings`: the names of its tensors have one of these, those of another model do not.
+    Raises WeightsError."""
     if device.type != "cpu":
         checkpoint = _staged(checkpoint, device)
-    part = ModelPart(checkpoint, config, first)
-    if not first:
+    part = ModelPart(checkpoint, config, beginnings)
+    if "" in beginnings:
         part.log_unused()
     fill(model.weight_targets(), part, tied=config.tie_word_embeddings)
     if device.type != "cpu":

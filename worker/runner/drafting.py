@@ -22,7 +22,7 @@ from worker.core.cache.pools import PoolKind, PoolPlan, PoolSpec
 from worker.core.tokens import token_array
 from worker.kernels.interface import REMEMBER
 from worker.kernels.select import Kernels
-from worker.kernels.step import Round
+from worker.kernels.step import Round, StagedRows
 from worker.kernels.transfer import to_device
 from worker.models.base import CausalLM
 from worker.parallel.group import Group
@@ -99,20 +99,23 @@ class Drafting:
         for number in range(num_passes):
             rows = [row for row, num in counts if num > number]
             if not rows:
-                self._forward.run(*self._preparer.spare_row(of_pass))
+                step, spare = self._preparer.spare_row(of_pass)
+                self._begin_pass(number, spare.slots, None)
+                self._forward.run(step, spare)
                 continue
+            slots = [batch.slots[row] for row in rows]
             longest = max(batch.num_computed_tokens[row] for row in rows) + 1 + number
-            outputs = self._propose_next([batch.slots[row] for row in rows], longest, outputs, of_pass)
+            step, staged = self._preparer.stage_uniform(slots, longest, of_pass)
+            self._begin_pass(number, staged.slots[: len(slots)], outputs)
+            outputs = self._forward.run(step, staged)
+            self._draw(outputs, slots, staged, longest)
 
-    def _propose_next(self, slots: list[int], longest: int, before: Outputs | None, together: Round | None) -> Outputs:
-        """A token more of each of these slots, of whose contexts none is longer. `before`: of the pass before."""
-        step, rows = self._preparer.stage_uniform(slots, longest, together)
-        self._begin_pass(rows.slots[: len(slots)], before)
-        outputs = self._forward.run(step, rows)
+    def _draw(self, outputs: Outputs, slots: list[int], rows: StagedRows, longest: int) -> None:
+        """A token more of each of these slots, the first of a pass's rows, of whose contexts none is longer."""
         rules = self._slots.rules.of(slots)
         if outputs.greedy is not None and rules.is_greedy:
             outputs.greedy.choose()
-            return outputs
+            return
         logits = outputs.logits if outputs.has_logits else self.draft.model.logits(outputs.hidden[: len(slots)])
         positions = self._preparer.buffers.context_lens[: len(slots)].long()
         history = History(self._slots.tables.tokens, rows.slots[: len(slots)], positions, longest)
@@ -122,10 +125,10 @@ class Drafting:
             asked = SamplingRows(replace(rules, logprobs=None), history, self._slots.parameters, self._slots.allowed)
             token_ids = self._sampler.token_ids(logits[: len(slots)], asked)
         self._remember(self._slots.tables, history.slots, positions, self._tp.broadcast(token_ids))
-        return outputs
 
-    def _begin_pass(self, slots: Tensor, before: Outputs | None) -> None:
-        """A pass over the newest token of each of these slots is next."""
+    def _begin_pass(self, number: int, slots: Tensor, before: Outputs | None) -> None:
+        """A pass over the newest token of each of these slots is next, the first being number 0. `before`: of the pass
+        before it, whose first rows were the same."""
 
     def follow(self, inputs: StepInputs) -> None:
         """Take in the tokens of a step, drafts included, before the model does."""

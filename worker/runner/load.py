@@ -122,7 +122,8 @@ def load_draft(
 def load_mtp(
     opened: OpenedModel, config: RunnerConfig, setup: LayerSetup, model: CausalLM, max_model_len: int, watch: Stopwatch
 ) -> tuple[Draft, int]:
-    """The layer for multi-token prediction of `model`, and the bytes of its weights. Raises ModelError."""
+    """The layers for multi-token prediction of `model`, no more than there can be drafts, and the bytes of their
+    weights. Raises ModelError."""
     model_config = opened.config
     if not isinstance(model_config, ModelConfig) or model_config.architecture not in MTP_KINDS:
         raise ModelConfigError(
@@ -130,16 +131,18 @@ def load_mtp(
             f"({', '.join(MTP_KINDS)})"
         )
     stored = MTP_KINDS[model_config.architecture].stored(model_config.num_layers)
-    copies = tuple(stored.prefix + name for name in stored.copies)
+    num_stored = 1 if opened.checkpoint is None else stored.num_stored(list(opened.checkpoint.names()))
+    prefixes = stored.prefixes(min(num_stored, config.num_speculative_tokens))
+    copies = tuple(prefix + name for prefix in prefixes for name in stored.copies)
     model_config = replace(model_config, max_model_len=max_model_len, skipped_weights=copies)
     if opened.checkpoint is not None:
-        model_config = with_experts_as_stored(model_config, opened.checkpoint, stored.prefix)
-    head = create_mtp(model_config, setup, model, config.max_num_batched_tokens)
-    fill(head, opened.checkpoint, model_config, config.seed, setup, stored.prefix)
+        model_config = with_experts_as_stored(model_config, opened.checkpoint, prefixes)
+    head = create_mtp(model_config, setup, model, len(prefixes), config.max_num_batched_tokens)
+    fill(head, opened.checkpoint, model_config, config.seed, setup, prefixes)
     num_bytes = pack_weights(head)
-    watch.lap("layer for drafts")
+    watch.lap("layers for drafts")
     if setup.tp.rank == 0:
-        logger.info("drafts by %s*, weights %.2f GiB", stored.prefix, num_bytes / GIB)
+        logger.info("drafts by %s, weights %.2f GiB", ", ".join(f"{name}*" for name in prefixes), num_bytes / GIB)
     builders = make_builders(head.cache_layers(), setup.kernels, config.block_size)
     return Draft(head, builders, has_spread_experts=setup.dp.size > 1 and _has_experts(head)), num_bytes
 
@@ -150,13 +153,14 @@ def fill(
     model_config: ModelConfig,
     seed: int,
     setup: LayerSetup,
-    first: str = "",
+    beginnings: tuple[str, ...] = ("",),
 ) -> None:
-    """With a checkpoint's weights, or, without one, with noise. `first`: see `load_weights`. Raises WeightsError."""
+    """With a checkpoint's weights, or, without one, with noise. `beginnings`: see `load_weights`. Raises
+    WeightsError."""
     if checkpoint is None:
         fill_with_noise(model, seed)
     else:
-        load_weights(model, checkpoint, model_config, setup.device, first)
+        load_weights(model, checkpoint, model_config, setup.device, beginnings)
 
 
 def warn_of_context(name: str, draft: CommonConfig, max_model_len: int) -> None:
