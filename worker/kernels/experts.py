@@ -49,6 +49,7 @@ class RouteKernel(Protocol):
         """(logits float32 [T, E], the RMS norm of residual + x, residual + x), all new: the logits are the norm's
         product with `router` [E, H], which has a dtype of its own, + `bias` [E] of the same. None where the kernel
         cannot do that in one pass, which may depend on the number of tokens."""
+        return None
 
 
 # --- experts

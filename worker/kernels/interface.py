@@ -76,7 +76,7 @@ class LinearSpec:
 
 
 class LinearKernel(Protocol):
-    copies: bool
+    copies: bool = False
     """Whether what it packs is memory of its own, and not the weight's."""
 
     def pack(self, weight: Weight) -> PackedWeight:
@@ -89,10 +89,12 @@ class LinearKernel(Protocol):
         self, x: Tensor, residual: Tensor, norm_weight: Tensor, eps: float, packed: PackedWeight, *, is_gated: bool
     ) -> tuple[Tensor, Tensor] | None:
         """(product, or gated product, of the RMS norm of residual + x; residual + x), both new; None as in `gated`."""
+        return None
 
     def gated(self, x: Tensor, packed: PackedWeight) -> Tensor | None:
         """silu(gate) × up, [T, out / 2], where the product's first half is the gate and the other one up; None where
         the kernel cannot do that in one pass, which may depend on the number of tokens."""
+        return None
 
 
 class TableKernel(LinearKernel, Protocol):

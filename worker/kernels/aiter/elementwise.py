@@ -8,12 +8,13 @@ from torch import Tensor
 
 from worker.kernels.aiter.package import Need, required
 from worker.kernels.aiter.reduce import PeerReduce
+from worker.kernels.interface import GatedActivationKernel, RmsNormKernel
 from worker.parallel.group import Group
 
 TRITON_RMS_NORM = "aiter.ops.triton.rmsnorm"
 
 
-class NativeRmsNorm:
+class NativeRmsNorm(RmsNormKernel):
     """HIP and CK. The sum over ranks goes through AITER's own all-reduce where that can do it."""
 
     NEEDS: ClassVar[tuple[Need, ...]] = (("aiter", "rms_norm"), ("aiter", "fused_add_rms_norm_cu"))
@@ -33,7 +34,7 @@ class NativeRmsNorm:
         return x, residual
 
 
-class TritonRmsNorm:
+class TritonRmsNorm(RmsNormKernel):
     NEEDS: ClassVar[tuple[Need, ...]] = ((TRITON_RMS_NORM, "rms_norm"), (TRITON_RMS_NORM, "rmsnorm2d_fwd_with_add"))
 
     def __init__(self) -> None:
@@ -55,7 +56,7 @@ def norm_rows(norm: Callable[..., Any], x: Tensor, weight: Tensor, eps: float) -
     return rows.view(x.shape)
 
 
-class NativeSiluAndMul:
+class NativeSiluAndMul(GatedActivationKernel):
     NEEDS: ClassVar[tuple[Need, ...]] = (("aiter", "silu_and_mul"),)
 
     def __init__(self) -> None:

@@ -4,12 +4,12 @@ import torch
 from torch import Tensor
 
 from worker.kernels.native.library import Choose, engine, obstacle, pointer
-from worker.kernels.sampling import Draws
+from worker.kernels.sampling import ChooseKernel, Draws
 from worker.kernels.torch.sample import choose
 
 
-class NativeChoose:
-    """See `ChooseKernel`. Of logits in float32; others are torch's."""
+class NativeChoose(ChooseKernel):
+    """Of logits in float32; others are torch's."""
 
     def __init__(self) -> None:
         self._engine = engine()

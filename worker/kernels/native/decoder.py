@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from worker.kernels.decoder import DecoderLayerWeights, DecoderSpec
+from worker.kernels.decoder import DecoderKernel, DecoderLayerWeights, DecoderSpec
 from worker.kernels.gqa import GqaCache
 from worker.kernels.native.gqa import StepMetadata, attention_model, point_at_attention, supports_gqa
 from worker.kernels.native.library import Layer, Model, engine, pointer
@@ -23,9 +23,7 @@ class BoundDecoder:
     """What the model points into."""
 
 
-class NativeDecoder:
-    """See `DecoderKernel`."""
-
+class NativeDecoder(DecoderKernel):
     def __init__(self, spec: DecoderSpec) -> None:
         self._spec = spec
         self._engine = engine()

@@ -5,10 +5,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from worker.kernels.interface import LinearSpec
+from worker.kernels.interface import LinearSpec, TableKernel
 from worker.kernels.native.library import Matrix, engine, obstacle, pointer
 from worker.kernels.native.memory import arena
-from worker.kernels.torch.linear import UnfusedLinear
 from worker.kernels.weights import Blocks, Dense, Weight
 
 ROW_BLOCK = 32
@@ -23,9 +22,7 @@ class PackedMatrix:
     bias: Tensor | None
 
 
-class NativeLinear(UnfusedLinear):
-    """See `LinearKernel` and `TableKernel`."""
-
+class NativeLinear(TableKernel):
     copies = True
 
     def __init__(self, spec: LinearSpec) -> None:

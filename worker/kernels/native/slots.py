@@ -5,13 +5,12 @@ from ctypes import byref
 import torch
 from torch import Tensor
 
+from worker.kernels.interface import PrepareKernel, RememberKernel
 from worker.kernels.native.library import Buffers, Slots, Staged, functions, obstacle, pointer
 from worker.kernels.step import SlotTables, StagedRows, Step, StepBuffers
 
 
-class NativePrepare:
-    """See `PrepareKernel`."""
-
+class NativePrepare(PrepareKernel):
     def __init__(self) -> None:
         self._functions = functions()
         self._slots: tuple[SlotTables, Slots] | None = None
@@ -29,9 +28,7 @@ class NativePrepare:
         self._functions.fissile_prepare(byref(staged), byref(self._slots[1]), byref(self._buffers[1]))
 
 
-class NativeRemember:
-    """See `RememberKernel`."""
-
+class NativeRemember(RememberKernel):
     def __init__(self) -> None:
         self._functions = functions()
         self._slots: tuple[SlotTables, Slots] | None = None

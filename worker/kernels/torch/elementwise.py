@@ -4,10 +4,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from worker.kernels.interface import RmsNormKernel
 from worker.parallel.group import Group
 
 
-class RmsNorm:
+class RmsNorm(RmsNormKernel):
     def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return rms_norm(x, weight, eps)
 

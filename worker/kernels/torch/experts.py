@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from worker.kernels.experts import ExpertsSpec, ExpertWeights
+from worker.kernels.experts import ExpertsKernel, ExpertsSpec, ExpertWeights
 from worker.kernels.interface import LinearKernel, LinearSpec, PackedWeight
 from worker.kernels.torch.elementwise import gelu_and_mul, silu_and_mul
 from worker.kernels.torch.linear import OneDnnLinear, PlainLinear, supports_onednn
@@ -27,8 +27,8 @@ def gated(x: Tensor, spec: ExpertsSpec) -> Tensor:
     return (up + 1).mul_(gate).mul_(torch.sigmoid(gate * clamped.alpha))
 
 
-class HostExperts:
-    """See `ExpertsKernel`. Reads on the host who chose what."""
+class HostExperts(ExpertsKernel):
+    """Reads on the host who chose what."""
 
     def __init__(self, spec: ExpertsSpec, linear: LinearKernel) -> None:
         self._spec, self._linear = spec, linear
@@ -53,8 +53,8 @@ class HostExperts:
         return weighted_sum(parts.view(*ids.shape, -1), weights, out)
 
 
-class GroupedExperts:
-    """See `ExpertsKernel`, on a GPU: tokens sorted by expert, and one product for each run of them."""
+class GroupedExperts(ExpertsKernel):
+    """On a GPU: tokens sorted by expert, and one product for each run of them."""
 
     def __init__(self, spec: ExpertsSpec) -> None:
         self._spec = spec
@@ -81,7 +81,7 @@ class GroupedExperts:
 
 
 class DenseExperts(GroupedExperts):
-    """See `ExpertsKernel`, on a GPU, of a dtype that torch has no grouped product for: every expert computes every
+    """On a GPU, of a dtype that torch has no grouped product for: every expert computes every
     token, and what was not chosen counts nothing."""
 
     def __call__(

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from worker.kernels.interface import LinearSpec, PackedWeight
+from worker.kernels.interface import LinearKernel, LinearSpec
 from worker.kernels.weights import Dense, Weight
 
 logger = logging.getLogger(__name__)
@@ -28,22 +28,8 @@ class PackedLinear(NamedTuple):
     bias: Tensor | None
 
 
-class UnfusedLinear:
-    """The product is all that such a kernel does in one pass."""
-
-    def gated(self, x: Tensor, packed: PackedWeight) -> Tensor | None:
-        return None
-
-    def of_norm(
-        self, x: Tensor, residual: Tensor, norm_weight: Tensor, eps: float, packed: PackedWeight, *, is_gated: bool
-    ) -> tuple[Tensor, Tensor] | None:
-        return None
-
-
-class PlainLinear(UnfusedLinear):
+class PlainLinear(LinearKernel):
     """`F.linear`, on every device."""
-
-    copies = False
 
     def pack(self, weight: Weight) -> PackedLinear:
         assert isinstance(weight, Dense)
@@ -57,7 +43,7 @@ class PlainLinear(UnfusedLinear):
         return torch.addmm(packed.bias, x, packed.weight.T, out=out)
 
 
-class OneDnnLinear(UnfusedLinear):
+class OneDnnLinear(LinearKernel):
     """Packed oneDNN product, on a CPU."""
 
     copies = True

@@ -5,8 +5,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from worker.kernels.interface import MoveKernel
 
-class Move:
+
+class Move(MoveKernel):
     def zero(self, tensor: Tensor, entries: Tensor) -> None:
         tensor.index_fill_(0, entries, 0)
 

@@ -3,14 +3,14 @@
 import torch
 from torch import Tensor
 
-from worker.kernels.experts import RouteSpec
+from worker.kernels.experts import RouteKernel, RouteSpec
 
 LEAST_SUM = 1e-20
 """Added to the sum of the chosen scores, as the families' own code does: sigmoids may all be 0."""
 
 
-class TorchRoute:
-    """See `RouteKernel`. Of equal scores `torch.topk` chooses."""
+class TorchRoute(RouteKernel):
+    """Of equal scores `torch.topk` chooses."""
 
     def __init__(self, spec: RouteSpec) -> None:
         self._spec = spec
@@ -32,8 +32,3 @@ class TorchRoute:
         best = groups.topk(2, -1).values.sum(-1).topk(self._spec.num_top_groups, -1).indices
         is_out = torch.ones(groups.shape[:-1], dtype=torch.bool, device=choice.device).scatter_(-1, best, False)
         return groups.masked_fill(is_out[..., None], -torch.inf).flatten(-2)
-
-    def of_norm(
-        self, x: Tensor, residual: Tensor, norm_weight: Tensor, eps: float, router: Tensor, bias: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor] | None:
-        return None

@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from worker.kernels.interface import Activation
+from worker.kernels.interface import Activation, GatedActivationKernel, RmsNormKernel
 from worker.kernels.triton.machine import Machine
 from worker.kernels.triton.overlap import launch_options, let_next_begin, wait_for_kernel_before
 from worker.kernels.triton.sum_norm import sum_and_norm
@@ -63,9 +63,7 @@ def _embedding_kernel(ids, table, out, first, num_rows, N, BLOCK: tl.constexpr):
     tl.store(out + token * N + column, values, mask=column < N)
 
 
-class TritonRmsNorm:
-    """See `RmsNormKernel`."""
-
+class TritonRmsNorm(RmsNormKernel):
     def __init__(self, size: int, machine: Machine) -> None:
         self._machine = machine
         self._size, self._block = size, triton.next_power_of_2(size)
@@ -97,9 +95,7 @@ class TritonRmsNorm:
         )  # fmt: skip
 
 
-class TritonGatedActivation:
-    """See `GatedActivationKernel`."""
-
+class TritonGatedActivation(GatedActivationKernel):
     def __init__(self, kind: Activation, machine: Machine) -> None:
         self._is_silu, self._machine = kind == "silu", machine
 

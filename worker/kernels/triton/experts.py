@@ -6,7 +6,7 @@ import torch
 import triton
 from torch import Tensor
 
-from worker.kernels.experts import ClampedSwiglu, ExpertsSpec, ExpertWeights
+from worker.kernels.experts import ClampedSwiglu, ExpertsKernel, ExpertsSpec, ExpertWeights
 from worker.kernels.triton.experts_grouped import GroupedTile, grouped_kernel, sum_kernel
 from worker.kernels.triton.experts_pairs import PairTile, down_kernel, gate_kernel
 from worker.kernels.triton.experts_sort import SortedPairs, sort_pairs
@@ -23,9 +23,7 @@ NOT_CLAMPED = ClampedSwiglu(alpha=1.0, limit=1.0)
 SUM_BLOCK = 1024
 
 
-class TritonExperts:
-    """See `ExpertsKernel`."""
-
+class TritonExperts(ExpertsKernel):
     def __init__(self, spec: ExpertsSpec, machine: Machine, dtype: torch.dtype) -> None:
         self._spec, self._machine, self._dtype = spec, machine, dtype
         self._clamped = spec.clamped or NOT_CLAMPED

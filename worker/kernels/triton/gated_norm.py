@@ -4,6 +4,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from worker.kernels.delta import GatedNormKernel
 from worker.kernels.triton.machine import Machine
 from worker.kernels.triton.overlap import launch_options, let_next_begin, wait_for_kernel_before
 
@@ -31,9 +32,7 @@ def _gated_norm_kernel(
     tl.store(out + row * SIZE + column, gated.to(out.dtype.element_ty), mask=inside)
 
 
-class TritonGatedNorm:
-    """See `GatedNormKernel`."""
-
+class TritonGatedNorm(GatedNormKernel):
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
 

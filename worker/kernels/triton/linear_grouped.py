@@ -12,8 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from worker.kernels.interface import LinearSpec
-from worker.kernels.torch.linear import PackedLinear, PlainLinear, UnfusedLinear
+from worker.kernels.interface import LinearKernel, LinearSpec
+from worker.kernels.torch.linear import PackedLinear, PlainLinear
 from worker.kernels.triton.linear_rows import (
     LATE_ROWS,
     MOST_ROWS,
@@ -118,9 +118,7 @@ def _spread_kernel(
     tl.store(out + n[:, None] * K + k, values.to(out.dtype.element_ty), mask=(n < N)[:, None])
 
 
-class TritonGroupedLinear(UnfusedLinear):
-    """See `LinearKernel`."""
-
+class TritonGroupedLinear(LinearKernel):
     def __init__(self, spec: LinearSpec, machine: Machine) -> None:
         self._out, self._in, self._machine = spec.out_features, spec.in_features, machine
         self._plain = PlainLinear()

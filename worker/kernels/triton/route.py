@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from worker.kernels.experts import RouteSpec
+from worker.kernels.experts import RouteKernel, RouteSpec
 from worker.kernels.triton.machine import Machine
 from worker.kernels.triton.overlap import launch_options, let_next_begin, wait_for_kernel_before
 
@@ -122,9 +122,7 @@ def _norm_router_kernel(
     tl.store(logits + row * num_experts + expert, logit, mask=is_expert)
 
 
-class TritonRoute:
-    """See `RouteKernel`."""
-
+class TritonRoute(RouteKernel):
     def __init__(self, spec: RouteSpec, machine: Machine) -> None:
         self._spec, self._machine = spec, machine
         self._size = spec.num_experts // spec.num_groups
