@@ -174,6 +174,7 @@ class SandwichLayer(nn.Module):
         self.post_feedforward_layernorm = RMSNorm(setup, hidden_size, eps, is_offset=True)
 
     def forward(self, x: Tensor, residual: Tensor, wanted: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """As `DecoderLayer.forward`, but that x is complete."""
         x, residual = self.self_attn(self.input_layernorm, x, residual, wanted)
         x = self.post_attention_layernorm(self._tp.all_reduce(x))
         x, residual = self.mlp(self.pre_feedforward_layernorm, x, residual)
@@ -181,4 +182,5 @@ class SandwichLayer(nn.Module):
 
 
 def rows_of(x: Tensor, rows: Tensor | None) -> Tensor:
+    """x[rows]; rows int64 [W], or None for all of x."""
     return x if rows is None else x.index_select(0, rows)

@@ -49,6 +49,7 @@ class LinearBase(WeightedLayer):
         return weight.num_bytes
 
     def forward(self, x: Tensor) -> Tensor:
+        """[T, in] → [T, out] of this rank."""
         return self._kernel(x, self._packed)
 
     def of_norm(self, norm: RMSNorm, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
@@ -143,6 +144,7 @@ class RowLinear(LinearBase):
         self._start, self._total = start * unit_width, units * unit_width
 
     def forward(self, x: Tensor) -> Tensor:
+        """[T, in of this rank] → this rank's part of [T, out]."""
         place = self._tp.place(*x.shape[:-1], self._out_features, dtype=x.dtype)
         return self._kernel(x, self._packed, place)
 

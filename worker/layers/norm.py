@@ -38,6 +38,7 @@ class RMSNorm(WeightedLayer):
             self.weight.add_(1)
 
     def forward(self, x: Tensor) -> Tensor:
+        """[..., size] → the same, which is new."""
         return self._kernel.norm(x, self.weight, self.eps)
 
     def add_norm(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:

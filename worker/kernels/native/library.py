@@ -124,11 +124,13 @@ class Engine:
         self.functions.fissile_pack_floats(self._handle, byref(matrix), pointer(weight), matrix.data)
 
     def pack_blocks(self, matrix: Matrix, numbers: Tensor, scales: Tensor, minima: Tensor) -> None:
+        """The same of the tensors of `Blocks`."""
         self.functions.fissile_pack_blocks(
             self._handle, byref(matrix), pointer(numbers), pointer(scales), pointer(minima), matrix.data
         )
 
     def product(self, matrix: Matrix, x: Tensor, out: Tensor) -> None:
+        """float32 [T, in] → out [T, out]."""
         self.functions.fissile_product(self._handle, byref(matrix), x.data_ptr(), len(x), out.data_ptr())
 
     def rows(self, matrix: Matrix, ids: Tensor, out: Tensor) -> None:
@@ -137,9 +139,11 @@ class Engine:
             raise IndexError(f"index out of range: the table has {matrix.out_features} rows")
 
     def write_qkv(self, model: Model, layer: Layer, step: StepView, qkv: Tensor) -> None:
+        """As `GqaKernel.write_qkv`, in float32, and in place: q, k and v lie in `qkv`."""
         self.functions.fissile_write_qkv(self._handle, byref(model), byref(layer), byref(step), qkv.data_ptr())
 
     def attend(self, model: Model, layer: Layer, step: StepView, q: Tensor, out: Tensor) -> None:
+        """As `GqaKernel.attend`, in float32; rows of q may lie apart."""
         self.functions.fissile_attend(
             self._handle, byref(model), byref(layer), byref(step), q.data_ptr(), q.stride(0), out.data_ptr()
         )
@@ -148,6 +152,7 @@ class Engine:
         self.functions.fissile_choose(self._handle, byref(choose))
 
     def decode(self, model: Model, step: StepView, wanted: Tensor | None, x: Tensor, out: Tensor) -> None:
+        """As `DecoderKernel`, float32 x [T, hidden] → out."""
         self.functions.fissile_decode(
             self._handle, byref(model), byref(step), pointer(wanted), len(out), x.data_ptr(), out.data_ptr()
         )

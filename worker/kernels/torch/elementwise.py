@@ -25,16 +25,19 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def silu_and_mul(x: Tensor) -> Tensor:
+    """See `GatedActivationKernel`."""
     gate, up = x.chunk(2, -1)
     return functional.silu(gate).mul_(up)
 
 
 def gelu_and_mul(x: Tensor) -> Tensor:
+    """See `GatedActivationKernel`."""
     gate, up = x.chunk(2, -1)
     return functional.gelu(gate, approximate="tanh").mul_(up)
 
 
 def embedding(ids: Tensor, table: Tensor, first: int | None = None) -> Tensor:
+    """See `EmbeddingKernel`."""
     if first is None:
         return functional.embedding(ids, table)
     local = ids - first

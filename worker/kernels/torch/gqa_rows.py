@@ -102,6 +102,7 @@ def exact_rows(
 
 
 def padded_rows(spec: GqaSpec, step: Step, buffers: StepBuffers, tables: Tensor, block_size: int) -> PaddedRows:
+    """`tables`: int32 [R, blocks]. Reads nothing on the host."""
     num_rows, length = step.num_uniform_rows, step.uniform_len
     lens = buffers.context_lens[:num_rows].long()[:, None]
     positions = torch.arange(step.max_context_len, device=tables.device)
