@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -65,7 +66,19 @@ class Dispatcher:
                 journey.begin()
             yield
         finally:
-            for journey in journeys:
+            await self._end(journeys)
+
+    async def _end(self, journeys: Sequence["_Journey"]) -> None:
+        """One after the other, in turns of the loop that have room for them: a call may have 4,096 sequences to abort.
+        Whoever is cancelled once more meanwhile ends the rest at once."""
+        left = deque(journeys)
+        try:
+            while left:
+                left.popleft().end()
+                if left:
+                    await left[0].turn_of_loop()
+        finally:
+            for journey in left:
                 journey.end()
 
 

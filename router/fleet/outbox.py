@@ -10,6 +10,8 @@ from fissile.v1 import AbortSequence, ExecuteCommand, SequenceGroup
 MAX_BATCH_BYTES = 2 * MAX_FIELDS
 """Commands that wait travel together up to this size. So many bytes have no more fields than a worker takes; a command
 alone has fewer by the bounds of requests."""
+MAX_BATCH_COMMANDS = 128
+"""To make a message of so many takes less than a millisecond of the event loop."""
 MAX_COMMAND_BYTES = MAX_MESSAGE_BYTES - 1024
 """What is left for one alone, with what stands around it in its message."""
 ABORT_BYTES = 16
@@ -60,11 +62,11 @@ class Outbox:
 
 
 def batches(commands: list[tuple[ExecuteCommand, int]]) -> Iterator[list[ExecuteCommand]]:
-    """Join commands up to the size limit; one above it goes alone."""
+    """Join commands up to the limits; one above that of size goes alone."""
     batch: list[ExecuteCommand] = []
     size = 0
     for command, num_bytes in commands:
-        if batch and size + num_bytes > MAX_BATCH_BYTES:
+        if len(batch) == MAX_BATCH_COMMANDS or (batch and size + num_bytes > MAX_BATCH_BYTES):
             yield batch
             batch, size = [], 0
         batch.append(command)

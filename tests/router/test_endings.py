@@ -3,12 +3,15 @@
 import asyncio
 import gc
 import tracemalloc
+from dataclasses import dataclass, fields
 
 import grpc
 import pytest
 
-from fissile.v1 import FinishReason, GenerateRequest, GenerationOptions, GenerationServiceStub, OutputOptions
+from fissile.v1 import FinishReason, GenerateRequest, GenerationOptions, GenerationServiceStub, OutputOptions, Prompt
 from router.answering.request import OpenRequest
+from router.fleet.dispatch import Dispatcher
+from router.fleet.outbox import MAX_BATCH_COMMANDS
 from tests.fakes import tokenizer as toys
 from tests.fakes.system import collect, error_of, run_system, until
 from tests.fakes.worker import FakeWorker, counts, says
@@ -293,3 +296,51 @@ def test_clients_that_leave_while_they_are_written_to_are_no_fault(caplog):
     with caplog.at_level("INFO"):
         run_system(scenario, worker)
     assert [r.getMessage() for r in caplog.records if r.exc_info or r.levelname in ("WARNING", "ERROR")] == []
+
+
+def test_many_sequences_are_aborted_in_order_over_several_messages():
+    """32 × 128 of them held the loop for 22 ms, half of it to make one message."""
+    worker = FakeWorker(counts(900))
+
+    async def scenario(system):
+        prompts = [Prompt(text="a")] * 4
+        call = system.stub.Generate(GenerateRequest(prompts=prompts, options=GenerationOptions(max_tokens=900, n=128)))
+        await until(lambda: len(worker.received) == 512)
+        worker.batches.clear()
+        call.cancel()
+        await system.quiet()
+
+    run_system(scenario, worker)
+    assert worker.aborted == [asked.id for asked in worker.received]
+    assert max(worker.batches) <= MAX_BATCH_COMMANDS
+
+
+@dataclass
+class Journey:
+    """Whose end has room in the loop's next turn."""
+
+    ended: list[int]
+    number: int
+
+    async def turn_of_loop(self):
+        await asyncio.sleep(0)
+
+    def end(self):
+        self.ended.append(self.number)
+
+
+def test_a_call_that_is_cancelled_while_it_ends_ends_whole():
+    ended = []
+    dispatcher = Dispatcher(*[None] * len(fields(Dispatcher)))
+
+    async def scenario():
+        ending = asyncio.create_task(dispatcher._end([Journey(ended, number) for number in range(9)]))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert ended == [0, 1]
+        ending.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await ending
+
+    asyncio.run(scenario())
+    assert ended == list(range(9))
