@@ -5,7 +5,7 @@ import logging
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import TYPE_CHECKING
 
 from common.authentication import KeyInterceptor
@@ -16,6 +16,7 @@ from common.metrics import new_registry, serve_metrics
 from common.open_files import allow_open_files
 from common.ports import write_port_file
 from common.server import ServiceServer, stop_event_on_signals
+from common.state_log import StateLog
 from common.tracers import tracer_of
 from fissile.errors import UnavailableError
 from fissile.v1 import add_GenerationServiceServicer_to_server
@@ -185,19 +186,23 @@ class RouterServer:
 
     async def _follow_health(self) -> None:
         was_ready = False
-        while True:
-            is_ready = self.workers.is_ready
-            if is_ready != was_ready:
-                await self._server.set_serving(is_ready)
-                if is_ready:
-                    logger.info("ready to serve %s", ", ".join(self.workers.catalogue.models))
-                else:
-                    logger.warning("not ready: no healthy worker")
-                was_ready = is_ready
-                continue
-            links = self.workers.links
-            self.metrics.keep(links.keys(), {link.info.model for link in links.values() if link.info})
-            await self.workers.wait_for_change()
+        with closing(StateLog(self._tell_health)) as log:
+            while True:
+                is_ready = self.workers.is_ready
+                if is_ready != was_ready:
+                    await self._server.set_serving(is_ready)
+                    log.changed(is_ready)
+                    was_ready = is_ready
+                    continue
+                links = self.workers.links
+                self.metrics.keep(links.keys(), {link.info.model for link in links.values() if link.info})
+                await self.workers.wait_for_change()
+
+    def _tell_health(self, is_ready: bool, note: str) -> None:
+        if is_ready:
+            logger.info("ready to serve %s%s", ", ".join(self.workers.catalogue.models), note)
+        else:
+            logger.warning("not ready: no healthy worker%s", note)
 
     def _gauges(self) -> Gauges:
         """Called by another thread."""

@@ -9,11 +9,13 @@ import logging
 import random
 import time
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from common.state_log import StateLog
 from fissile.channel import MAX_MESSAGE_BYTES, KeyedChannel, aio_channel
 from fissile.errors import (
     FissileError,
@@ -272,14 +274,18 @@ class WorkerLink:
 
     async def _watch_health(self, channel: grpc.aio.Channel) -> None:
         call = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
-        async for response in call:
-            serving = response.status == health_pb2.HealthCheckResponse.SERVING
-            if serving != self._serving:
-                logger.info("worker %s %s", self.address, "is ready" if serving else "takes no new requests")
-            self._serving = serving
-            self.detail = "" if serving else "it takes no new requests"
-            self._on_change()
+        with closing(StateLog(self._tell_health)) as log:
+            async for response in call:
+                serving = response.status == health_pb2.HealthCheckResponse.SERVING
+                if serving != self._serving:
+                    log.changed(serving)
+                self._serving = serving
+                self.detail = "" if serving else "it takes no new requests"
+                self._on_change()
         raise LinkLostError("the worker ended the health watch")
+
+    def _tell_health(self, serving: bool, note: str) -> None:
+        logger.info("worker %s %s%s", self.address, "is ready" if serving else "takes no new requests", note)
 
     def _on_load(self, response: GetLoadResponse) -> None:
         """A quiet worker's answer."""

@@ -1,6 +1,7 @@
 """Which workers get new requests, and what waits for one."""
 
 import asyncio
+import logging
 
 import grpc
 
@@ -31,6 +32,23 @@ def test_a_worker_that_is_not_serving_gets_nothing_new():
     details = run_system(scenario, a, b, policy="round_robin")
     assert (len(a.received), len(b.received)) == (0, 4)
     assert details == {a.address: "it takes no new requests", b.address: ""}
+
+
+def test_a_worker_whose_health_flips_fast_is_told_of_in_few_lines(caplog):
+    worker = FakeWorker(counts(3))
+
+    async def scenario(system):
+        link = system.router.workers.links[worker.address]
+        for number in range(20):
+            await worker.service.set_serving(number % 2 == 1)
+            await until(lambda number=number: link.is_available == (number % 2 == 1))
+        await system.ask(ask(3))
+
+    with caplog.at_level(logging.INFO):
+        run_system(scenario, worker)
+    of_worker = [record.message for record in caplog.records if record.message.startswith("worker 127")]
+    of_router = [record.message for record in caplog.records if record.message.startswith(("ready", "not ready"))]
+    assert len(of_worker) <= 5 and len(of_router) <= 5
 
 
 def test_load_that_another_router_put_on_a_worker_counts():
