@@ -108,6 +108,22 @@ def test_control_tokens_are_special_and_a_users_are_not(tmp_path: Path) -> None:
     assert tokenizer.decode(ids, skip_special_tokens=True) == "a<|user|>"
 
 
+@pytest.mark.parametrize("token_type", [None, [1] * 264, [1] * 261 + [4, 4, 1]])
+def test_what_begins_a_text_or_ends_a_turn_is_special_whatever_its_type(tmp_path: Path, token_type: Any) -> None:
+    """llama.cpp: "control-looking token"."""
+    tokens = [*TOKENS[:-1], "<|im_end|>"]
+    files = files_of(tmp_path, BYTE_LEVEL | {"tokens": tokens, "token_type": token_type, "eos_token_id": BOS})
+    tokenizer = Tokenizer.from_buffer(files["tokenizer.json"])
+    ids = tokenizer.encode("<s>a<|im_end|></s>b").ids
+    assert [tokens[i] for i in ids] == ["<s>", "a", "<|im_end|>", "</s>", "b"]
+    assert tokenizer.decode(ids, skip_special_tokens=True) == "ab"
+
+
+def test_an_unknown_token_is_hidden(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.from_buffer(files_of(tmp_path, SENTENCE_PIECE)["tokenizer.json"])
+    assert tokenizer.decode([PIECES.index("a"), 0, PIECES.index("b")], skip_special_tokens=True) == "ab"
+
+
 def test_files_have_the_named_tokens_and_templates(tmp_path: Path) -> None:
     files = files_of(tmp_path, BYTE_LEVEL, tokenizer__chat_template="a", **{"tokenizer.chat_template.tool_use": "b"})
     config = json.loads(files["tokenizer_config.json"])

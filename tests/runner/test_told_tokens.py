@@ -92,8 +92,14 @@ def test_what_tokenizer_json_knows_already_leaves_it_as_it_is() -> None:
     assert with_told_tokens(files) is files
 
 
+def test_a_word_that_stands_for_padding_is_shown() -> None:
+    """In `transformers` it would be hidden, and an answer have none of its exclamation marks."""
+    files = {TOKENIZER: json.dumps(tokenizer_json()).encode(), "tokenizer_config.json": b'{"pad_token": "!"}'}
+    assert with_told_tokens(files) is files
+
+
 @pytest.mark.parametrize(
-    "config", [{"pad_token": "[PAD]"}, {"added_tokens_decoder": {"900": entry("[PAD]", special=True)}}]
+    "config", [{"sep_token": "[PAD]"}, {"added_tokens_decoder": {"900": entry("[PAD]", special=True)}}]
 )
 def test_what_the_model_cannot_know_is_left_out(config: dict) -> None:
     """`transformers` would give it the next id, for which there may be no embedding."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from worker.loader.errors import ModelConfigError
 from worker.loader.fields import Fields
-from worker.loader.gguf_config import TOKENIZER
+from worker.loader.gguf_config import ENDING_KEYS, ENDING_TEXTS, TOKENIZER
 from worker.loader.gguf_file import read_gguf
 from worker.loader.gguf_sentence_piece import sentence_piece
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 BYTE_LEVEL, SENTENCE_PIECE = "gpt2", "llama"
 """`tokenizer.ggml.model`: byte-level BPE, and SentencePiece's BPE."""
 TEMPLATE = "tokenizer.chat_template"
-_CONTROL, _USER_DEFINED = 3, 4
+_UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
 _LLAMA3_WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
     r"|\s+(?!\S)|\s+"
@@ -115,13 +115,22 @@ def _byte_level(fields: Fields, tokens: list[str], splitting: Splitting) -> "Tok
 
 
 def _add_special_tokens(fields: Fields, tokenizer: "Tokenizer", tokens: list[str]) -> None:
-    """Tokens that are recognised in text as they stand; those of control are special."""
+    """Tokens that are recognised in text as they stand. Those of control are special, and those that end a turn or
+    begin a text, too, whatever type the file gives them: llama.cpp sees that in their texts."""
     from tokenizers import AddedToken
 
-    kinds = fields.integers(f"{TOKENIZER}token_type", [])
-    for kind, add in ((_CONTROL, tokenizer.add_special_tokens), (_USER_DEFINED, tokenizer.add_tokens)):
-        texts = [text for text, k in zip(tokens, kinds, strict=False) if k == kind]
-        add([AddedToken(text, normalized=False, special=kind == _CONTROL) for text in texts])
+    kinds = dict(enumerate(fields.integers(f"{TOKENIZER}token_type", [])))
+    keys = ("bos_token_id", "unknown_token_id", *ENDING_KEYS)
+    roles = {i for key in keys for i in fields.token_ids(TOKENIZER + key)}
+    special, others = [], []
+    for i, text in enumerate(tokens):
+        kind = kinds.get(i)
+        if kind in (_UNKNOWN, _CONTROL) or i in roles or text in ENDING_TEXTS:
+            special.append(AddedToken(text, normalized=False, special=True))
+        elif kind == _USER_DEFINED:
+            others.append(AddedToken(text, normalized=False))
+    tokenizer.add_special_tokens(special)
+    tokenizer.add_tokens(others)
 
 
 def _set_ends(fields: Fields, tokenizer: "Tokenizer", named: Mapping[str, str], adds_bos: bool) -> None:

@@ -125,6 +125,8 @@ def _listed(value: object) -> dict[int, Token]:
 def _named(values: Mapping[str, Any]) -> Iterator[Token]:
     """Those that have a role."""
     for name, value in values.items():
+        if name == "pad_token":
+            continue  # it may be any word, which would be hidden in answers
         if name in _LISTS:
             entries = list(value.values()) if isinstance(value, dict) else _list(value)
         else:
