@@ -6,6 +6,7 @@ all others here, and in the path of what the service starts; `-P` keeps the curr
 
 import os
 import runpy
+import signal
 import sys
 from pathlib import Path
 
@@ -28,6 +29,9 @@ def service_command(name: str, arguments: list[str]) -> list[str]:
 
 
 def main() -> None:
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        # Ctrl-C ends a service that only imports, without a traceback; once it starts, it has handlers of its own.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     root = str(services_root())
     sys.path.insert(0, root)
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))

@@ -12,6 +12,7 @@ from fissile.cli.drain import drain, undrain
 from fissile.cli.generate import generate
 from fissile.cli.inspect import models, stats
 from fissile.cli.key import key
+from fissile.cli.options import EXIT_INTERRUPTED
 from fissile.cli.services import router, worker
 from fissile.cli.standard_streams import make_usable
 from fissile.cli.top import top
@@ -29,6 +30,9 @@ class FissileGroup(click.Group):
     def invoke(self, ctx: click.Context) -> object:
         try:
             return super().invoke(ctx)
+        except KeyboardInterrupt:
+            click.echo(err=True)  # the shell's prompt begins on a line of its own
+            ctx.exit(EXIT_INTERRUPTED)
         except OSError as error:
             if error.errno == errno.EPIPE:
                 raise  # whoever read has enough: click ends without a word

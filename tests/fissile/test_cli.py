@@ -83,6 +83,15 @@ def test_wrong_usage_is_one_clear_line_and_exit_2(run, arguments, said):
     assert said in error
 
 
+def test_ctrl_c_is_130_for_every_command(run, monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fissile.Client.models", interrupted)
+    result = run("models")
+    assert (result.exit_code, result.output) == (130, "\n")
+
+
 def test_what_no_message_can_hold_is_named_without_a_traceback(run):
     result = run("generate", "--token-ids", "1,-1")
     assert result.exit_code == 1

@@ -1,0 +1,6 @@
+"""A module whose import takes long: it says that it has begun, and waits."""
+
+import time
+
+print("importing", flush=True)
+time.sleep(60)
