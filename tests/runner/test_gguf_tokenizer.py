@@ -88,6 +88,7 @@ def test_sentence_piece(tmp_path: Path, keys: dict[str, Any], expected: list[str
         ("gpt-2", ["Ġ1", "2", "3", "45"]),
         ("smollm", ["Ġ", "1", "2", "3", "4", "5"]),
         ("llama-bpe", ["<s>", "Ġ", "123", "45"]),
+        ("glm4", ["Ġ", "123", "45"]),
         ("qwen2", ["Ġ", "1", "2", "3", "4", "5"]),
         ("tekken", ["<s>", "Ġ", "1", "2", "3", "4", "5"]),
     ],

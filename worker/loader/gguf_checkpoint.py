@@ -1,6 +1,6 @@
 """Checkpoint of a GGUF file under Hugging Face's names: dequantised as it is read."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -23,9 +23,18 @@ class GGUFCheckpoint:
         self._head_dim = config.head_dim
         file = read_gguf(path, with_texts=False)
         self._family = FAMILIES[file.metadata[ARCHITECTURE]]
-        self._tensors = {
-            self._family.hf_name(name): tensor for name, tensor in file.tensors.items() if name not in _IN_CONFIG
-        }
+        self._tensors = dict(self._named(file.tensors))
+
+    def _named(self, tensors: Mapping[str, GGUFTensor]) -> Iterator[tuple[str, GGUFTensor]]:
+        """By Hugging Face's names, each expert's by themselves."""
+        for name, tensor in tensors.items():
+            if name in _IN_CONFIG:
+                continue
+            hf_name = self._family.hf_name(name)
+            if "{}" in hf_name and len(tensor.shape) == 3:
+                yield from ((hf_name.replace("{}", str(i)), part) for i, part in enumerate(tensor.parts()))
+            else:
+                yield hf_name, tensor
 
     def names(self) -> Iterable[str]:
         return self._tensors

@@ -10,6 +10,7 @@ from worker.loader.fields import Fields
 from worker.loader.gguf_families import ARCHITECTURE, FAMILIES
 from worker.loader.gguf_file import GGUFFile, read_gguf
 from worker.loader.gguf_gemma3 import gemma3_from_gguf
+from worker.loader.gguf_glm4_moe import glm4_moe_from_gguf
 from worker.loader.rope import YARN_BETA_FAST, YARN_BETA_SLOW, RopeConfig, YarnScaling, yarn_attention_factor
 
 TOKENIZER = "tokenizer.ggml."
@@ -43,10 +44,7 @@ def config_from_gguf(file: GGUFFile, name: str) -> ModelConfig:
     fields.expect("general.type", "model")
     fields.expect("split.count", 0, 1)
     fields.expect(f"{kind}.attention.causal", True)
-    is_gemma3 = FAMILIES[kind].architecture == "Gemma3ForCausalLM"
-    if not is_gemma3:
-        fields.expect(f"{kind}.attention.sliding_window", 0)
-    for key in ("expert_count", "attention.clamp_kqv", "attention.max_alibi_bias"):
+    for key in ("attention.clamp_kqv", "attention.max_alibi_bias"):
         fields.expect(f"{kind}.{key}", 0)
     hidden_size = fields.integer(f"{kind}.embedding_length", most=MAX_SIZE)
     num_heads = fields.integer(f"{kind}.attention.head_count", most=MAX_SIZE)
@@ -65,15 +63,27 @@ def config_from_gguf(file: GGUFFile, name: str) -> ModelConfig:
         vocab_size=vocab_size,
         max_model_len=fields.integer(f"{kind}.context_length", most=MAX_CONTEXT),
         rms_norm_eps=fields.number(f"{kind}.attention.layer_norm_rms_epsilon"),
-        rope=_rope(fields, f"{kind}.rope.", dim, _divisors(file, dim)),
+        rope=_rope(fields, f"{kind}.rope.", _divisors(file, dim)),
         qkv_bias=FAMILIES[kind].has_qkv_bias,
         tie_word_embeddings=HEAD not in file.tensors,
         eos_token_ids=eos_token_ids,
         remarks=remarks,
     )
-    if is_gemma3:
-        config = gemma3_from_gguf(fields, config)
+    config = _of_family(fields, kind, config, file)
     fields.refuse_unread({f"{kind}.{key}" for key in HARMLESS}, f"{kind}.")
+    return config
+
+
+def _of_family(fields: Fields, kind: str, config: ModelConfig, file: GGUFFile) -> ModelConfig:
+    """With what only some families have, which the others must not."""
+    if kind == "gemma3":
+        config = gemma3_from_gguf(fields, config)
+    else:
+        fields.expect(f"{kind}.attention.sliding_window", 0)
+    if kind == "glm4moe":
+        return glm4_moe_from_gguf(fields, config, file.tensors)
+    fields.expect(f"{kind}.expert_count", 0)
+    fields.expect(f"{kind}.rope.dimension_count", config.head_dim)
     return config
 
 
@@ -91,9 +101,8 @@ def _endings(fields: Fields, vocab_size: int) -> tuple[tuple[int, ...], tuple[st
     return ids + named, remarks
 
 
-def _rope(fields: Fields, prefix: str, dim: int, divisors: tuple[float, ...]) -> RopeConfig:
+def _rope(fields: Fields, prefix: str, divisors: tuple[float, ...]) -> RopeConfig:
     """A factor means nothing without the type beside it, which is linear where the file does not say."""
-    fields.expect(f"{prefix}dimension_count", dim)
     theta = fields.number(f"{prefix}freq_base", 10000.0, above=1)
     kind = fields.text(f"{prefix}scaling.type", "linear", one_of=("none", "linear", "yarn"))
     older = fields.number(f"{prefix}scale_linear", 0.0, or_zero=True)

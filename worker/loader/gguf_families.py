@@ -27,7 +27,26 @@ _SANDWICH_NORMS = {
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
-_BLOCK_NAME = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
+_MOE = {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_gate_inp": "mlp.gate",
+    "exp_probs_b": "mlp.gate.e_score_correction",
+    "ffn_gate_exps": "mlp.experts.{}.gate_proj",
+    "ffn_up_exps": "mlp.experts.{}.up_proj",
+    "ffn_down_exps": "mlp.experts.{}.down_proj",
+    "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
+    "ffn_up_shexp": "mlp.shared_experts.up_proj",
+    "ffn_down_shexp": "mlp.shared_experts.down_proj",
+}
+_MTP = {
+    "nextn.eh_proj": "eh_proj",
+    "nextn.enorm": "enorm",
+    "nextn.hnorm": "hnorm",
+    "nextn.embed_tokens": "embed_tokens",
+    "nextn.shared_head_head": "shared_head.head",
+    "nextn.shared_head_norm": "shared_head.norm",
+}
+_BLOCK_NAME = re.compile(r"blk\.(\d+)\.([\w.]+)\.(weight|bias)")
 _ROTATED = re.compile(r"\.self_attn\.[qk]_proj\.")
 
 
@@ -46,12 +65,14 @@ class GGUFFamily:
     """Weights of norms are stored plus 1, those of the Hugging Face twin are not."""
 
     def hf_name(self, name: str) -> str:
-        """A name without a counterpart is kept, and then reported as unexpected."""
+        """In the place of an expert's number, `{}`, where the tensor is of all of them. A name without a counterpart is
+        kept, and then reported as unexpected."""
         match = _BLOCK_NAME.fullmatch(name)
         if match is None:
             return _TOP.get(name, name)
         module = self.others.get(match[2], _DENSE.get(match[2]))
-        return name if module is None else f"model.layers.{match[1]}.{module}.{match[3]}"
+        whole = name if module is None else f"model.layers.{match[1]}.{module}.{match[3]}"
+        return whole.replace("e_score_correction.bias", "e_score_correction_bias")
 
     def pairs_neighbours(self, hf_name: str) -> bool:
         return self.has_neighbouring_pairs and _ROTATED.search(hf_name) is not None
@@ -63,6 +84,7 @@ class GGUFFamily:
 
 FAMILIES = {
     "gemma3": GGUFFamily("Gemma3ForCausalLM", others=_HEAD_NORMS | _SANDWICH_NORMS, has_offset_norms=True),
+    "glm4moe": GGUFFamily("Glm4MoeForCausalLM", others=_HEAD_NORMS | _MOE | _MTP),
     "llama": GGUFFamily("LlamaForCausalLM", has_neighbouring_pairs=True),
     "qwen2": GGUFFamily("Qwen2ForCausalLM", has_qkv_bias=True),
     "qwen3": GGUFFamily("Qwen3ForCausalLM", others=_HEAD_NORMS),

@@ -41,6 +41,11 @@ class GGUFTensor:
             return raw.view(_PLAIN_DTYPES[self.type])
         return dequantize(raw, self.type)
 
+    def parts(self) -> list["GGUFTensor"]:
+        """One for each index of the first of several dimensions."""
+        data = self.data.reshape(self.shape[0], -1, self.data.shape[1])
+        return [GGUFTensor(self.shape[1:], self.type, part) for part in data]
+
 
 @dataclass(frozen=True, slots=True)
 class GGUFFile:

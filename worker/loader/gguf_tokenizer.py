@@ -58,6 +58,7 @@ SPLITTINGS: Mapping[str, Splitting] = {
     "llama-bpe": _LLAMA3,
     "llama-v3": _LLAMA3,
     "llama3": _LLAMA3,
+    "glm4": Splitting(_LLAMA3_WORDS),
     "qwen2": Splitting(_QWEN2_WORDS),
     "deepseek-r1-qwen": Splitting(_QWEN2_WORDS),
     "tekken": Splitting(_TEKKEN_WORDS, takes_whole_words=True, adds_bos=True),

@@ -1,0 +1,144 @@
+"""GLM-4.5 in GGUF files: experts in one tensor, and the layer for multi-token prediction behind the others. The names
+are those that the gguf package has for the tensors of Hugging Face's checkpoints."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gguf.constants import MODEL_ARCH, GGMLQuantizationType
+from gguf.quants import dequantize, quantize
+from gguf.tensor_mapping import TensorNameMap
+from safetensors.numpy import load_file
+
+from tests.engine.loop import make_sequence
+from tests.models.cases import all_cases
+from tests.models.mtp import FORMS, Mtp
+from tests.models.saved import save
+from tests.models.test_mtp import NUM_TOKENS, PROMPTS, Watch, build, make_loop
+from tests.runner.gguf_files import write_metadata
+from worker.core.model_drafter import ModelDrafter
+from worker.loader.errors import ModelConfigError, WeightsError
+from worker.loader.gguf_file import GGUFTensor
+
+EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(.*)")
+
+
+class Glm:
+    """A tiny one with all that GLM-4.5 has, and the same in a GGUF file."""
+
+    def __init__(self, case: str, folder: Path) -> None:
+        self.saved = save(all_cases()[case], folder / "model")
+        self.mtp = Mtp(self.saved, FORMS["glm4-moe"])
+        self.path = folder / "a.gguf"
+        self.metadata, self.tensors = self._metadata(), self._tensors()
+        self.write(self.path)
+
+    def write(self, path: Path, **changes: Any) -> None:
+        write_metadata(path, self.metadata | changes, self.tensors, "glm4moe")
+
+    def _metadata(self) -> dict[str, Any]:
+        config = self.saved.model.config
+        said = {
+            "block_count": config.num_hidden_layers + 1,
+            "nextn_predict_layers": 1,
+            "context_length": config.max_position_embeddings,
+            "embedding_length": config.hidden_size,
+            "feed_forward_length": config.intermediate_size,
+            "attention.head_count": config.num_attention_heads,
+            "attention.head_count_kv": config.num_key_value_heads,
+            "attention.key_length": config.head_dim,
+            "attention.value_length": config.head_dim,
+            "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
+            "rope.freq_base": config.rope_parameters["rope_theta"],
+            "rope.dimension_count": config.head_dim // 2,
+            "leading_dense_block_count": config.first_k_dense_replace,
+            "expert_count": config.n_routed_experts,
+            "expert_used_count": config.num_experts_per_tok,
+            "expert_shared_count": config.n_shared_experts,
+            "expert_feed_forward_length": config.moe_intermediate_size,
+            "expert_gating_func": 2,
+            "expert_weights_scale": config.routed_scaling_factor,
+            "expert_weights_norm": config.norm_topk_prob,
+            "expert_group_count": config.n_group,
+            "expert_group_used_count": config.topk_group,
+        }
+        return {f"glm4moe.{key}": value for key, value in said.items()} | {"tokenizer.ggml.eos_token_id": 2}
+
+    def _tensors(self) -> dict[str, np.ndarray]:
+        names = TensorNameMap(MODEL_ARCH.GLM4_MOE, self.saved.model.config.num_hidden_layers + 1)
+        found: dict[str, Any] = {}
+        for name, values in load_file(self.saved.path / "model.safetensors").items():
+            name = name.replace("e_score_correction_bias", "e_score_correction.bias")
+            expert = EXPERT.fullmatch(name)
+            whole = f"{expert[1]}.{expert[3]}" if expert else name
+            module, _, part = whole.rpartition(".")
+            key = f"{names.get_name(module)}.{part}"
+            if expert:
+                found.setdefault(key, {})[int(expert[2])] = values
+            else:
+                found[key] = values
+        return {
+            key: np.stack([value[i] for i in range(len(value))]) if isinstance(value, dict) else value
+            for key, value in found.items()
+        }
+
+
+@pytest.fixture(scope="module", params=["glm4-moe", "glm4-moe-groups"])
+def glm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Glm:
+    return Glm(request.param, tmp_path_factory.mktemp("glm"))
+
+
+def test_it_says_what_the_model_says_and_drafts_by_its_layer(glm: Glm, monkeypatch: pytest.MonkeyPatch) -> None:
+    built = build(glm.path, quantization="none")
+    plain = make_loop(built).run(*(make_sequence(i, prompt, NUM_TOKENS) for i, prompt in enumerate(PROMPTS)))
+    for i, prompt in enumerate(PROMPTS):
+        glm.saved.assert_greedy(prompt, plain[i])
+    watch = Watch(glm.mtp, built[0], [[*prompt, *plain[i]] for i, prompt in enumerate(PROMPTS)])
+    monkeypatch.setattr(built[0]._parts.drafting, "propose", watch.propose)
+    loop = make_loop(built, drafter=ModelDrafter())
+    assert loop.run(*(make_sequence(i, prompt, NUM_TOKENS) for i, prompt in enumerate(PROMPTS))) == plain
+    assert watch.num_compared > 40
+
+
+@pytest.mark.parametrize("glm", ["glm4-moe"], indirect=True)
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("expert_gating_func", 1, "is 1; nothing but 2"),
+        ("nextn_predict_layers", 4, "is 4; fewer than the 4 of block_count"),
+        ("rope.dimension_count", 7, "is 7; an even share of the 16 of a head"),
+        ("expert_group_count", 3, "is 3; a divisor of the 8 experts"),
+        ("expert_used_count", 9, "is 9; a whole number from 1 to 8"),
+        ("expert_group_scale", 0.5, "is 0.5; fields that are not known"),
+        ("attention.sliding_window", 64, "is 64; nothing but 0"),
+    ],
+)
+def test_what_is_not_supported_is_refused_by_name(
+    glm: Glm, tmp_path: Path, key: str, value: object, message: str
+) -> None:
+    glm.write(tmp_path / "b.gguf", **{f"glm4moe.{key}": value})
+    with pytest.raises(ModelConfigError, match=re.escape(f"b.gguf: glm4moe.{key} {message}")):
+        build(tmp_path / "b.gguf")
+
+
+@pytest.mark.parametrize("glm", ["glm4-moe"], indirect=True)
+def test_a_file_without_that_layer_has_no_drafts(glm: Glm, tmp_path: Path) -> None:
+    """It is served, but not with `--speculative mtp`."""
+    kept = {name: value for name, value in glm.tensors.items() if not name.startswith("blk.3.")}
+    metadata = glm.metadata | {"glm4moe.block_count": 3, "glm4moe.nextn_predict_layers": None}
+    write_metadata(tmp_path / "b.gguf", metadata, kept, "glm4moe")
+    build(tmp_path / "b.gguf", drafter=None, num_speculative_tokens=0)
+    with pytest.raises(WeightsError, match=r"missing: model\.layers\.3\.eh_proj\.weight"):
+        build(tmp_path / "b.gguf")
+
+
+@pytest.mark.parametrize("kind", [GGMLQuantizationType.F32, GGMLQuantizationType.Q8_0])
+def test_experts_of_one_tensor_are_parts_of_it(kind: GGMLQuantizationType) -> None:
+    values = np.random.default_rng(0).standard_normal((3, 4, 64)).astype(np.float32)
+    data = quantize(values, kind).view(np.uint8)
+    parts = GGUFTensor(values.shape, kind, data.reshape(12, -1)).parts()
+    assert [part.shape for part in parts] == [(4, 64)] * 3
+    for part, wanted in zip(parts, dequantize(data, kind).reshape(values.shape), strict=True):
+        assert np.array_equal(part.rows(1, 2), wanted[1:3])
