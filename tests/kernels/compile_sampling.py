@@ -5,16 +5,14 @@ and of several: Triton compiles a number that is 1 as a constant. Prints a line 
 """
 
 import json
-from collections import Counter
-from typing import Any
 from unittest.mock import patch
 
 import torch
 import triton
 from torch import Tensor
 from triton.backends.compiler import GPUTarget
-from triton.runtime.jit import JITFunction
 
+from tests.kernels.absent import AbsentGpu, compiled_sizes
 from tests.kernels.rig import CPU
 from worker.kernels.sampling import DrawRules, Draws, Parameters
 from worker.kernels.triton.sample import choose
@@ -23,32 +21,8 @@ from worker.kernels.triton.sample_logprobs import masked_copy, token_logprobs
 HOPPER = GPUTarget("cuda", 90, 32)
 
 
-class _Driver:
-    """Of a GPU on which nothing is ever launched."""
-
-    def get_current_target(self) -> GPUTarget:
-        return HOPPER
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, device: int | None = None) -> int:
-        return 0
-
-
 def compile_all() -> dict[str, int]:
-    sizes: Counter[str] = Counter()
-    launch = JITFunction.run
-
-    def compile_only(self: Any, *args: Any, **options: Any) -> Any:
-        compiled = launch(self, *args, **(options | {"warmup": True}))
-        sizes[self.fn.__name__] += len(compiled.asm["cubin"])
-        return compiled
-
-    with (
-        patch.object(triton.runtime.driver, "_active", _Driver()),
-        patch.object(JITFunction, "run", compile_only),
-    ):
+    with patch.object(triton.runtime.driver, "_active", AbsentGpu(HOPPER)), compiled_sizes("cubin") as sizes:
         for vocab_size in (200, 151_936):
             _use_everything(torch.zeros(2, vocab_size, dtype=torch.bfloat16))
     return dict(sizes)

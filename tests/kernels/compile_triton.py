@@ -16,6 +16,7 @@ from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
+from tests.kernels.absent import AbsentGpu
 from worker.kernels.delta import DeltaParameters, DeltaSpec, DeltaState
 from worker.kernels.experts import ClampedSwiglu, ExpertsSpec, ExpertWeights, RouteSpec
 from worker.kernels.gqa import GqaSpec, QkNorm
@@ -47,15 +48,17 @@ MACHINES = {
 }
 
 
-class Driver:
+class Driver(AbsentGpu):
+    """Notes what is loaded and launched."""
+
     def __init__(self, capability: int) -> None:
-        self._target = GPUTarget("cuda", capability, 32)
+        super().__init__(GPUTarget("cuda", capability, 32))
         self.utils = self
         self.loaded: list[str] = []
         self.launched: list[str] = []
 
     def get_device_properties(self, device: int) -> dict[str, int]:
-        return {"max_shared_mem": MACHINES[self._target.arch].shared_memory}
+        return {"max_shared_mem": MACHINES[self.target.arch].shared_memory}
 
     def load_binary(self, name: str, code: bytes, shared: int, device: int) -> tuple[int, int, int, int, int]:
         """(module, function, registers, spilled, threads that a program can have)"""
@@ -65,15 +68,6 @@ class Driver:
 
     def launcher_cls(self, source: Any, metadata: Any) -> Callable[..., None]:
         return lambda *arguments: self.launched.append(metadata.name)
-
-    def get_current_target(self) -> GPUTarget:
-        return self._target
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, device: int) -> int:
-        return 0
 
 
 def compile_only(run: Callable[..., Any], shared_memory: int) -> Callable[..., Any]:

@@ -8,14 +8,11 @@ code object of the GPU and not run. Prints a line of JSON: kernel → bytes of i
 
 import json
 import sys
-from collections import Counter
 from dataclasses import replace
-from typing import Any
-from unittest.mock import patch
 
 import torch
-from triton.runtime.jit import JITFunction
 
+from tests.kernels.absent import compiled_sizes
 from tests.kernels.aiter.shim import on_cpu
 from tests.kernels.rig import CPU, Rig, Rows
 from worker.kernels.gqa import QkNorm
@@ -40,15 +37,7 @@ SHAPE = (8, 2, 128)
 
 
 def compile_all(architecture: str) -> dict[str, int]:
-    sizes: Counter[str] = Counter()
-    launch = JITFunction.run
-
-    def compile_only(self: Any, *args: Any, **options: Any) -> Any:
-        compiled = launch(self, *args, **(options | {"warmup": True}))
-        sizes[self.fn.__name__] += len(compiled.asm["hsaco"])
-        return compiled
-
-    with on_cpu(architecture), patch.object(JITFunction, "run", compile_only):
+    with on_cpu(architecture), compiled_sizes("hsaco") as sizes:
         _use_everything(Rig(Kernels(CPU, "aiter"), torch.bfloat16))
     return dict(sizes)
 

@@ -22,6 +22,7 @@ from triton.runtime.errors import OutOfResources
 from triton.runtime.interpreter import InterpreterBuilder
 from triton.runtime.jit import JITFunction
 
+from tests.kernels.absent import AbsentGpu
 from worker.kernels.aiter import package
 
 ONLY_ON_AMD = ("waves_per_eu", "matrix_instr_nonkdim", "kpack")
@@ -40,7 +41,7 @@ def on_cpu(architecture: str) -> Iterator[None]:
             ("device", lambda *_: nullcontext()),
         ):
             stack.enter_context(patch.object(torch.cuda, name, value))
-        stack.enter_context(patch.object(triton.runtime.driver, "_active", _Driver(architecture)))
+        stack.enter_context(patch.object(triton.runtime.driver, "_active", _Driver(GPUTarget("hip", architecture, 64))))
         stack.enter_context(patch.object(InterpreterBuilder, "create_assume", lambda *_: None))
         stack.enter_context(_pretended(architecture))
         yield
@@ -91,20 +92,8 @@ class _BareAiter(ModuleType):
         self.dtypes = SimpleNamespace(fp8=fp8, fp16=torch.float16, bf16=torch.bfloat16, fp32=torch.float32)
 
 
-class _Driver:
-    """Triton's driver of a GPU on which nothing is ever launched."""
-
-    def __init__(self, architecture: str) -> None:
-        self._target = GPUTarget("hip", architecture, 64)
-
-    def get_current_target(self) -> GPUTarget:
-        return self._target
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, device: int | None = None) -> int:
-        return 0
+class _Driver(AbsentGpu):
+    """With what AITER asks of one."""
 
     def get_active_torch_device(self) -> torch.device:
         return torch.device("cpu")
