@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fissile.cli.connection import Target, connection_options
-from fissile.cli.options import EXIT_INTERRUPTED, FiniteRange
+from fissile.cli.options import EXIT_INTERRUPTED, FiniteRange, model_option
 
 if TYPE_CHECKING:
     from fissile.cli.load import LoadConfig, Outcome
@@ -50,7 +50,7 @@ def _lengths(_context: click.Context, _parameter: click.Parameter, value: str) -
 @click.option(
     "--goal-tpot", type=FiniteRange(min=0), metavar="MS", help="A good request has at most this TPOT (milliseconds)."
 )
-@click.option("-m", "--model", default="", help="Model id. Not needed while the router serves one model.")
+@model_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 @connection_options
 def bench(

@@ -4,6 +4,8 @@ import time
 
 import click
 
+from fissile.cli.options import worker_model_option
+
 QUESTION = "What is the name of the capital city of France?"
 """Not one whose answer hangs on rounding: with shorter words SmolLM2 finds a French answer all but as good, and weights
 of 4 or 8 bits tip it over."""
@@ -11,15 +13,7 @@ EXPECTED = "Paris"
 
 
 @click.command(short_help="Start all, ask a real model one question, stop.")
-@click.option(
-    "-m",
-    "--model",
-    default="smollm2",
-    show_default=True,
-    envvar="FISSILE_WORKER_MODEL",
-    show_envvar=True,
-    help="As for `fissile worker`.",
-)
+@worker_model_option
 @click.option("-v", "--verbose", is_flag=True, help="Print the services' logs.")
 def demo(model: str, verbose: bool) -> None:
     """Start a router and two workers, ask them one question over gRPC, stop them."""

@@ -35,9 +35,14 @@ class FiniteRange(click.FloatRange):
         return number
 
 
+model_option = click.option("-m", "--model", default="", help="Model id. Not needed while the router serves one model.")
+worker_model_option = click.option(
+    "-m", "--model", default="smollm2", show_default=True, envvar="FISSILE_WORKER_MODEL", show_envvar=True,
+    help="As for `fissile worker`.",
+)  # fmt: skip
 sampling_options = apply(
     [
-        click.option("-m", "--model", default="", help="Model id. Not needed while the router serves one model."),
+        model_option,
         click.option("--max-tokens", type=click.IntRange(min=1), default=256, show_default=True, help="Most tokens."),
         click.option("-t", "--temperature", type=float, help="0 is greedy. Default: the model's."),
         click.option("--top-k", type=int, help="Sample from the k most likely tokens only."),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fissile.cli.options import EXIT_INTERRUPTED, FiniteRange
+from fissile.cli.options import EXIT_INTERRUPTED, FiniteRange, worker_model_option
 
 if TYPE_CHECKING:
     from fissile.cli.cluster import Cluster
@@ -25,15 +25,7 @@ class _Up(click.Command):
 
 @click.command(cls=_Up, short_help="Start a router and workers on this machine.")
 @click.option("-w", "--workers", type=click.IntRange(min=1), default=1, show_default=True, help="How many workers.")
-@click.option(
-    "-m",
-    "--model",
-    default="smollm2",
-    show_default=True,
-    envvar="FISSILE_WORKER_MODEL",
-    show_envvar=True,
-    help="As for `fissile worker`.",
-)
+@worker_model_option
 @click.option(
     "-p",
     "--port",
