@@ -15,7 +15,7 @@ text of its older part is cut off. A character still incomplete at the end becom
 
 import codecs
 from collections.abc import Callable, Mapping, Sequence, Set
-from itertools import dropwhile, islice
+from itertools import dropwhile, islice, takewhile
 from typing import Protocol
 
 REPLACEMENT = "\ufffd"
@@ -105,9 +105,11 @@ class WindowDetokenizer:
 
     def _show(self, text: str) -> str:
         """The window's text so far is `text`: what is new of it."""
-        # A character that the prompt has begun is new where it is whole.
-        before = self._shown if text.startswith(self._shown) else self._shown.rstrip(REPLACEMENT)
-        delta = text[len(before) :]
+        num_before = len(self._shown)
+        if not text.startswith(self._shown):
+            # A character that the prompt has begun is new where it is whole; what was broken before it is the prompt's.
+            num_before = max(len(self._shown.rstrip(REPLACEMENT)), _common_length(text, self._shown))
+        delta = text[num_before:]
         if delta:
             self._shown = text
         return delta
@@ -212,6 +214,11 @@ class FallbackDetokenizer(WindowDetokenizer):
     def flush(self) -> str:
         text = "" if self._is_broken else self._show_run(_complete_length(self._run) or 0)
         return text + REPLACEMENT if self._run else text
+
+
+def _common_length(one: str, other: str) -> int:
+    """Characters that they begin with alike."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
 def _complete_length(run: bytes | bytearray) -> int | None:

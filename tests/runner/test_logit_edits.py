@@ -110,6 +110,12 @@ def test_bad_sequences_begin_in_the_prompt_and_need_all_their_beginning() -> Non
     assert edited(torch.zeros(4, 4), rows)[:, 3].tolist() == [-INF, 0, 0, -INF]
 
 
+def test_a_bad_sequence_of_one_token_repeated_is_not_completed_by_a_shorter_text() -> None:
+    params = SamplingParams(bad_token_sequences=((1, 1, 3),))
+    rows = [sequence(0, params, [1]), sequence(1, params, [1, 1]), sequence(2, params, [1], [1, 1])]
+    assert edited(torch.zeros(3, 4), rows)[:, 3].tolist() == [0, -INF, -INF]
+
+
 def test_allowed_tokens_keep_their_logits_and_banned_ones_lose_them() -> None:
     logits = torch.arange(5.0).expand(3, -1)
     rows = [

@@ -227,6 +227,22 @@ def test_a_window_over_bytes_is_exact_for_any_tokens(ids, size):
     assert "".join(pieces_of(detokenizer, ids, size)) == LOSSY.decode(ids, skip_special_tokens=False)
 
 
+PARTS = st.sampled_from([TABLE.index(bytes([byte])) for byte in (0x61, 0xFF, *"漢é😀".encode())])
+
+
+@settings(max_examples=500)
+@given(st.lists(PARTS, max_size=6), st.lists(PARTS, min_size=1, max_size=6))
+def test_a_window_shows_nothing_of_the_prompt(prompt, ids):
+    """vllm#48853. What is broken in the prompt is the prompt's; a character that it has begun is the answer's."""
+    detokenizer = WindowDetokenizer(lambda ids: LOSSY.decode(ids, skip_special_tokens=False), prompt=prompt)
+    before, whole = (LOSSY.decode(ids, skip_special_tokens=False) for ids in (prompt, [*prompt, *ids]))
+    num_before = max(
+        len(before.rstrip("\ufffd")),
+        sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(before, whole, strict=False))),
+    )
+    assert "".join(pieces_of(detokenizer, ids)) == whole[num_before:]
+
+
 def test_a_window_over_endless_broken_bytes_stays_short():
     (byte,) = (i for i, data in enumerate(TABLE) if data == b"\xff")
     detokenizer = WindowDetokenizer(lambda ids: LOSSY.decode(ids, skip_special_tokens=False))
