@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from fissile.errors import MAX_VIOLATIONS, InvalidArgumentError
 from router.http.bodies import CompletionBody
 from router.http.chat_body import ChatBody
-from router.http.json_body import IGNORED, parse_body
+from router.http.json_body import BEGINNING_BYTES, IGNORED, parse_body
 from router.http.requests import chat_request, completion_request
 from tests.fuzzing import examples
 
@@ -266,6 +266,7 @@ def test_of_very_many_unknown_fields_the_first_are_named():
         (b'{"prompt":[%s]}' % b",".join([b"1"] * 300_000), "at most 250000 values"),
         (b'{"prompt":"\\"%s' % (b"[" * 200_000), "no valid JSON"),
         (b"[" * 200_000, "at most 100000 objects"),
+        (b'{"prompt":"%s","stop":%s' % (b"a" * BEGINNING_BYTES, b"[" * 200_000), "at most 100000 objects"),
         (b'{"prompt":[%s]}' % b",".join([b'""'] * 600_000), "at most 500000 strings"),
     ],
 )
@@ -274,6 +275,8 @@ def test_bodies_of_many_parts_are_refused_before_they_are_read(raw, said):
         parse_body(raw, CompletionBody)
 
 
-def test_brackets_and_quotes_inside_of_a_text_are_text():
-    text = '[{"\\' * 300_000
+@pytest.mark.parametrize("shift", range(6))
+def test_brackets_and_quotes_inside_of_a_text_are_text(shift):
+    """Wherever in one of these the beginning ends that is looked at alone."""
+    text = "a" * shift + '[{"\\' * 150_000
     assert completion(prompt=text).prompt == [text]
