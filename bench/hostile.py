@@ -2,7 +2,9 @@
 after the other, a client that means harm. All on this machine's cores, the hostile client among them.
 
 The figures are p99 and p50 of the others' time to the first token: `calm_…` without it, and with it how many times
-that, a ratio a kind. `others_failed` counts streams of the others that did not end as they should.
+that, a ratio a kind. The same again with `elsewhere`: the client attacks another router, which does nothing else, so
+that is what its work, and what it makes of work, take from the cores that all share; the rest is what it costs in the
+router itself. `others_failed` counts streams of the others that did not end as they should.
 """
 
 import asyncio
@@ -60,8 +62,8 @@ class System:
 def main() -> None:
     arguments = parse_arguments(__doc__)
     sizes = QUICK if arguments.quick else FULL
-    with running_system(sizes.step_time) as system:
-        figures = asyncio.run(measure(sizes, system))
+    with running_system(sizes.step_time) as system, running_system(sizes.step_time) as elsewhere:
+        figures = asyncio.run(measure(sizes, system, elsewhere))
     finish("hostile", figures, quick=arguments.quick, dtype="none", packages=PACKAGES)
 
 
@@ -154,7 +156,8 @@ class Others:
         raise TimeoutError("the router does not recover")
 
 
-async def measure(sizes: Sizes, system: System) -> dict[str, Figure]:
+async def measure(sizes: Sizes, system: System, elsewhere: System) -> dict[str, Figure]:
+    """Of the others' streams at `system`."""
     others, process = Others(sizes), psutil.Process(system.router.pid)
     async with others.running(system.address):
         await asyncio.sleep(1.5 * sizes.num_tokens * sizes.step_time)
@@ -162,20 +165,27 @@ async def measure(sizes: Sizes, system: System) -> dict[str, Figure]:
         figures: dict[str, Figure] = {"calm_p50_ms": round(calm[0], 1), "calm_p99_ms": round(calm[1], 1)}
         print(f"calm: p50 {calm[0]:.0f} ms, p99 {calm[1]:.0f} ms, {len(others.ttfts)} streams", flush=True)
         for kind in KINDS:
-            flags = ["--router", system.address, "--http", system.http, "--key", secret(HOSTILE)]
-            attacker = system.children.start(kind, [sys.executable, "-m", "bench.attacks", kind, *flags])
-            await asyncio.sleep(1.0)  # to start
-            p50, p99 = await others.watch(sizes.seconds)
-            num_streams, rss = len(others.ttfts), process.memory_info().rss >> 20
-            assert attacker.exit_code is None, list(attacker.last_lines)
-            attacker.kill()
-            print(f"{kind}: p50 {p50:.0f} ms, p99 {p99:.0f} ms, {num_streams} streams, router {rss} MiB", flush=True)
-            figures |= {f"{kind}_p50_ratio": round(p50 / calm[0], 2), f"{kind}_p99_ratio": round(p99 / calm[1], 2)}
-            await others.recover(sizes)
+            for name, target in ((kind, system), (f"{kind}_elsewhere", elsewhere)):
+                p50, p99 = await beside(kind, target, others)
+                rss = process.memory_info().rss >> 20
+                print(f"{name}: p50 {p50:.0f} ms, p99 {p99:.0f} ms, {len(others.ttfts)} streams, router {rss} MiB")
+                figures |= {f"{name}_p50_ratio": round(p50 / calm[0], 2), f"{name}_p99_ratio": round(p99 / calm[1], 2)}
+                await others.recover(sizes)
     for failure, number in others.failures.most_common(5):
         print(f"{number} streams of the others failed: {failure}", flush=True)
     figures |= {"others_failed": others.num_failed, "router_rss_mb": round(process.memory_info().rss / 1e6, 1)}
     return figures
+
+
+async def beside(kind: str, target: System, others: Others) -> tuple[float, float]:
+    """What `Others.watch` says while a hostile client is at work there."""
+    flags = ["--router", target.address, "--http", target.http, "--key", secret(HOSTILE)]
+    attacker = target.children.start(kind, [sys.executable, "-m", "bench.attacks", kind, *flags])
+    await asyncio.sleep(1.0)  # to start
+    quantiles = await others.watch(others.sizes.seconds)
+    assert attacker.exit_code is None, list(attacker.last_lines)
+    attacker.kill()
+    return quantiles
 
 
 if __name__ == "__main__":
