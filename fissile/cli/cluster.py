@@ -24,7 +24,7 @@ EXIT_SECONDS = 15.0
 """For a service to end once nothing is open there."""
 MESSAGES_PER_CORE = 100
 """A second, from the router to all clients: some hundredths of each core, which the workers use as well."""
-MOST_MESSAGES = 3000
+MAX_MESSAGES = 3000
 _POLL_SECONDS = 0.1
 
 
@@ -160,7 +160,7 @@ def _message_rate() -> list[str]:
     """Of a router that shares this machine's cores with its workers."""
     if "FISSILE_ROUTER_MAX_MESSAGE_RATE" in os.environ:
         return []
-    rate = min(MESSAGES_PER_CORE * len(os.sched_getaffinity(0)), MOST_MESSAGES)
+    rate = min(MESSAGES_PER_CORE * len(os.sched_getaffinity(0)), MAX_MESSAGES)
     return ["--max-message-rate", str(rate)]
 
 

@@ -70,7 +70,7 @@ def test_token_by_token_it_finds_what_a_search_from_scratch_does(shortest, longe
 
 
 def test_a_long_prompt_is_taken_in_over_several_steps(monkeypatch):
-    monkeypatch.setattr(ngram_drafter, "MOST_INDEXED", 100)
+    monkeypatch.setattr(ngram_drafter, "MAX_INDEXED", 100)
     seq = make_sequence(1, [*range(240), 0, 1])
     other = make_sequence(2, [1, 2, 3, 1, 2])
     drafter, found = NgramDrafter(2, 4), []

@@ -87,7 +87,7 @@ def test_groups_around_whole_zero_points(rig: Rig, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(linear_grouped, "has_many_programs", lambda *_: True)
     linear_grouped.tile_of.cache_clear()
     if rows == 9:
-        monkeypatch.setattr(linear_grouped, "MOST_ROWS", 8)
+        monkeypatch.setattr(linear_grouped, "MAX_ROWS", 8)
     weight = random_weight("uint4", 128, 37, 384, device=rig.device)
     zeros = torch.randint(0, 16, weight.scales.shape, generator=torch.Generator().manual_seed(3)).to(rig.device)
     weight.scales[5, 1] = 0
@@ -118,7 +118,7 @@ def test_products_of_many_rows_are_of_the_whole_weight(
 
     inputs = SIZES[group]
     linear = rig.choose(LINEAR, LinearSpec(inputs, 19, Grouped))
-    monkeypatch.setattr(linear_grouped, "MOST_ROWS", 8)
+    monkeypatch.setattr(linear_grouped, "MAX_ROWS", 8)
     weight = random_weight(form, group, 19, inputs, device=rig.device).with_bias(rig.noise(19, seed=2))
     packed = linear.pack(weight)
     assert torch.equal(linear.weight(packed, rig.dtype), weight.floats().to(rig.dtype))

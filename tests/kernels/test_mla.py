@@ -36,8 +36,8 @@ def test_chunks(rig: Rig, query_lens: list[int]) -> None:
 def test_a_context_is_expanded_in_pieces(rig: Rig, monkeypatch: pytest.MonkeyPatch, num_heads: int) -> None:
     from worker.kernels.torch import mla
 
-    monkeypatch.setattr(mla, "MOST_SCORES", 1)
-    monkeypatch.setattr(mla, "MOST_GATHERED", 1)
+    monkeypatch.setattr(mla, "MAX_SCORES", 1)
+    monkeypatch.setattr(mla, "MAX_GATHERED", 1)
     rows = LatentRows(rig, mla_spec(rig, num_heads), [1, 40, 30], [20, 75, 30], 16)
     rig.assert_close(rows.attend(), rows.exact())
 

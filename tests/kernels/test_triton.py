@@ -55,7 +55,7 @@ def test_long_rows_get_extra_programs_until_there_are_no_more(
 def test_heads_products_of_many_tokens_are_cublass(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     from worker.kernels.triton import mla_heads
 
-    monkeypatch.setattr(mla_heads, "MOST_PAIRS", 1)
+    monkeypatch.setattr(mla_heads, "MAX_PAIRS", 1)
     rows = LatentRows(rig, mla_spec(rig), [1, 1, 5], [9, 21, 20], 16)
     rig.assert_close(rows.attend(), rows.exact())
 
@@ -95,7 +95,7 @@ def test_prompts_of_one_length_are_computed_together(rig: Rig, monkeypatch: pyte
             Paged(195, 8, 5, 1, 40, 32), Dense(203, 32, 2),
         )  # fmt: skip
     rig.assert_close(rows.attend(), rows.exact())
-    monkeypatch.setattr(gqa_parts, "MOST_TOGETHER", 2)
+    monkeypatch.setattr(gqa_parts, "MAX_TOGETHER", 2)
     alone = Rows(rig, (4, 2, 16), [32] * 4, [32] * 4, 16)
     rig.assert_close(alone.attend(), alone.exact())
     assert len(alone.metadata.parts) in (1, 2)

@@ -12,7 +12,7 @@ from tests.kernels.test_experts import SPEC, Experts
 from worker.kernels.experts import ROUTE_EXPERTS, ExpertsSpec, RouteSpec
 from worker.kernels.select import Kernels
 from worker.kernels.weights import Dense
-from worker.runner.rehearsal import MOST_TOKENS
+from worker.runner.rehearsal import MAX_TOKENS
 
 DEVICES = [torch.device(device) for name, device in BACKENDS if name == "triton"]
 pytestmark = pytest.mark.skipif(not DEVICES, reason="needs an NVIDIA GPU, or Triton's interpreter: make kernels")
@@ -107,7 +107,7 @@ def test_kernels_of_all_steps_are_those_of_powers_of_two(monkeypatch: pytest.Mon
             kernel(x, x, torch.empty(num_tokens, spec.top_k, device="meta"), packed)
 
         asked.clear()
-        for power in range(MOST_TOKENS.bit_length()):
+        for power in range(MAX_TOKENS.bit_length()):
             ask(1 << power)
         ahead = set(asked)
         for num_tokens in (*range(1, 700), *range(700, 9000, 37)):

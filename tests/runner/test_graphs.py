@@ -45,7 +45,7 @@ def test_large_pieces_compute_the_last_layer_of_few_tokens(
     tiny: tuple[Path, LlamaForCausalLM], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MANY_TOKENS", 8)
-    monkeypatch.setattr(module, "MOST_WANTED", 2)
+    monkeypatch.setattr(module, "MAX_WANTED", 2)
     path, model = tiny
     driver = make_driver(path, kernel_backend="torch")
     graphs = RecordedGraphs()

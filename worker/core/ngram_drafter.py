@@ -8,7 +8,7 @@ from collections.abc import Sequence as Seq
 from worker.core.ngram_index import NgramIndex
 from worker.core.sequence import Sequence
 
-MOST_INDEXED = 8192
+MAX_INDEXED = 8192
 """Tokens that are taken in while a step is planned, some milliseconds: a longer prompt takes several steps."""
 
 
@@ -19,10 +19,10 @@ class NgramDrafter:
         """A place counts if at least `min_tokens` before it are the last ones, and up to `max_tokens` the more the
         better. 1 ≤ `min_tokens` ≤ `max_tokens`."""
         self._min, self._max = min_tokens, max_tokens
-        self._num_left = MOST_INDEXED
+        self._num_left = MAX_INDEXED
 
     def begin_step(self) -> None:
-        self._num_left = MOST_INDEXED
+        self._num_left = MAX_INDEXED
 
     def propose(self, seq: Sequence, most: int) -> Seq[int]:
         token_ids = seq.token_ids

@@ -5,7 +5,7 @@ from array import array
 NUM_BUCKETS = 1 << 14
 MASK = NUM_BUCKETS - 1
 """Of the hash of a tuple of numbers, which is the same in every process."""
-MOST_CANDIDATES = 32
+MAX_CANDIDATES = 32
 """Places that a search looks at, the latest first: what bounds its cost."""
 
 
@@ -49,7 +49,7 @@ class NgramIndex:
             return 0
         found, found_length = 0, size - 1
         place = self._heads[hash(tuple(token_ids[-size:])) & MASK]
-        for _ in range(MOST_CANDIDATES):
+        for _ in range(MAX_CANDIDATES):
             if not place or found_length >= longest:
                 break
             length = _match(token_ids, place, num, longest)

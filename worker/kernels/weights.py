@@ -121,7 +121,7 @@ class Blocks:
 
 Form = Literal["e4m3", "int8", "uint8", "uint4", "e2m1"]
 """Of a number: float8_e4m3, whole ones with and without a sign, float4_e2m1."""
-LEAST_GROUP = 16
+MIN_GROUP = 16
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 
 
@@ -145,7 +145,7 @@ class Grouped:
 
     @property
     def group(self) -> int:
-        """All inputs, or a power of two of at least `LEAST_GROUP`."""
+        """All inputs, or a power of two of at least `MIN_GROUP`."""
         return self.num_inputs // self.scales.shape[-1]
 
     @property
@@ -209,7 +209,7 @@ class Grouped:
     def joined(cls, parts: Sequence["Grouped"]) -> "Grouped | None":
         """Outputs side by side; None where the parts' forms differ."""
         first, group = parts[0], math.gcd(*(part.group for part in parts))
-        if any(part.form != first.form for part in parts) or (group < LEAST_GROUP and group != first.num_inputs):
+        if any(part.form != first.form for part in parts) or (group < MIN_GROUP and group != first.num_inputs):
             return None
         if len(parts) == 1:
             return first

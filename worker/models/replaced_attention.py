@@ -20,7 +20,7 @@ PAGED, PROBED = "fissile", "fissile_probe"
 CACHE_LAYER = "fissile_cache_layer"
 """Name of the child that an attention module gets, which does its work."""
 PROBE_TOKENS = 8
-MOST_DIFFERENCE = 0.05
+MAX_DIFFERENCE = 0.05
 """Of a token's hidden state, relatively, with and without the tokens before it; rounding is below, in all types."""
 IGNORED = frozenset({"position_ids", "position_embeddings", "cache_position", "sliding_window"})
 """Arguments that say nothing new: positions are in queries and keys already, windows in the mask."""
@@ -59,7 +59,7 @@ def replace_attention(model: PreTrainedModel, body: Body, setup: LayerSetup, num
             f"{len(probe.layers)} attention layers can be replaced, num_hidden_layers is {num_layers}: all must be"
         )
     difference = (whole[half:] - alone).float().norm(dim=-1) / alone.float().norm(dim=-1)
-    if difference.median() > MOST_DIFFERENCE:
+    if difference.median() > MAX_DIFFERENCE:
         raise ModelConfigError(
             "tokens know of others not by attention alone, or do not obey their positions; models with a state or a "
             "convolution are not supported"

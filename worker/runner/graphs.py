@@ -30,8 +30,8 @@ ROWS = (1, 2, 4, *range(8, 64, 8), *range(64, 256, 32), *range(256, 1025, 64))
 TOKENS = (8, 16, 32, 64, 128, 192, 256, 320, 384, 512, 640, 768, 896, 1024)
 """Tokens of piecewise graphs. Above, launching takes less time than the device's work."""
 MANY_TOKENS = 512
-"""Above, a piecewise graph's last layer computes `MOST_WANTED` tokens alone."""
-MOST_WANTED = 64
+"""Above, a piecewise graph's last layer computes `MAX_WANTED` tokens alone."""
+MAX_WANTED = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +174,7 @@ class GraphCapture:
         self._choose_greedily = choose_greedily
         self._outputs: dict[int, Tensor] = {}
         """Where cache layers leave their outputs: by their size, for all layers and graphs."""
-        self._wanted = torch.zeros(MOST_WANTED, dtype=torch.int64, device=buffers.input_ids.device)
+        self._wanted = torch.zeros(MAX_WANTED, dtype=torch.int64, device=buffers.input_ids.device)
 
     def capture(self, sizes: GraphSizes) -> Graphs:
         """The buffers hold a step of padding, which is run a few times. The largest come first, so that the smaller

@@ -18,7 +18,7 @@ from worker.sampling.sampler import Sampler
 
 logger = logging.getLogger(__name__)
 
-MOST_TOKENS = 4096
+MAX_TOKENS = 4096
 """Of rehearsed passes: what a kernel compiles in of the number of tokens, it does below."""
 
 
@@ -58,7 +58,7 @@ def _rehearse_model(
 
     max_rows, max_tokens = len(buffers.context_lens), len(buffers.input_ids)
     logits = None
-    for num_tokens in _sizes(min(max_tokens, MOST_TOKENS)):
+    for num_tokens in _sizes(min(max_tokens, MAX_TOKENS)):
         with forward_context(ForwardContext((), cut, positions=buffers.positions[:num_tokens])):
             hidden = model(buffers.input_ids[:num_tokens])
         logits = model.logits(hidden[:max_logits])

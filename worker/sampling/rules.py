@@ -28,7 +28,7 @@ from worker.sampling.row_rules import (
 )  # fmt: skip
 
 NO_LOGPROBS = -1
-MOST_KEPT = 16
+MAX_KEPT = 16
 """Rules of so many sets of rows: the passes of a draft model ask for others than its step does."""
 
 Ids = np.ndarray
@@ -118,7 +118,7 @@ class SlotRules:
         key = tuple(slots)
         found = self._made.get(key)
         if found is None:
-            if len(self._made) == MOST_KEPT:
+            if len(self._made) == MAX_KEPT:
                 self._made.clear()
             found = self._made[key] = self._make(np.array(slots, np.int64))
         return found

@@ -15,7 +15,7 @@ GROWTH_STEPS = 16
 Twice as many after each further one: who runs for 16, 32, 64 … steps in between is preempted a few times only, however
 long it gets.
 """
-MOST_SPARE_SHARE = 4
+MAX_SPARE_SHARE = 4
 """At most a quarter of the pool is kept free for that: more would cost more throughput than preemptions do."""
 
 
@@ -128,5 +128,5 @@ class Admission:
         if seq.num_preemptions:
             num_steps = GROWTH_STEPS << (seq.num_preemptions - 1)
             num_growing = self._blocks.num_blocks_for((state.num_running + 1) * num_steps)
-            num_spare += min(num_growing, self._blocks.pool.num_blocks // MOST_SPARE_SHARE)
+            num_spare += min(num_growing, self._blocks.pool.num_blocks // MAX_SPARE_SHARE)
         return num_spare

@@ -10,7 +10,7 @@ struct Float8 {
     uint8_t bits;
 };
 
-constexpr float MOST_FLOAT8 = 448.0f;
+constexpr float MAX_FLOAT8 = 448.0f;
 constexpr uint8_t NAN_FLOAT8 = 0x7f;
 // What is loaded is too small by this: sign, exponent and fraction stand where half precision has its own, whose bias is
 // 8 more. Whoever sums up products multiplies once at the end.
@@ -34,7 +34,7 @@ static inline Float8 to_float8(float value) {
     memcpy(&bits, &value, sizeof bits);
     const uint8_t sign = bits >> 24 & 0x80;
     if (!std::isfinite(value)) return {uint8_t(sign | NAN_FLOAT8)};
-    const float size = std::min(std::fabs(value), MOST_FLOAT8);
+    const float size = std::min(std::fabs(value), MAX_FLOAT8);
     constexpr float SMALLEST_NORMAL = 0x1p-6f, STEP_BELOW = 0x1p-9f;
     if (size < SMALLEST_NORMAL) return {uint8_t(sign | uint8_t(std::nearbyint(size / STEP_BELOW)))};
     memcpy(&bits, &size, sizeof bits);

@@ -17,9 +17,9 @@ from worker.kernels.step import Step, StepBuffers
 from worker.kernels.torch.elementwise import rotate
 from worker.kernels.torch.slots import context_slots
 
-MOST_SCORES = 1 << 24
+MAX_SCORES = 1 << 24
 """That are in memory at a time."""
-MOST_GATHERED = 1 << 26
+MAX_GATHERED = 1 << 26
 """Numbers of cache rows that are gathered at a time."""
 
 
@@ -138,7 +138,7 @@ class TorchMla(MlaKernel):
         q_latent = torch.bmm(q_nope.transpose(0, 1), expand[:, : spec.nope_dim]).transpose(0, 1)
         queries = torch.cat((q_latent, q_rope), -1).view(num_rows, length * spec.num_heads, spec.row_dim)
         mixed = queries.new_empty(*queries.shape[:2], spec.latent_dim)
-        num_together = max(1, MOST_GATHERED // (slots.shape[1] * spec.row_dim))
+        num_together = max(1, MAX_GATHERED // (slots.shape[1] * spec.row_dim))
         for start in range(0, num_rows, num_together):
             at = slice(start, start + num_together)
             rows = cache.flatten(0, 1)[slots[at]].to(queries.dtype)
@@ -157,7 +157,7 @@ class TorchMla(MlaKernel):
         positions = torch.arange(len(slots), device=slots.device)
         best = q_nope.new_full((num_heads, num_tokens, 1), -torch.inf, dtype=torch.float32)
         total, mixed = torch.zeros_like(best), best.new_zeros(num_heads, num_tokens, spec.v_head_dim)
-        for piece in positions.split(max(16, MOST_SCORES // (num_tokens * num_heads))):
+        for piece in positions.split(max(16, MAX_SCORES // (num_tokens * num_heads))):
             rows = cache.flatten(0, 1)[slots[piece]].to(dtype)
             latents, k_rope = rows.split((spec.latent_dim, spec.rope_dim), -1)
             k_nope, v = torch.matmul(latents, expand.transpose(1, 2)).split((spec.nope_dim, spec.v_head_dim), -1)

@@ -10,7 +10,7 @@ from worker.kernels.interface import RopeTable
 from worker.kernels.mla import IndexKernel, IndexNorm, IndexSpec, LatentPool
 from worker.kernels.step import Step, StepBuffers
 from worker.kernels.torch.elementwise import rotate
-from worker.kernels.torch.mla import MOST_SCORES, Metadata, prepare_rows, rope_rows
+from worker.kernels.torch.mla import MAX_SCORES, Metadata, prepare_rows, rope_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class TorchIndex(IndexKernel):
             keys = cache.flatten(0, 1)[chunk.slots].to(q.dtype)
             positions = torch.arange(len(chunk.slots), device=q.device)
             own = positions[len(positions) - chunk.num_tokens :]
-            for piece in own.split(max(1, MOST_SCORES // (len(positions) * self._spec.num_heads))):
+            for piece in own.split(max(1, MAX_SCORES // (len(positions) * self._spec.num_heads))):
                 tokens = slice(at, at + len(piece))
                 scores = self._scores(q[None, tokens], weights[tokens], keys[None])[0]
                 parts.append(self._best(scores, positions > piece[:, None], chunk.slots.expand(len(piece), -1)))

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from worker.kernels.experts import RouteKernel, RouteSpec
 
-LEAST_SUM = 1e-20
+MIN_SUM = 1e-20
 """Added to the sum of the chosen scores, as the families' own code does: sigmoids may all be 0."""
 
 
@@ -24,7 +24,7 @@ class TorchRoute(RouteKernel):
         ids = choice.topk(spec.top_k, -1).indices
         weights = scores.gather(-1, ids)
         if spec.is_normalised:
-            weights /= weights.sum(-1, keepdim=True) + LEAST_SUM
+            weights /= weights.sum(-1, keepdim=True) + MIN_SUM
         return weights.mul_(spec.scale), ids
 
     def _of_top_groups(self, choice: Tensor) -> Tensor:

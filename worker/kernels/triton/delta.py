@@ -13,7 +13,7 @@ from worker.kernels.triton.delta_chunks import prepare_chunks_kernel, update_chu
 from worker.kernels.triton.delta_conv import convolve_kernel
 from worker.kernels.triton.delta_rows import update_rows_kernel
 from worker.kernels.triton.machine import Machine
-from worker.kernels.triton.overlap import MOST_TOKENS, launch_options
+from worker.kernels.triton.overlap import MAX_OVERLAP_TOKENS, launch_options
 
 CHUNK = 64
 CONV_TOKENS, CONV_CHANNELS = 16, 256
@@ -79,7 +79,7 @@ class TritonDelta(DeltaKernel):
         for num_rows in range(1, min(max_rows, 2) + 1):
             yield Step(num_uniform_rows=num_rows, max_context_len=1)
         num_beside = min(1, max_rows - 1)
-        longest = min(MOST_TOKENS + 1, max_tokens - num_beside, max_context_len)
+        longest = min(MAX_OVERLAP_TOKENS + 1, max_tokens - num_beside, max_context_len)
         yield Step(num_uniform_rows=num_beside, chunks=(Chunk(longest, longest),), max_context_len=longest)
 
     def convolve(self, x: Tensor, parameters: DeltaParameters, state: DeltaState, metadata: Metadata) -> Tensor:

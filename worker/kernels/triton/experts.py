@@ -10,7 +10,7 @@ from worker.kernels.experts import ClampedSwiglu, ExpertsKernel, ExpertsSpec, Ex
 from worker.kernels.triton.experts_grouped import GroupedTile, grouped_kernel, sum_kernel
 from worker.kernels.triton.experts_pairs import PairTile, down_kernel, gate_kernel
 from worker.kernels.triton.experts_sort import SortedPairs, sort_pairs
-from worker.kernels.triton.experts_tiles import MOST_PAIR_ROWS, Tiles, down_pair_tile, gate_pair_tile, tiles_of
+from worker.kernels.triton.experts_tiles import MAX_PAIR_ROWS, Tiles, down_pair_tile, gate_pair_tile, tiles_of
 from worker.kernels.triton.machine import Machine
 from worker.kernels.triton.overlap import launch_options
 from worker.kernels.triton.weight_tile import INPUTS, PLAIN, PackedGrouped, pack_grouped
@@ -42,7 +42,7 @@ class TritonExperts(ExpertsKernel):
     def __call__(self, x: Tensor, weights: Tensor, ids: Tensor, packed: Packed, out: Tensor | None = None) -> Tensor:
         out = torch.empty_like(x) if out is None else out
         gate_up, down = packed
-        if 0 < len(x) <= MOST_PAIR_ROWS and isinstance(gate_up, Dense) and isinstance(down, Dense):
+        if 0 < len(x) <= MAX_PAIR_ROWS and isinstance(gate_up, Dense) and isinstance(down, Dense):
             tiles = gate_pair_tile(self._spec), down_pair_tile(self._spec)
             self.by_pairs(x, weights, ids, (gate_up, down), out, *tiles)
         elif len(x):

@@ -13,12 +13,12 @@ import triton
 from worker.kernels.experts import ExpertsSpec
 from worker.kernels.triton.experts_grouped import GroupedTile
 from worker.kernels.triton.experts_pairs import PairTile
-from worker.kernels.triton.linear_rows import MOST_MEMORY
+from worker.kernels.triton.linear_rows import MAX_MEMORY
 from worker.kernels.triton.machine import Machine
 
-MOST_PAIR_ROWS = 4
+MAX_PAIR_ROWS = 4
 """Above, rows that share an expert are many enough to read its weights together."""
-MOST_TOKENS = 4096
+MAX_TOKENS = 4096
 """Steps of more tokens are computed as those of so many: tiles grow no more."""
 PAIR_ELEMENTS = 1024
 """Of a weight that a program of pairs takes at a time."""
@@ -52,7 +52,7 @@ def down_pair_tile(spec: ExpertsSpec) -> PairTile:
 
 def tiles_of(num_tokens: int, spec: ExpertsSpec, machine: Machine, dtype: torch.dtype) -> Tiles:
     """Alike for all numbers of tokens between two powers of two: kernels are compiled ahead for those."""
-    tokens = min(triton.next_power_of_2(num_tokens), MOST_TOKENS)
+    tokens = min(triton.next_power_of_2(num_tokens), MAX_TOKENS)
     pairs_of_each = tokens * spec.top_k / spec.num_experts
     if dtype == torch.float32:
         tile = EXACT
@@ -64,7 +64,7 @@ def tiles_of(num_tokens: int, spec: ExpertsSpec, machine: Machine, dtype: torch.
         tile = MANY
     else:
         tile = MOST
-    most_memory = min(machine.shared_memory, MOST_MEMORY)
+    most_memory = min(machine.shared_memory, MAX_MEMORY)
     return Tiles(
         gate=tile.within(spec.hidden_size, most_memory, dtype.itemsize),
         down=tile.within(spec.intermediate_size, most_memory, dtype.itemsize),

@@ -8,7 +8,7 @@ from worker.kernels.step import Chunk, Step
 DENSE_PIECE = 1024
 """Tokens, or a multiple of them, of a prompt's beginning that go to cuDNN, which prepares itself for each length anew.
 What is left over follows as a chunk with a prefix."""
-MOST_TOGETHER = 8
+MAX_TOGETHER = 8
 """Prompts of one length that go there at once: for each number of them it prepares itself anew, too."""
 
 
@@ -69,13 +69,13 @@ def _one_by_one(step: Step, *, has_dense: bool) -> Iterator[Dense | Paged]:
 
 
 def _together(parts: Iterable[Dense | Paged]) -> Iterator[Dense | Paged]:
-    """Beginnings of one length, next to each other, as one part: 2, 4 or `MOST_TOGETHER` of them."""
+    """Beginnings of one length, next to each other, as one part: 2, 4 or `MAX_TOGETHER` of them."""
     waiting: list[Dense] = []
     for part in parts:
         if waiting and (
             not isinstance(part, Dense)
             or (part.start, part.length) != (waiting[-1].end, waiting[-1].length)
-            or len(waiting) == MOST_TOGETHER
+            or len(waiting) == MAX_TOGETHER
         ):
             yield from _powers(waiting)
             waiting = []

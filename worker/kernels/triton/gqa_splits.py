@@ -17,7 +17,7 @@ LONG = 2048
 """Keys that a program may have for itself before a row wants more of them."""
 SHORT = 256
 """Keys that are not worth a split of their own in a chunk."""
-MOST_SPLITS = 64
+MAX_SPLITS = 64
 RESIDENT = 4
 """Programs that a multiprocessor runs at a time, if they are small."""
 ROWS = 1024
@@ -47,7 +47,7 @@ class Splits:
     @property
     def most(self) -> int:
         """That a row can have, a power of two."""
-        return MOST_SPLITS if self.num_extra else self.usual
+        return MAX_SPLITS if self.num_extra else self.usual
 
 
 @triton.jit(
@@ -56,7 +56,7 @@ class Splits:
 )
 def _deal_kernel(
     context_lens, by_row, first_extra, extra_rows, num_rows, num_tokens, usual, num_extra,
-    WINDOW: tl.constexpr, LONG: tl.constexpr, MOST_SPLITS: tl.constexpr, ROWS: tl.constexpr,
+    WINDOW: tl.constexpr, LONG: tl.constexpr, MAX_SPLITS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     dealt = 0
     for first in range(0, num_rows, ROWS):
@@ -65,7 +65,7 @@ def _deal_kernel(
         num_keys = tl.load(context_lens + row, mask=is_row, other=0)
         if WINDOW > 0:
             num_keys = tl.minimum(num_keys, WINDOW + num_tokens)
-        wanted = tl.maximum(tl.minimum(tl.cdiv(num_keys, LONG), MOST_SPLITS) - usual, 0)
+        wanted = tl.maximum(tl.minimum(tl.cdiv(num_keys, LONG), MAX_SPLITS) - usual, 0)
         begin = dealt + tl.cumsum(wanted, 0) - wanted
         given = tl.maximum(tl.minimum(wanted, num_extra - begin), 0)
         tl.store(by_row + row, usual + given, mask=is_row)
@@ -79,7 +79,7 @@ def _deal_kernel(
 def usual_splits(machine: Machine, num_programs: int, resident: int = RESIDENT) -> int:
     """A power of two: as many programs as the device runs at a time, `resident` on a multiprocessor, from so many that
     have a row and head each."""
-    wanted = max(1, min(MOST_SPLITS, resident * machine.num_sms // num_programs))
+    wanted = max(1, min(MAX_SPLITS, resident * machine.num_sms // num_programs))
     return 1 << (wanted.bit_length() - 1)
 
 
@@ -100,7 +100,7 @@ def deal_splits(
     by_row, first_extra, extra_rows = buffer.split(sizes)
     _deal_kernel[(1,)](
         context_lens, by_row, first_extra, extra_rows, num_rows, num_tokens, usual, num_extra,
-        window or 0, LONG, MOST_SPLITS, ROWS, num_warps=4,
+        window or 0, LONG, MAX_SPLITS, ROWS, num_warps=4,
     )  # fmt: skip
     return Splits(usual, True, num_extra, by_row, first_extra, extra_rows)
 
@@ -108,5 +108,5 @@ def deal_splits(
 def chunk_splits(machine: Machine, num_tiles: int, longest: int) -> Splits:
     """For chunks in so many tiles, with contexts of at most `longest`: so that few tokens behind a long prefix fill the
     device."""
-    wanted = min(2 * machine.num_sms // num_tiles, longest // SHORT, MOST_SPLITS)
+    wanted = min(2 * machine.num_sms // num_tiles, longest // SHORT, MAX_SPLITS)
     return Splits(1 << (max(1, wanted).bit_length() - 1))

@@ -10,7 +10,7 @@ from worker.kernels.gqa import GqaSpec
 from worker.kernels.step import Chunk, Step
 from worker.kernels.triton.gqa_splits import LONG, SHORT, usual_splits
 from worker.kernels.triton.machine import Machine
-from worker.kernels.triton.overlap import MOST_TOKENS
+from worker.kernels.triton.overlap import MAX_OVERLAP_TOKENS
 
 FEW_ROWS = 16
 """Uniform rows that take fewer keys at a time."""
@@ -29,10 +29,10 @@ def all_steps(spec: GqaSpec, machine: Machine, max_rows: int, max_tokens: int, m
             yield Step(num_uniform_rows=num_rows, max_context_len=longest)
     longest = min(max_tokens, max_context_len)
     yield Step(num_uniform_rows=0, chunks=(Chunk(longest, longest),), max_context_len=longest)
-    num_beside = min(MOST_TOKENS, max_rows - 1)
+    num_beside = min(MAX_OVERLAP_TOKENS, max_rows - 1)
     for longest in doubling(SHORT, max_context_len):
         yield Step(num_uniform_rows=0, chunks=(Chunk(1, longest),), max_context_len=longest)
-        chunk = Chunk(1 + MOST_TOKENS - num_beside, longest)
+        chunk = Chunk(1 + MAX_OVERLAP_TOKENS - num_beside, longest)
         if num_beside + chunk.num_tokens <= max_tokens:
             yield Step(num_uniform_rows=num_beside, chunks=(chunk,), max_context_len=longest)
 

@@ -1,6 +1,6 @@
 """Linear layers of few rows, which are bound by reading the weights; cuBLAS has the others.
 
-One row is a matrix-vector product (`linear_vector`). Up to `MOST_ROWS` a program computes some output
+One row is a matrix-vector product (`linear_vector`). Up to `MAX_ROWS` a program computes some output
 features of all rows, so that each weight is read once, and streams them in long pieces of the input features. A gated
 product computes a feature's gate and up side by side.
 """
@@ -14,7 +14,7 @@ from worker.kernels.interface import LinearSpec
 from worker.kernels.torch.linear import PackedLinear, PlainLinear
 from worker.kernels.triton.linear_rows import (
     LATE_ROWS,
-    MOST_ROWS,
+    MAX_ROWS,
     Tile,
     features_of_program,
     store_sums,
@@ -83,7 +83,7 @@ class TritonLinear(PlainLinear):
     def __init__(self, spec: LinearSpec, machine: Machine, dtype: torch.dtype) -> None:
         self._out, self._in, self._machine = spec.out_features, spec.in_features, machine
         self._tiles = {
-            rows: tile_of(rows, self._out, self._in, machine, dtype.itemsize) for rows in range(2, MOST_ROWS + 1)
+            rows: tile_of(rows, self._out, self._in, machine, dtype.itemsize) for rows in range(2, MAX_ROWS + 1)
         }
 
     def __call__(self, x: Tensor, packed: PackedLinear, out: Tensor | None = None) -> Tensor:
@@ -97,7 +97,7 @@ class TritonLinear(PlainLinear):
         return self._product(x, packed, x.new_empty(len(x), self._out // 2), is_gated=True)
 
     def _is_skinny(self, x: Tensor) -> bool:
-        return 0 < len(x) <= MOST_ROWS
+        return 0 < len(x) <= MAX_ROWS
 
     def of_norm(
         self, x: Tensor, residual: Tensor, norm_weight: Tensor, eps: float, packed: PackedLinear, *, is_gated: bool

@@ -1,6 +1,6 @@
 """Linear layers over numbers of a byte or half of one (see `weight_tile`).
 
-Of up to `MOST_ROWS` rows the tensor cores multiply numbers that were put together in registers; one row is no
+Of up to `MAX_ROWS` rows the tensor cores multiply numbers that were put together in registers; one row is no
 exception, as tensor cores have time for rows that are not there, and other units do not. For more rows the weight is
 put together in memory, and the rest is cuBLAS: on an H200 that takes as long for 64 rows, and less for more.
 """
@@ -16,7 +16,7 @@ from worker.kernels.interface import LinearKernel, LinearSpec
 from worker.kernels.torch.linear import PackedLinear, PlainLinear
 from worker.kernels.triton.linear_rows import (
     LATE_ROWS,
-    MOST_ROWS,
+    MAX_ROWS,
     Tile,
     features_of_program,
     store_sums,
@@ -128,14 +128,14 @@ class TritonGroupedLinear(LinearKernel):
         return pack_grouped(weight, self._machine, may_centre=has_many_programs(self._out, self._machine))
 
     def __call__(self, x: Tensor, packed: PackedGrouped, out: Tensor | None = None) -> Tensor:
-        if len(x) > MOST_ROWS:
+        if len(x) > MAX_ROWS:
             return self._plain(x, PackedLinear(self.weight(packed, x.dtype), packed.bias), out)
         out = x.new_empty(len(x), self._out) if out is None else out
         self._launch(x, packed, out, is_gated=False)
         return out
 
     def gated(self, x: Tensor, packed: PackedGrouped) -> Tensor | None:
-        if len(x) > MOST_ROWS:
+        if len(x) > MAX_ROWS:
             return None
         out = x.new_empty(len(x), self._out // 2)
         self._launch(x, packed, out, is_gated=True)

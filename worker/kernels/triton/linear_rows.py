@@ -8,9 +8,9 @@ import triton.language as tl
 from worker.kernels.triton.linear_vector import silu_times
 from worker.kernels.triton.machine import Machine
 
-MOST_ROWS = 64
+MAX_ROWS = 64
 """Above, cuBLAS reads the weights as fast."""
-MOST_MEMORY = 200_000
+MAX_MEMORY = 200_000
 """Bytes of a processor's shared memory that a program takes."""
 LATE_ROWS = 32
 """Up to so many a product lets the next kernel begin only at its end: what waits would hold up its own loads."""
@@ -37,7 +37,7 @@ def tile_that_fits(
 ) -> Tile:
     """That of the most stages that there is memory for; 2 in any case."""
     tiles = [Tile(rows, features, piece, num_stages) for num_stages in range(most_stages, 1, -1)]
-    most_memory = min(machine.shared_memory, MOST_MEMORY)
+    most_memory = min(machine.shared_memory, MAX_MEMORY)
     return next((tile for tile in tiles if tile.shared_memory(itemsize, weight_itemsize) <= most_memory), tiles[-1])
 
 

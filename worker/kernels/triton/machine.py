@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from worker.kernels.triton.overlap import MOST_TOKENS
+from worker.kernels.triton.overlap import MAX_OVERLAP_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,7 @@ class Machine:
 
     def overlaps(self, num_tokens: int) -> bool:
         """Whether the kernels of a step of so many tokens do: see `overlap`."""
-        return self.can_overlap and num_tokens <= MOST_TOKENS
+        return self.can_overlap and num_tokens <= MAX_OVERLAP_TOKENS
 
 
 INTERPRETER = Machine(num_sms=4, shared_memory=1 << 17, can_overlap=False)

@@ -22,7 +22,7 @@ from worker.kernels.triton.mla_attend import attend_latents_kernel
 from worker.kernels.triton.mla_expanded import attend_expanded_kernel
 from worker.kernels.triton.mla_heads import product_by_head
 from worker.kernels.triton.mla_steps import LONG_CHUNK, all_steps, graph_contexts
-from worker.kernels.triton.mla_tiles import MOST_UNIFORM, Tile, expanded_tile_of, head_blocks, tile_of
+from worker.kernels.triton.mla_tiles import MAX_UNIFORM, Tile, expanded_tile_of, head_blocks, tile_of
 from worker.kernels.triton.mla_write import write_kernel
 from worker.kernels.triton.overlap import LINE_BYTES, launch_options
 
@@ -93,7 +93,7 @@ class TritonMla(MlaKernel):
 
     def _parts(self, step: Step, buffers: StepBuffers, block_size: int) -> Iterator[Absorbed | Expanded]:
         """Uniform rows; then chunks in their order, long ones alone, others together."""
-        if step.uniform_len > MOST_UNIFORM:
+        if step.uniform_len > MAX_UNIFORM:
             yield from self._chunks(buffers, 0, step.num_uniform_tokens, 0, step.num_uniform_rows, step.max_context_len)
         elif step.num_uniform_rows:
             yield self._rows(step, buffers)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from worker.kernels.triton.overlap import launch_options, let_next_begin, wait_for_kernel_before
 
-MOST_PAIRS = 1024
+MAX_PAIRS = 1024
 """Of a head and a token."""
 TOKENS = 16
 """Of a program."""
@@ -44,7 +44,7 @@ def product_by_head(x: Tensor, weight: Tensor, out: Tensor, *, overlaps: bool) -
     with any; I and O are powers of two, at least 16."""
     num_tokens, num_heads, num_inputs = x.shape
     num_outputs = out.shape[2]
-    if num_tokens * num_heads > MOST_PAIRS:
+    if num_tokens * num_heads > MAX_PAIRS:
         torch.bmm(x.transpose(0, 1), weight, out=out.transpose(0, 1))
         return
     piece = min(num_outputs, max(16, HELD // num_inputs))

@@ -9,7 +9,7 @@ from worker.kernels.triton.gqa_splits import LONG, SHORT, usual_splits
 from worker.kernels.triton.gqa_steps import doubling
 from worker.kernels.triton.machine import Machine
 from worker.kernels.triton.mla_tiles import head_blocks, tile_of
-from worker.kernels.triton.overlap import MOST_TOKENS
+from worker.kernels.triton.overlap import MAX_OVERLAP_TOKENS
 
 LONG_CHUNK = 128
 """Tokens from which it takes less time to expand a context than to attend to latents, of which each head's queries and
@@ -35,14 +35,14 @@ def all_steps(spec: MlaSpec, machine: Machine, max_rows: int, max_tokens: int, m
     for num_rows in kinds.values():
         for longest in graph_contexts(spec, machine, num_rows, max_context_len):
             yield Step(num_uniform_rows=num_rows, max_context_len=longest)
-            if num_rows < max_rows and num_rows + MOST_TOKENS < max_tokens:
-                chunk = Chunk(1 + MOST_TOKENS, min(2 + MOST_TOKENS, max_context_len))
+            if num_rows < max_rows and num_rows + MAX_OVERLAP_TOKENS < max_tokens:
+                chunk = Chunk(1 + MAX_OVERLAP_TOKENS, min(2 + MAX_OVERLAP_TOKENS, max_context_len))
                 yield Step(num_uniform_rows=num_rows, chunks=(chunk,), max_context_len=longest)
     if (longest := min(LONG_CHUNK, max_tokens, max_context_len)) == LONG_CHUNK:
         yield Step(num_uniform_rows=0, chunks=(Chunk(longest, longest),), max_context_len=longest)
-    num_beside = min(MOST_TOKENS, max_rows - 1)
+    num_beside = min(MAX_OVERLAP_TOKENS, max_rows - 1)
     for longest in doubling(SHORT, max_context_len):
         yield Step(num_uniform_rows=0, chunks=(Chunk(1, longest),), max_context_len=longest)
-        chunk = Chunk(1 + MOST_TOKENS - num_beside, longest)
+        chunk = Chunk(1 + MAX_OVERLAP_TOKENS - num_beside, longest)
         if num_beside + chunk.num_tokens <= max_tokens:
             yield Step(num_uniform_rows=num_beside, chunks=(chunk,), max_context_len=longest)

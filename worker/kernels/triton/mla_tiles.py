@@ -7,7 +7,7 @@ import triton
 from worker.kernels.mla import MlaSpec
 from worker.kernels.triton.machine import Machine
 
-MOST_UNIFORM = 16
+MAX_UNIFORM = 16
 """Tokens of a uniform row that one tile may have."""
 
 

@@ -14,7 +14,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 LINE_BYTES = tl.constexpr(128)
-MOST_TOKENS = 64
+MAX_OVERLAP_TOKENS = 64
 """Of steps whose kernels overlap: larger ones fill the device, and programs that wait take place on it."""
 
 

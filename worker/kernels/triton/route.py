@@ -9,7 +9,7 @@ from worker.kernels.experts import RouteKernel, RouteSpec
 from worker.kernels.triton.machine import Machine
 from worker.kernels.triton.overlap import launch_options, let_next_begin, wait_for_kernel_before
 
-MOST_NORM_ROWS = 16
+MAX_NORM_ROWS = 16
 """Whose norm is worked out by every program of the router's product."""
 WIDEST_NORM = 8192
 """Elements of a row that a program holds."""
@@ -145,7 +145,7 @@ class TritonRoute(RouteKernel):
     ) -> tuple[Tensor, Tensor, Tensor] | None:
         """(logits, the norm of residual + x, residual + x), all new, of few rows; None of more."""
         num_rows, width = x.shape
-        if not 0 < num_rows <= MOST_NORM_ROWS or width > WIDEST_NORM:
+        if not 0 < num_rows <= MAX_NORM_ROWS or width > WIDEST_NORM:
             return None
         num_experts, overlaps = len(router), self._machine.overlaps(num_rows)
         logits = torch.empty(num_rows, num_experts, dtype=torch.float32, device=x.device)

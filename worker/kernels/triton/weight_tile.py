@@ -19,7 +19,7 @@ PLAIN, BYTES, E4M3, UINT4, E2M1, CENTRED = (tl.constexpr(number) for number in r
 CENTRED: of whole numbers around a whole zero point, whose scale is for sums (see `weight_tile`)."""
 INPUTS = 32
 """Whose multiples layers must have: the smallest blocks have as many."""
-LEAST_CENTRED = 128
+MIN_CENTRED = 128
 """Inputs of a group, that a piece may be of one."""
 _HALVES: dict[Form, tl.constexpr] = {"uint4": UINT4, "e2m1": E2M1}
 
@@ -41,7 +41,7 @@ def pack_grouped(weight: Grouped, machine: Machine, *, may_centre: bool) -> Pack
     """`may_centre`: halves may be CENTRED. Waits for the device."""
     numbers, scales = weight.numbers.contiguous(), weight.scales.contiguous()
     form = _HALVES.get(weight.form, BYTES)
-    may_centre = may_centre and weight.form == "uint4" and weight.group >= LEAST_CENTRED
+    may_centre = may_centre and weight.form == "uint4" and weight.group >= MIN_CENTRED
     if may_centre and (zeros := _whole_zeros(weight)) is not None:
         halves = scales, zeros.view(torch.float16)
         scales = torch.stack(halves, -1).view(torch.int32)[..., 0]

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from worker.kernels.weights import LEAST_GROUP, Grouped, power_of_two_in
+from worker.kernels.weights import MIN_GROUP, Grouped, power_of_two_in
 from worker.loader.quantized.parts import Parts
 from worker.loader.quantized.schemes import Scaled
 
@@ -59,7 +59,7 @@ class ScaledTensor:
         group = end - first
         if columns < self.shape[1]:
             group = power_of_two_in(columns, first, end)
-            if group < LEAST_GROUP:
+            if group < MIN_GROUP:
                 return None
         numbers = self._numbers.read(dim, start, length)
         self._check(numbers)
