@@ -8,6 +8,7 @@ from tests.runner.byte_tokenizer import END, EOS, VOCAB_SIZE, byte_tokenizer, ma
 from worker.core.batch import DEFERRED_TOKEN, NewSequence, ScheduledBatch
 from worker.core.params import Grammar, GrammarKind, SamplingParams
 from worker.core.tokens import token_array
+from worker.grammars import compiler as module
 from worker.grammars.compiler import GrammarCompiler
 from worker.grammars.masks import SlotGrammars
 from worker.kernels.torch.sample import masked_copy
@@ -196,6 +197,17 @@ def test_each_draft_has_a_mask_of_its_own(grammars):
 def test_behind_a_forbidden_draft_there_is_no_mask(grammars):
     run(grammars, batch((0, 0, list(PROMPT)), new_sequences=(new(0, "xyzw?"),)))
     assert run(grammars, drafted(0, 3, b"x", b"yy"), order=[0, 0, 0]) == ([of("y"), of("z"), EVERYTHING], {})
+
+
+def test_a_mask_that_takes_too_long_behind_a_draft_is_left_to_the_next_step(monkeypatch):
+    """What is unknown there allows nothing: that ends the tokens of this step, and no row."""
+    monkeypatch.setattr(module, "STEP_FUEL", 10)
+    grammars = SlotGrammars(make_compiler(), VOCAB_SIZE, torch.device("cpu"), num_threads=1)
+    slow = new(0, "yx([a-f]+[c-z]*){2,40}|yxyz")
+    assert run(grammars, batch((0, 0, list(PROMPT)), new_sequences=(slow,))) == ([of("y")], {})
+    assert run(grammars, drafted(0, 3, b"y", b"x"), order=[0, 0]) == ([of("x"), set()], {})
+    _, errors = run(grammars, batch((0, 4, list(b"x"))))
+    assert "too many expressions" in errors[0]
 
 
 @pytest.mark.parametrize(("num_new", "after"), [(1, "z"), (2, "w")])

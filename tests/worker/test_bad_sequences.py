@@ -313,9 +313,10 @@ def test_an_id_in_use_again_ends_both_uses_and_no_other():
         system.executor.open.set()
         await router.finish(1, 2)
         await quiet(system)
-        return router, expected(other, 6)
+        return router, expected(other, 6), system.server._engine.load.num_generated_tokens
 
-    router, other = run_worker(scenario)
+    router, other, num_generated = run_worker(scenario)
+    assert num_generated < 6 + 50, "the first use goes on unheard"
     assert (router.ended[1].finish_reason, router.ended[1].error_code) == (ERROR, code_pb2.ALREADY_EXISTS)
     assert (router.tokens[2], router.ended[2].finish_reason) == (other, LENGTH)
 
