@@ -15,7 +15,7 @@ from worker.models.base import CausalLM
 from worker.models.state_head import StateHead
 from worker.parallel.group import Group
 from worker.runner.config import RunnerConfig
-from worker.runner.drafting import Draft, Drafting
+from worker.runner.drafting import Drafting, DraftModel
 from worker.runner.entries import EntryMover
 from worker.runner.forward import ForwardPass
 from worker.runner.graphs import GraphSizes, graph_contexts
@@ -46,7 +46,7 @@ class Assembly:
     """On rank 0."""
     graph_sizes: GraphSizes | None = None
     """What `ModelRunner.capture` will be asked for; None: nothing."""
-    draft: Draft | None = None
+    draft: DraftModel | None = None
 
     @property
     def specs(self) -> list[PoolSpec]:
@@ -93,7 +93,7 @@ class Assembly:
             drafting=None if self.draft is None else self._drafting(self.draft, preparer, slots),
         )
 
-    def _drafting(self, draft: Draft, preparer: StepPreparer, slots: SlotState) -> Drafting:
+    def _drafting(self, draft: DraftModel, preparer: StepPreparer, slots: SlotState) -> Drafting:
         kind: type[Drafting] = RecurrentDrafting if draft.has_state else Drafting
         if isinstance(draft.model, StateHead):
             kind = StateDrafting

@@ -11,17 +11,22 @@ from worker.grammars.compiler import GrammarCompiler
 from worker.grammars.masks import SlotGrammars
 from worker.kernels.native.build import this_cpu
 from worker.kernels.select import Kernels
+from worker.layers.setup import LayerSetup
 from worker.loader.config import CommonConfig
 from worker.loader.errors import ModelConfigError
 from worker.loader.source import ModelSource
 from worker.loader.tokenizer import load_tokenizer_files
+from worker.models.base import CausalLM
 from worker.parallel.group import ALONE, Group
 from worker.runner.assembly import Assembly, SizedCache, compile_ahead, size_cache, warm_up
 from worker.runner.config import MemoryReport, ModelInfo, RunnerConfig
+from worker.runner.drafting import DraftModel
 from worker.runner.dtypes import is_emulated, resolve_dtype
 from worker.runner.graphs import MANY_TOKENS, GraphSizes
-from worker.runner.load import layer_setup, load_draft, load_model, load_mtp, open_model
+from worker.runner.load import OpenedModel, layer_setup, load_model, open_model
+from worker.runner.load_draft import load_draft
 from worker.runner.load_eagle3 import load_eagle3
+from worker.runner.load_mtp import load_mtp
 from worker.runner.memory import GIB, physical_cores
 from worker.runner.model_runner import ModelRunner
 
@@ -72,15 +77,7 @@ def build_runner(
     kernels = Kernels(device, config.kernel_backend)
     setup = layer_setup(opened, config, kernels, tp, dtype, ep, dp)
     model, weights = load_model(opened, config, setup, max_model_len, watch)
-    draft, draft_weights = None, 0
-    match config.drafter:
-        case "draft":
-            draft, draft_weights = load_draft(config, model_config, setup, max_model_len, watch)
-        case "eagle3":
-            draft, draft_weights = load_eagle3(config, model_config, setup, model, max_model_len, watch)
-        case "mtp":
-            draft, draft_weights = load_mtp(opened, config, setup, model, max_model_len, watch)
-    weights += draft_weights
+    draft, draft_weights = _draft_model(config, opened, setup, model, max_model_len, watch)
 
     assembly = Assembly(
         config=config,
@@ -103,8 +100,23 @@ def build_runner(
         runner.capture(assembly.graph_sizes)
         watch.lap("graphs")
     logger.info("quantization of weights: %s", setup.quantization)
-    info = _report(assembly, cache, model_config, str(dtype).removeprefix("torch."), weights)
+    info = _report(assembly, cache, model_config, str(dtype).removeprefix("torch."), weights + draft_weights)
     return runner, info
+
+
+def _draft_model(
+    config: RunnerConfig, opened: OpenedModel, setup: LayerSetup, model: CausalLM, max_model_len: int, watch: Stopwatch
+) -> tuple[DraftModel | None, int]:
+    """Who drafts beside `model`, if somebody does in the ranks, and the bytes of its weights."""
+    match config.drafter:
+        case "draft":
+            return load_draft(config, opened.config, setup, max_model_len, watch)
+        case "eagle3":
+            return load_eagle3(config, opened.config, setup, model, max_model_len, watch)
+        case "mtp":
+            return load_mtp(opened, config, setup, model, max_model_len, watch)
+        case None:
+            return None, 0
 
 
 def _report(assembly: Assembly, cache: SizedCache, model_config: CommonConfig, dtype: str, weights: int) -> ModelInfo:

@@ -35,7 +35,7 @@ from worker.sampling.sampler import Sampler, SamplingRows
 
 
 @dataclass(frozen=True, slots=True)
-class Draft:
+class DraftModel:
     """A loaded draft model, and who owns its caches."""
 
     model: CausalLM
@@ -64,7 +64,13 @@ class Drafting:
     model that is close to the one that is served then draws the same token (Daliri et al., arXiv 2408.07978)."""
 
     def __init__(
-        self, draft: Draft, preparer: StepPreparer, slots: SlotState, kernels: Kernels, tp: Group, max_context_len: int
+        self,
+        draft: DraftModel,
+        preparer: StepPreparer,
+        slots: SlotState,
+        kernels: Kernels,
+        tp: Group,
+        max_context_len: int,
     ) -> None:
         self.draft = draft
         self._preparer, self._slots, self._tp = preparer, slots, tp
@@ -98,17 +104,28 @@ class Drafting:
         outputs = None
         for number in range(num_passes):
             rows = [row for row, num in counts if num > number]
-            if not rows:
-                step, spare = self._preparer.spare_row(of_pass)
-                self._begin_pass(number, spare.slots, None)
-                self._forward.run(step, spare)
-                continue
-            slots = [batch.slots[row] for row in rows]
-            longest = max(batch.num_computed_tokens[row] for row in rows) + 1 + number
-            step, staged = self._preparer.stage_uniform(slots, longest, of_pass)
-            self._begin_pass(number, staged.slots[: len(slots)], outputs)
-            outputs = self._forward.run(step, staged)
-            self._draw(outputs, slots, staged, longest)
+            if rows:
+                outputs = self._propose_next(number, batch, rows, outputs, of_pass)
+            else:
+                self._join(number, of_pass)
+
+    def _join(self, number: int, together: Round | None) -> None:
+        """A pass for others alone."""
+        step, spare = self._preparer.spare_row(together)
+        self._begin_pass(number, spare.slots, None)
+        self._forward.run(step, spare)
+
+    def _propose_next(
+        self, number: int, batch: ScheduledBatch, rows: list[int], before: Outputs | None, together: Round | None
+    ) -> Outputs:
+        """A draft more of each of these rows, which have `number` already. `before`: of the pass before."""
+        slots = [batch.slots[row] for row in rows]
+        longest = max(batch.num_computed_tokens[row] for row in rows) + 1 + number
+        step, staged = self._preparer.stage_uniform(slots, longest, together)
+        self._begin_pass(number, staged.slots[: len(slots)], before)
+        outputs = self._forward.run(step, staged)
+        self._draw(outputs, slots, staged, longest)
+        return outputs
 
     def _draw(self, outputs: Outputs, slots: list[int], rows: StagedRows, longest: int) -> None:
         """A token more of each of these slots, the first of a pass's rows, of whose contexts none is longer."""

@@ -1,33 +1,27 @@
 """From a model's name to layers in memory, their weights filled and packed."""
 
-import logging
 from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
 
 from common.stopwatch import Stopwatch
-from worker.attention.interface import make_builders
 from worker.kernels.select import Kernels
 from worker.kernels.weights import Blocks, Grouped, Quantization
 from worker.layers.experts import RoutedExperts
 from worker.layers.setup import LayerSetup, quantized_kind
 from worker.loader.checkpoint import Checkpoint
 from worker.loader.config import CommonConfig, GenericConfig, ModelConfig
-from worker.loader.errors import ModelConfigError, ModelError, WeightsError
+from worker.loader.errors import ModelConfigError, WeightsError
 from worker.loader.load_config import load_common_config
-from worker.loader.open import as_stored, open_checkpoint, with_experts_as_stored
+from worker.loader.open import as_stored, open_checkpoint
 from worker.loader.quantized.schemes import QuantizedWeights
 from worker.loader.source import ModelSource, SourceFormat, resolve_model
 from worker.models.base import CausalLM
-from worker.models.registry import MTP_KINDS, create_model, create_mtp
+from worker.models.registry import create_model
 from worker.models.weights import fill_with_noise, load_weights, pack_weights
 from worker.parallel.group import ALONE, Group
 from worker.runner.config import RunnerConfig
-from worker.runner.drafting import Draft
-from worker.runner.memory import GIB
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +77,7 @@ def load_model(
         return generic, sum(weight.nbytes for weight in generic.parameters())
     assert isinstance(model_config, ModelConfig)
     model = _create(model_config, setup)
-    if config.expert_parallel and not _has_experts(model):
+    if config.expert_parallel and not has_experts(model):
         raise ModelConfigError(f"expert_parallel: {model_config.architecture} has no experts to spread over ranks")
     watch.lap("model")
     fill(model, checkpoint, model_config, config.seed, setup)
@@ -93,58 +87,6 @@ def load_model(
         torch.cuda.empty_cache()  # pieces that were joined
     watch.lap("packing")
     return model, num_bytes
-
-
-def load_draft(
-    config: RunnerConfig, target: CommonConfig, like: LayerSetup, max_model_len: int, watch: Stopwatch
-) -> tuple[Draft, int]:
-    """The draft model beside `target`, on the devices and in the dtype of `like`, and the bytes of its weights. Raises
-    ModelConfigError, with its name."""
-    assert config.draft_model is not None
-    load_format = config.load_format if config.load_format == "dummy" else "auto"
-    own = replace(
-        config, model=config.draft_model, model_impl="fissile", load_format=load_format, expert_parallel=False
-    )
-    try:
-        opened = open_model(own)
-        check_vocabulary(opened.config, target)
-        setup = layer_setup(opened, own, like.kernels, like.tp, like.dtype)
-        model, num_bytes = load_model(opened, own, setup, max_model_len, watch)
-        builders = make_builders(model.cache_layers(), like.kernels, config.block_size)
-    except (ModelError, ValueError) as error:
-        raise ModelConfigError(f"draft model {config.draft_model}: {error}") from error
-    if like.tp.rank == 0:
-        logger.info("draft model %s: %s, weights %.2f GiB", own.model, opened.config.architecture, num_bytes / GIB)
-        warn_of_context(own.model, opened.config, max_model_len)
-    return Draft(model, builders), num_bytes
-
-
-def load_mtp(
-    opened: OpenedModel, config: RunnerConfig, setup: LayerSetup, model: CausalLM, max_model_len: int, watch: Stopwatch
-) -> tuple[Draft, int]:
-    """The layers for multi-token prediction of `model`, no more than there can be drafts, and the bytes of their
-    weights. Raises ModelError."""
-    model_config = opened.config
-    if not isinstance(model_config, ModelConfig) or model_config.architecture not in MTP_KINDS:
-        raise ModelConfigError(
-            f"{model_config.architecture} has no layer for multi-token prediction that is implemented "
-            f"({', '.join(MTP_KINDS)})"
-        )
-    stored = MTP_KINDS[model_config.architecture].stored(model_config.num_layers)
-    num_stored = 1 if opened.checkpoint is None else stored.num_stored(list(opened.checkpoint.names()))
-    prefixes = stored.prefixes(min(num_stored, config.num_speculative_tokens))
-    copies = tuple(prefix + name for prefix in prefixes for name in stored.copies)
-    model_config = replace(model_config, max_model_len=max_model_len, skipped_weights=copies)
-    if opened.checkpoint is not None:
-        model_config = with_experts_as_stored(model_config, opened.checkpoint, prefixes)
-    head = create_mtp(model_config, setup, model, len(prefixes), config.max_num_batched_tokens)
-    fill(head, opened.checkpoint, model_config, config.seed, setup, prefixes)
-    num_bytes = pack_weights(head)
-    watch.lap("layers for drafts")
-    if setup.tp.rank == 0:
-        logger.info("drafts by %s, weights %.2f GiB", ", ".join(f"{name}*" for name in prefixes), num_bytes / GIB)
-    builders = make_builders(head.cache_layers(), setup.kernels, config.block_size)
-    return Draft(head, builders, has_spread_experts=setup.dp.size > 1 and _has_experts(head)), num_bytes
 
 
 def fill(
@@ -161,23 +103,6 @@ def fill(
         fill_with_noise(model, seed)
     else:
         load_weights(model, checkpoint, model_config, setup.device, beginnings)
-
-
-def warn_of_context(name: str, draft: CommonConfig, max_model_len: int) -> None:
-    if draft.max_model_len < max_model_len:
-        logger.warning(
-            "draft model %s is made for %d tokens, and %d are served: beyond its own its drafts are often wrong",
-            name, draft.max_model_len, max_model_len,
-        )  # fmt: skip
-
-
-def check_vocabulary(draft: CommonConfig, target: CommonConfig) -> None:
-    """Raises ModelConfigError."""
-    if draft.vocab_size != target.vocab_size:
-        raise ModelConfigError(
-            f"its vocab_size is {draft.vocab_size}, that of the model it drafts for {target.vocab_size}; they must be "
-            "equal"
-        )
 
 
 def resolve_quantization(
@@ -207,7 +132,7 @@ def _stored_kind(source: ModelSource, quantized: QuantizedWeights | None) -> typ
     return None if quantized is None else Grouped
 
 
-def _has_experts(model: CausalLM) -> bool:
+def has_experts(model: CausalLM) -> bool:
     return any(isinstance(module, RoutedExperts) for module in model.modules())
 
 

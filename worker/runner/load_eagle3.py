@@ -23,8 +23,9 @@ from worker.models.dense import DecoderForCausalLM
 from worker.models.eagle3 import Eagle3Head
 from worker.models.weights import pack_weights
 from worker.runner.config import RunnerConfig
-from worker.runner.drafting import Draft
-from worker.runner.load import OpenedModel, check_vocabulary, fill, layer_setup, warn_of_context
+from worker.runner.drafting import DraftModel
+from worker.runner.load import OpenedModel, fill, layer_setup
+from worker.runner.load_draft import check_vocabulary, warn_of_context
 from worker.runner.memory import GIB
 
 logger = logging.getLogger(__name__)
@@ -33,7 +34,7 @@ MAP = "d2t"
 
 def load_eagle3(
     config: RunnerConfig, target: CommonConfig, like: LayerSetup, model: CausalLM, max_model_len: int, watch: Stopwatch
-) -> tuple[Draft, int]:
+) -> tuple[DraftModel, int]:
     """The draft of `model`, on the devices and in the dtype of `like`, and the bytes of its weights; `model` keeps the
     states that it needs from now on. Raises ModelConfigError, with its name."""
     try:
@@ -41,7 +42,7 @@ def load_eagle3(
     except (ModelError, ValueError) as error:
         raise ModelConfigError(f"draft model {config.draft_model}: {error}") from error
     watch.lap("layer for drafts")
-    return Draft(head, make_builders(head.cache_layers(), like.kernels, config.block_size)), num_bytes
+    return DraftModel(head, make_builders(head.cache_layers(), like.kernels, config.block_size)), num_bytes
 
 
 def _load(

@@ -16,7 +16,7 @@ from worker.kernels.select import Kernels
 from worker.kernels.step import Round
 from worker.kernels.transfer import to_device
 from worker.parallel.group import Group
-from worker.runner.drafting import Draft, Drafting
+from worker.runner.drafting import Drafting, DraftModel
 from worker.runner.prepare import StepPreparer
 from worker.runner.slots import SlotState
 
@@ -25,7 +25,13 @@ class RecurrentDrafting(Drafting):
     """See `Drafting`. The draft's caches are bound."""
 
     def __init__(
-        self, draft: Draft, preparer: StepPreparer, slots: SlotState, kernels: Kernels, tp: Group, max_context_len: int
+        self,
+        draft: DraftModel,
+        preparer: StepPreparer,
+        slots: SlotState,
+        kernels: Kernels,
+        tp: Group,
+        max_context_len: int,
     ) -> None:
         super().__init__(draft, preparer, slots, kernels, tp, max_context_len)
         entries = [entry for builder in draft.builders for entry in builder.entry_tensors()]

@@ -6,7 +6,7 @@ from torch import Tensor
 from worker.kernels.select import Kernels
 from worker.models.state_head import StateHead
 from worker.parallel.group import Group
-from worker.runner.drafting import Draft, Drafting
+from worker.runner.drafting import Drafting, DraftModel
 from worker.runner.graphs import GraphDevice, GraphSizes, GreedyChoice, Outputs
 from worker.runner.prepare import StepInputs, StepPreparer
 from worker.runner.slots import SlotState
@@ -21,7 +21,13 @@ class StateDrafting(Drafting):
     """
 
     def __init__(
-        self, draft: Draft, preparer: StepPreparer, slots: SlotState, kernels: Kernels, tp: Group, max_context_len: int
+        self,
+        draft: DraftModel,
+        preparer: StepPreparer,
+        slots: SlotState,
+        kernels: Kernels,
+        tp: Group,
+        max_context_len: int,
     ) -> None:
         super().__init__(draft, preparer, slots, kernels, tp, max_context_len)
         assert isinstance(draft.model, StateHead)
