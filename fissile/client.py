@@ -167,6 +167,7 @@ class Client:
     def tokenize(
         self, text: str, *, model: str = "", add_special_tokens: bool = True, timeout: float | None = None
     ) -> tuple[Token, ...]:
+        """The tokens of `text`, each with its bytes. `model`: an id, not needed while the router serves one model."""
         request = requests.tokenize_request(text, model=model, add_special_tokens=add_special_tokens)
         return responses.tokens(self._call(lambda stub: stub.Tokenize.future, request, timeout))
 
@@ -178,6 +179,7 @@ class Client:
         skip_special_tokens: bool = True,
         timeout: float | None = None,
     ) -> str:
+        """The text of these tokens."""
         request = requests.detokenize_request(token_ids, model=model, skip_special_tokens=skip_special_tokens)
         response: generation_pb2.DetokenizeResponse = self._call(lambda stub: stub.Detokenize.future, request, timeout)
         return response.text

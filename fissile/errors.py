@@ -6,6 +6,7 @@ ours: INTERNAL, logged with its traceback, without its text leaking to the clien
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import grpc
 from google.protobuf import any_pb2, duration_pb2
@@ -43,6 +44,11 @@ class FissileError(Exception):
         self.retry_after = retry_after
         """Seconds."""
 
+    @classmethod
+    def of(cls, field: str, description: str) -> Self:
+        """Because of one field, whose name the message begins with."""
+        return cls(f"{field}: {description}", violations=[FieldViolation(field, description)])
+
     def to_status(self) -> status_pb2.Status:
         """Short enough for the headers that it travels in, whatever a client's own words in it are."""
         message = cut(self.message, MAX_MESSAGE_BYTES)
@@ -74,10 +80,6 @@ class InvalidArgumentError(FissileError):
     code = grpc.StatusCode.INVALID_ARGUMENT
     reason = "INVALID_ARGUMENT"
 
-    @classmethod
-    def of(cls, field: str, description: str) -> "InvalidArgumentError":
-        return cls(f"{field}: {description}", violations=[FieldViolation(field, description)])
-
 
 class FailedPreconditionError(FissileError):
     """A request that is sound, of a model that cannot do it."""
@@ -85,27 +87,31 @@ class FailedPreconditionError(FissileError):
     code = grpc.StatusCode.FAILED_PRECONDITION
     reason = "FAILED_PRECONDITION"
 
-    @classmethod
-    def of(cls, field: str, description: str) -> "FailedPreconditionError":
-        return cls(f"{field}: {description}", violations=[FieldViolation(field, description)])
-
 
 class NotFoundError(FissileError):
+    """No such model or service, or not for this key."""
+
     code = grpc.StatusCode.NOT_FOUND
     reason = "NOT_FOUND"
 
 
 class AlreadyExistsError(FissileError):
+    """A request, or a sequence, with this id is open."""
+
     code = grpc.StatusCode.ALREADY_EXISTS
     reason = "ALREADY_EXISTS"
 
 
 class ResourceExhaustedError(FissileError):
+    """Too much at the moment; `retry_after` says when to try again, where that is known."""
+
     code = grpc.StatusCode.RESOURCE_EXHAUSTED
     reason = "RESOURCE_EXHAUSTED"
 
 
 class UnavailableError(FissileError):
+    """Nobody could do it at the moment: the server, or all workers behind it."""
+
     code = grpc.StatusCode.UNAVAILABLE
     reason = "UNAVAILABLE"
 
@@ -149,16 +155,22 @@ class UnreachableError(UnavailableError):
 
 
 class DeadlineExceededError(FissileError):
+    """The client's own deadline has passed."""
+
     code = grpc.StatusCode.DEADLINE_EXCEEDED
     reason = "DEADLINE_EXCEEDED"
 
 
 class CancelledError(FissileError):
+    """The client, or who was between, gave the request up."""
+
     code = grpc.StatusCode.CANCELLED
     reason = "CANCELLED"
 
 
 class UnimplementedError(FissileError):
+    """A field or call that the server, or its workers, do not offer."""
+
     code = grpc.StatusCode.UNIMPLEMENTED
     reason = "UNIMPLEMENTED"
 

@@ -113,6 +113,9 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
+    """Tokens of the whole request. Those that were found in a cache are prompt tokens, those of reasoning completion
+    tokens, too."""
+
     num_prompt_tokens: int = 0
     num_completion_tokens: int = 0
     num_cached_tokens: int = 0
