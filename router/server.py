@@ -13,7 +13,7 @@ from common.exposure import warn_if_exposed
 from common.garbage import freeze_loaded
 from common.loop_lag import LoopLag
 from common.metrics import new_registry, serve_metrics
-from common.open_files import allow_open_files
+from common.open_files import affordable_connections, allow_open_files
 from common.ports import write_port_file
 from common.server import ServiceServer, stop_event_on_signals
 from common.state_log import StateLog
@@ -277,8 +277,9 @@ def request_limit(max_prompt_bytes: int) -> int:
 async def serve(settings: RouterSettings) -> None:
     """Until a signal comes."""
     stop = stop_event_on_signals()
-    allow_open_files()
-    server = RouterServer(settings)
+    num_ports = 1 if settings.http_port is None else 2
+    held = affordable_connections(settings.max_connections, num_ports, allow_open_files())
+    server = RouterServer(settings.model_copy(update={"max_connections": held}))
     try:
         await server.start()
         freeze_loaded()

@@ -23,10 +23,19 @@ IDLE_SECONDS = 65
 """A connection is kept so long without a request: longer than clients keep it, or one would be closed in their face."""
 
 BACKLOG = 2048
+"""Connections that may wait to be accepted."""
+ACCEPTED_AT_ONCE = 8
+"""Of these, in one turn of the event loop: those that are too many are refused some turns later, and until then take
+open files. asyncio, which has one number for both, logs a traceback for each that finds none."""
 
 
 class _Uvicorn(uvicorn.Server):
     """The router decides when to stop: signals are its own."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for listener in sockets or ():
+            listener.listen(BACKLOG)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -55,6 +64,7 @@ class HttpServer:
         config = uvicorn.Config(
             self._app,
             http=self._bounds.protocol(),  # type: ignore[arg-type]
+            backlog=ACCEPTED_AT_ONCE,
             lifespan="off",
             ws="none",
             log_config=None,

@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import socket
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import httpx2
@@ -61,3 +63,30 @@ def test_a_taken_port_ends_it():
     port, code, err = asyncio.run(scenario())
     assert code == 1
     assert err.splitlines()[-1] == f"router: cannot listen on 127.0.0.1:{port} for HTTP: Address already in use"
+
+
+def test_a_burst_of_connections_does_not_use_up_the_open_files(tmp_path):
+    port_file = tmp_path / "http"
+
+    async def scenario():
+        router = await asyncio.create_subprocess_exec(
+            "bash", "-c", 'ulimit -n 96; exec "$0" "$@"',
+            sys.executable, "-m", "router", "--port", "0", "--http-port", "0", "--http-port-file", str(port_file),
+            cwd=ROOT, stderr=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        with ExitStack() as stack:
+            stack.callback(lambda: router.returncode is None and router.kill())
+            await until(port_file.exists)
+            address = "127.0.0.1", int(port_file.read_text())
+            for _ in range(200):
+                stack.enter_context(socket.create_connection(address))
+            async with httpx2.AsyncClient(timeout=20) as client:
+                crowded = await client.get(f"http://{address[0]}:{address[1]}/health")
+            router.terminate()
+            _, err = await asyncio.wait_for(router.communicate(), WAIT_SECONDS)
+        return crowded, err.decode()
+
+    crowded, err = asyncio.run(scenario())
+    assert crowded.status_code == 429 and "of 16 are taken" in crowded.json()["error"]["message"]
+    assert "a port takes 16 connections, not 4096" in err
+    assert "Too many open files" not in err
