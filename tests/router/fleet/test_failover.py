@@ -10,6 +10,8 @@ from fissile.v1 import (
     GenerationServiceStub,
     GetStatsRequest,
     RequestOutput,
+    Sequence,
+    SequenceGroup,
 )
 from tests.fakes import tokenizer as toys
 from tests.fakes.system import collect, error_of, run_system, until
@@ -40,6 +42,44 @@ def test_a_worker_killed_mid_stream_is_continued_elsewhere_without_gap_or_repeat
     assert [len(group.sequences) for group in second.groups] == [n]
     assert answer.usage.num_completion_tokens == 40 * n
     assert answer.usage.num_cached_tokens == 4, "what the second one finds, the first has computed"
+
+
+def test_what_was_not_sent_yet_is_sent_to_no_later_connection():
+    """It has moved: there it would be computed for nobody."""
+
+    class Nobody:
+        num_losses = 0
+
+        def on_lost(self, detail, *, worker_died=False):
+            self.num_losses += 1
+
+    async def scenario(system):
+        (link,) = system.router.workers.links.values()
+        nobody = Nobody()
+        link.start(SequenceGroup(prompt_token_ids=[5], sequences=[Sequence(index=i) for i in range(2)]), nobody, 0)
+        link.abort(1)
+        link._lose("cut off", worker_died=False, is_refused=False)
+        return nobody.num_losses, len(link._outbox), link._outbox.num_bytes, link.load.num_open
+
+    assert run_system(scenario, FakeWorker(counts(5))) == (1, 0, 0, 0)
+
+
+@pytest.mark.parametrize("is_another_process", [True, False])
+def test_a_breaker_is_of_a_process_not_of_an_address(is_another_process):
+    """A worker that is started again begins anew; one whose connection was cut does not."""
+    worker = FakeWorker(counts(5))
+
+    async def scenario(system):
+        (link,) = system.router.workers.links.values()
+        link.breaker.trip("it stood still")
+        await worker.kill()
+        await until(lambda: not link.is_available)
+        worker.epoch += "!" * is_another_process
+        await worker.start()
+        await until(lambda: link.is_available)
+        return link.breaker.is_closed
+
+    assert run_system(scenario, worker) is is_another_process
 
 
 def test_a_request_moves_while_its_client_does_not_read():
