@@ -1,5 +1,7 @@
 """Which implementation the kernel table chooses."""
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 
@@ -10,8 +12,15 @@ from worker.kernels.torch import linear as torch_linear
 from worker.kernels.torch.linear import OneDnnLinear, PlainLinear
 
 
-def linear_kernel() -> object:
+@pytest.fixture(autouse=True)
+def own_verdict() -> Iterator[None]:
+    """On the packed product, which is found once a process."""
     torch_linear._onednn_works.cache_clear()
+    yield
+    torch_linear._onednn_works.cache_clear()
+
+
+def linear_kernel() -> object:
     return Kernels(CPU, "torch").choose(LINEAR, LinearSpec(8, 8), torch.float32)
 
 
