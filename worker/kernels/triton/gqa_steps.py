@@ -18,8 +18,13 @@ FEW_ROWS = 16
 
 def graph_contexts(spec: GqaSpec, machine: Machine, num_rows: int, max_context_len: int) -> tuple[int, ...]:
     """See `CacheBuilder.graph_contexts`."""
-    usual = usual_splits(machine, num_rows * spec.num_kv_heads)
-    return (max_context_len,) if usual * LONG >= max_context_len else (usual * LONG, max_context_len)
+    return contexts_of(usual_splits(machine, num_rows * spec.num_kv_heads), max_context_len)
+
+
+def contexts_of(num_splits: int, max_context_len: int) -> tuple[int, ...]:
+    """Up to where the usual splits do, and the longest."""
+    longest_usual = num_splits * LONG
+    return (max_context_len,) if longest_usual >= max_context_len else (longest_usual, max_context_len)
 
 
 def all_steps(spec: GqaSpec, machine: Machine, max_rows: int, max_tokens: int, max_context_len: int) -> Iterator[Step]:
@@ -29,8 +34,13 @@ def all_steps(spec: GqaSpec, machine: Machine, max_rows: int, max_tokens: int, m
             yield Step(num_uniform_rows=num_rows, max_context_len=longest)
     longest = min(max_tokens, max_context_len)
     yield Step(num_uniform_rows=0, chunks=(Chunk(longest, longest),), max_context_len=longest)
+    yield from short_chunks(max_rows, max_tokens, max_context_len)
+
+
+def short_chunks(max_rows: int, max_tokens: int, max_context_len: int) -> Iterator[Step]:
+    """Of all contexts: alone, and beside so many rows that kernels do not overlap."""
     num_beside = min(MAX_OVERLAP_TOKENS, max_rows - 1)
-    for longest in doubling(SHORT, max_context_len):
+    for longest in _doubling(SHORT, max_context_len):
         yield Step(num_uniform_rows=0, chunks=(Chunk(1, longest),), max_context_len=longest)
         chunk = Chunk(1 + MAX_OVERLAP_TOKENS - num_beside, longest)
         if num_beside + chunk.num_tokens <= max_tokens:
@@ -46,7 +56,7 @@ def _kinds_of_rows(spec: GqaSpec, machine: Machine, max_rows: int) -> list[int]:
     return list(kinds.values())
 
 
-def doubling(first: int, last: int) -> Iterator[int]:
+def _doubling(first: int, last: int) -> Iterator[int]:
     """From `first` while below `last`, and `last`."""
     while first < last:
         yield first

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 from worker.kernels.mla import MlaSpec
 from worker.kernels.step import Chunk, Step
-from worker.kernels.triton.gqa_splits import LONG, SHORT, usual_splits
-from worker.kernels.triton.gqa_steps import doubling
+from worker.kernels.triton.gqa_splits import usual_splits
+from worker.kernels.triton.gqa_steps import contexts_of, short_chunks
 from worker.kernels.triton.machine import Machine
 from worker.kernels.triton.mla_tiles import head_blocks, tile_of
 from worker.kernels.triton.overlap import MAX_OVERLAP_TOKENS
@@ -18,8 +18,7 @@ mixtures have three times as many numbers as of keys and values."""
 
 def graph_contexts(spec: MlaSpec, machine: Machine, num_rows: int, max_context_len: int) -> tuple[int, ...]:
     """See `CacheBuilder.graph_contexts`."""
-    usual = splits_of_rows(spec, machine, num_rows)
-    return (max_context_len,) if usual * LONG >= max_context_len else (usual * LONG, max_context_len)
+    return contexts_of(splits_of_rows(spec, machine, num_rows), max_context_len)
 
 
 def splits_of_rows(spec: MlaSpec, machine: Machine, num_rows: int) -> int:
@@ -40,9 +39,4 @@ def all_steps(spec: MlaSpec, machine: Machine, max_rows: int, max_tokens: int, m
                 yield Step(num_uniform_rows=num_rows, chunks=(chunk,), max_context_len=longest)
     if (longest := min(LONG_CHUNK, max_tokens, max_context_len)) == LONG_CHUNK:
         yield Step(num_uniform_rows=0, chunks=(Chunk(longest, longest),), max_context_len=longest)
-    num_beside = min(MAX_OVERLAP_TOKENS, max_rows - 1)
-    for longest in doubling(SHORT, max_context_len):
-        yield Step(num_uniform_rows=0, chunks=(Chunk(1, longest),), max_context_len=longest)
-        chunk = Chunk(1 + MAX_OVERLAP_TOKENS - num_beside, longest)
-        if num_beside + chunk.num_tokens <= max_tokens:
-            yield Step(num_uniform_rows=num_beside, chunks=(chunk,), max_context_len=longest)
+    yield from short_chunks(max_rows, max_tokens, max_context_len)
