@@ -168,3 +168,20 @@ def test_timings_and_load() -> None:
     assert (timings.queued, timings.scheduled, timings.first_token) == (100.0, 105.0, 105.0)
     load = engine.scheduler.load()
     assert (load.num_finished, load.num_generated_tokens, load.num_scheduled_tokens) == (2, 11, 42)
+
+
+@pytest.mark.parametrize(
+    ("max_tokens", "min_tokens", "eos"), [(4, 0, ()), (4, 2, tuple(range(11))), (1, 0, ())], ids=["plain", "eos", "end"]
+)
+@pytest.mark.parametrize("depth", [0, 1])
+def test_first_and_last_output_say_when_it_began_and_what_was_cached(max_tokens, min_tokens, eos, depth) -> None:
+    engine, outputs = Engine(async_depth=depth), []
+    engine.add(make_sequence(1, 40, 1))
+    engine.run()
+    engine.check = lambda: outputs.extend(engine.scheduler.take_outputs())
+    prompt = [1000 + at for at in range(40)]
+    engine.add(make_sequence(2, prompt, max_tokens, min_tokens=min_tokens, eos=eos))
+    engine.run()
+    told = [output for output in outputs if output.timings is not None]
+    assert told == [outputs[0], outputs[-1]][: len(outputs)]
+    assert {(output.num_cached_tokens, output.timings.first_token is None) for output in told} == {(32, False)}

@@ -57,19 +57,21 @@ class Committer:
             token_ids = seq.token_ids
             seq.num_in_flight_tokens -= 1
             logprobs = output.logprobs.get(row) if output.logprobs else None
-            if seq.time_first_token is None:
+            is_first = seq.time_first_token is None
+            if is_first:
                 seq.time_first_token = now
                 state.has_urgent_outputs = True
-                num_generated += self._commit_with_stops(seq, tokens, logprobs)
-                state.outputs[-1].num_cached_tokens, state.outputs[-1].timings = seq.num_cached_tokens, seq.timings
-                continue
             # One token that ends nothing, be it a stop sequence, below every limit: find_stop would go on.
             if len(tokens) > 1 or tokens[0] in seq.stopping_token_ids or len(token_ids) + 1 >= seq.max_length:
                 num_generated += self._commit_with_stops(seq, tokens, logprobs)
+                if is_first:
+                    state.outputs[-1].num_cached_tokens, state.outputs[-1].timings = seq.num_cached_tokens, seq.timings
                 continue
             num_generated += 1
             token_ids.append(tokens[0])
             news = SequenceOutput(seq.id, seq.index, len(token_ids) - 1 - seq.num_prompt_tokens, tokens)
+            if is_first:
+                news.num_cached_tokens, news.timings = seq.num_cached_tokens, seq.timings
             if logprobs is not None:
                 news.logprobs = logprobs
             emit(news)
