@@ -10,7 +10,7 @@ from worker.loader.fields import Fields
 from worker.loader.gguf_families import ARCHITECTURE, FAMILIES
 from worker.loader.gguf_file import GGUFFile, read_gguf
 from worker.loader.gguf_gemma3 import gemma3_from_gguf
-from worker.loader.gguf_glm4_moe import glm4_moe_from_gguf
+from worker.loader.gguf_moe import glm4_moe_from_gguf, qwen3_moe_from_gguf
 from worker.loader.rope import YARN_BETA_FAST, YARN_BETA_SLOW, RopeConfig, YarnScaling, yarn_attention_factor
 
 TOKENIZER = "tokenizer.ggml."
@@ -82,8 +82,10 @@ def _of_family(fields: Fields, kind: str, config: ModelConfig, file: GGUFFile) -
         fields.expect(f"{kind}.attention.sliding_window", 0)
     if kind == "glm4moe":
         return glm4_moe_from_gguf(fields, config, file.tensors)
-    fields.expect(f"{kind}.expert_count", 0)
     fields.expect(f"{kind}.rope.dimension_count", config.head_dim)
+    if kind == "qwen3moe":
+        return qwen3_moe_from_gguf(fields, config)
+    fields.expect(f"{kind}.expert_count", 0)
     return config
 
 

@@ -27,8 +27,7 @@ _SANDWICH_NORMS = {
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
-_MOE = {
-    "post_attention_norm": "post_attention_layernorm",
+_EXPERTS = {
     "ffn_gate_inp": "mlp.gate",
     "exp_probs_b": "mlp.gate.e_score_correction",
     "ffn_gate_exps": "mlp.experts.{}.gate_proj",
@@ -38,7 +37,8 @@ _MOE = {
     "ffn_up_shexp": "mlp.shared_experts.up_proj",
     "ffn_down_shexp": "mlp.shared_experts.down_proj",
 }
-_MTP = {
+_GLM = {
+    "post_attention_norm": "post_attention_layernorm",
     "nextn.eh_proj": "eh_proj",
     "nextn.enorm": "enorm",
     "nextn.hnorm": "hnorm",
@@ -84,9 +84,10 @@ class GGUFFamily:
 
 FAMILIES = {
     "gemma3": GGUFFamily("Gemma3ForCausalLM", others=_HEAD_NORMS | _SANDWICH_NORMS, has_offset_norms=True),
-    "glm4moe": GGUFFamily("Glm4MoeForCausalLM", others=_HEAD_NORMS | _MOE | _MTP),
+    "glm4moe": GGUFFamily("Glm4MoeForCausalLM", others=_HEAD_NORMS | _EXPERTS | _GLM),
     "llama": GGUFFamily("LlamaForCausalLM", has_neighbouring_pairs=True),
     "qwen2": GGUFFamily("Qwen2ForCausalLM", has_qkv_bias=True),
     "qwen3": GGUFFamily("Qwen3ForCausalLM", others=_HEAD_NORMS),
+    "qwen3moe": GGUFFamily("Qwen3MoeForCausalLM", others=_HEAD_NORMS | _EXPERTS),
 }
 """By what `general.architecture` says. Mistral's files say llama."""

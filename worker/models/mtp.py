@@ -1,7 +1,7 @@
 """Multi-token prediction: a layer behind a model's own that guesses one token further (DeepSeek-V3, arXiv 2412.19437,
 section 2.2), or some of them, each of which guesses a token further than the one before."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from worker.layers.weighted import weight_targets
 from worker.loader.checkpoint import WeightTarget
 from worker.loader.model_part import renamed
 from worker.models.state_head import StateHead
+from worker.models.stored_mtp import StoredMtp
 
 
 class SharedHead(nn.Module):
@@ -41,28 +42,6 @@ class MtpLayer(DecoderLayer):
         self.shared_head = SharedHead(setup, hidden_size, eps, has_offset_norms=has_offset_norms)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredMtp:
-    """How a checkpoint has it."""
-
-    prefix: str
-    """Beginning of the names of its tensors; where there may be several such layers, `{}` stands for the number."""
-    names: tuple[tuple[str, str], ...] = ()
-    """Beginnings of names in `MtpLayer`, and what stands behind the prefix for each; the first that fits counts."""
-    copies: tuple[str, ...] = ()
-    """Beginnings of names, behind the prefix, of the model's embedding and head."""
-
-    def prefixes(self, num_layers: int) -> tuple[str, ...]:
-        return tuple(self.prefix.format(number) for number in range(num_layers))
-
-    def num_stored(self, names: Collection[str]) -> int:
-        """Layers of which there are tensors."""
-        num = 0
-        while "{}" in self.prefix and any(name.startswith(self.prefix.format(num)) for name in names):
-            num += 1
-        return max(num, 1)
-
-
 @dataclass(frozen=True, slots=True)
 class MtpKind:
     """How a family has it."""
@@ -73,35 +52,6 @@ class MtpKind:
     """Of a model of so many layers."""
     passes_on_normed: bool = False
     """What the layer takes from its own last pass is normed as for the head."""
-
-
-def behind_the_last(num_layers: int) -> StoredMtp:
-    return StoredMtp(prefix=f"model.layers.{num_layers}.", copies=("embed_tokens.", "shared_head.head."))
-
-
-def as_qwen_has_it(_num_layers: int) -> StoredMtp:
-    return StoredMtp(
-        prefix="mtp.",
-        names=(
-            ("eh_proj.", "fc."),
-            ("enorm.", "pre_fc_norm_embedding."),
-            ("hnorm.", "pre_fc_norm_hidden."),
-            ("shared_head.norm.", "norm."),
-            ("mlp.shared_experts.", "layers.0.mlp.shared_expert."),
-            ("", "layers.0."),
-        ),
-    )
-
-
-def as_mimo_has_it(_num_layers: int) -> StoredMtp:
-    return StoredMtp(
-        prefix="model.mtp.layers.{}.",
-        names=(
-            ("shared_head.norm.", "final_layernorm."),
-            ("post_attention_layernorm.", "pre_mlp_layernorm."),
-            ("self_attn.sinks", "self_attn.attention_sink_bias"),
-        ),
-    )
 
 
 class MtpHead(StateHead):

@@ -16,11 +16,12 @@ from worker.models.mimo_v2 import MimoV2FlashForCausalLM, mimo_mtp_layer
 from worker.models.mistral import MistralForCausalLM
 from worker.models.mixtral import MixtralForCausalLM
 from worker.models.moe import MoeForCausalLM, moe_mtp_layer
-from worker.models.mtp import MtpHead, MtpKind, as_mimo_has_it, as_qwen_has_it, behind_the_last
+from worker.models.mtp import MtpHead, MtpKind
 from worker.models.qwen2 import Qwen2ForCausalLM
 from worker.models.qwen3 import Qwen3ForCausalLM
 from worker.models.qwen3_5 import Qwen35ForCausalLM
 from worker.models.qwen3_next import Qwen3NextForCausalLM, hybrid_mtp_layer
+from worker.models.stored_mtp import as_mimo_has_it, as_qwen_has_it, behind_the_last
 
 MODELS: dict[str, Callable[[Any, LayerSetup], CausalLM]] = {
     "DeepseekV3ForCausalLM": DeepseekForCausalLM,

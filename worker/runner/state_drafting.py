@@ -15,9 +15,9 @@ from worker.runner.slots import SlotState
 class StateDrafting(Drafting):
     """See `Drafting`. It takes in the tokens of a step behind the model, whose hidden states it needs.
 
-    The state that a token was predicted from stands, of a row's first token, in the slot: another step left it. After
-    a prefix that was found in the cache, or a swap, that step was another slot's: what is kept of that one token is
-    wrong then, and drafts are a little worse.
+    The states that a row's first tokens were predicted from stand in the slot: another step left them, one for each
+    layer of the head. After a prefix that was found in the cache, or a swap, that step was another slot's: what is kept
+    of those tokens is wrong then, and drafts are a little worse.
     """
 
     def __init__(

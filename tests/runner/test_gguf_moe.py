@@ -1,5 +1,5 @@
-"""GLM-4.5 in GGUF files: experts in one tensor, and the layer for multi-token prediction behind the others. The names
-are those that the gguf package has for the tensors of Hugging Face's checkpoints."""
+"""GGUF files with experts, which are in one tensor, and of GLM-4.5 with the layer for multi-token prediction behind the
+others. The names are those that the gguf package has for the tensors of Hugging Face's checkpoints."""
 
 import re
 from pathlib import Path
@@ -11,13 +11,17 @@ from gguf.constants import MODEL_ARCH, GGMLQuantizationType
 from gguf.quants import dequantize, quantize
 from gguf.tensor_mapping import TensorNameMap
 from safetensors.numpy import load_file
+from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from tests.engine.loop import make_sequence
-from tests.models.cases import all_cases
+from tests.models.cases import VOCABULARY, all_cases
+from tests.models.cases.qwen3_moe import QWEN3_MOE
 from tests.models.mtp import FORMS, Mtp
-from tests.models.saved import save
+from tests.models.saved import Saved, save
 from tests.models.test_mtp import NUM_TOKENS, PROMPTS, Watch, build, make_loop
-from tests.runner.gguf_files import write_metadata
+from tests.runner.conftest import make_driver, random_prompt
+from tests.runner.gguf_files import metadata_of, write_metadata
+from tests.runner.test_logits import capture_logits
 from worker.core.model_drafter import ModelDrafter
 from worker.loader.errors import ModelConfigError, WeightsError
 from worker.loader.gguf_file import GGUFTensor
@@ -32,7 +36,9 @@ class Glm:
         self.saved = save(all_cases()[case], folder / "model")
         self.mtp = Mtp(self.saved, FORMS["glm4-moe"])
         self.path = folder / "a.gguf"
-        self.metadata, self.tensors = self._metadata(), self._tensors()
+        self.metadata = self._metadata()
+        num_blocks = self.saved.model.config.num_hidden_layers + 1
+        self.tensors = gguf_tensors(self.saved, MODEL_ARCH.GLM4_MOE, num_blocks)
         self.write(self.path)
 
     def write(self, path: Path, **changes: Any) -> None:
@@ -66,23 +72,23 @@ class Glm:
         }
         return {f"glm4moe.{key}": value for key, value in said.items()} | {"tokenizer.ggml.eos_token_id": 2}
 
-    def _tensors(self) -> dict[str, np.ndarray]:
-        names = TensorNameMap(MODEL_ARCH.GLM4_MOE, self.saved.model.config.num_hidden_layers + 1)
-        found: dict[str, Any] = {}
-        for name, values in load_file(self.saved.path / "model.safetensors").items():
-            name = name.replace("e_score_correction_bias", "e_score_correction.bias")
-            expert = EXPERT.fullmatch(name)
-            whole = f"{expert[1]}.{expert[3]}" if expert else name
-            module, _, part = whole.rpartition(".")
-            key = f"{names.get_name(module)}.{part}"
-            if expert:
-                found.setdefault(key, {})[int(expert[2])] = values
-            else:
-                found[key] = values
-        return {
-            key: np.stack([value[i] for i in range(len(value))]) if isinstance(value, dict) else value
-            for key, value in found.items()
-        }
+
+def gguf_tensors(saved: Saved, kind: MODEL_ARCH, num_blocks: int) -> dict[str, np.ndarray]:
+    names, found = TensorNameMap(kind, num_blocks), dict[str, Any]()
+    for name, values in load_file(saved.path / "model.safetensors").items():
+        name = name.replace("e_score_correction_bias", "e_score_correction.bias")
+        expert = EXPERT.fullmatch(name)
+        whole = f"{expert[1]}.{expert[3]}" if expert else name
+        module, _, part = whole.rpartition(".")
+        key = f"{names.get_name(module)}.{part}"
+        if expert:
+            found.setdefault(key, {})[int(expert[2])] = values
+        else:
+            found[key] = values
+    return {
+        key: np.stack([value[i] for i in range(len(value))]) if isinstance(value, dict) else value
+        for key, value in found.items()
+    }
 
 
 @pytest.fixture(scope="module", params=["glm4-moe", "glm4-moe-groups"])
@@ -132,6 +138,28 @@ def test_a_file_without_that_layer_has_no_drafts(glm: Glm, tmp_path: Path) -> No
     build(tmp_path / "b.gguf", drafter=None, num_speculative_tokens=0)
     with pytest.raises(WeightsError, match=r"missing: model\.layers\.3\.eh_proj\.weight"):
         build(tmp_path / "b.gguf")
+
+
+def test_qwen3_with_experts(tmp_path: Path) -> None:
+    saved = save(lambda: Qwen3MoeForCausalLM(Qwen3MoeConfig(**QWEN3_MOE)), tmp_path / "model")
+    config = saved.model.config
+    said = metadata_of(saved.model) | {
+        "qwen3_moe.expert_count": config.num_experts,
+        "qwen3_moe.expert_used_count": config.num_experts_per_tok,
+        "qwen3_moe.expert_feed_forward_length": config.moe_intermediate_size,
+        "qwen3_moe.rope.freq_base": config.rope_parameters["rope_theta"],
+    }
+    metadata = {key.replace("qwen3_moe.", "qwen3moe."): value for key, value in said.items()}
+    tensors = gguf_tensors(saved, MODEL_ARCH.QWEN3MOE, config.num_hidden_layers)
+    write_metadata(tmp_path / "a.gguf", metadata, tensors, "qwen3moe")
+    driver = make_driver(tmp_path / "a.gguf")
+    seen = capture_logits(driver)
+    seq = driver.add(random_prompt(30, 1, VOCABULARY))
+    driver.prefill(seq)
+    saved.assert_logits(seen[0][:1], seq.tokens[:-1], 29)
+    write_metadata(tmp_path / "b.gguf", metadata | {"qwen3moe.expert_gating_func": 2}, tensors, "qwen3moe")
+    with pytest.raises(ModelConfigError, match=r"qwen3moe\.expert_gating_func is 2; nothing but 1"):
+        make_driver(tmp_path / "b.gguf")
 
 
 @pytest.mark.parametrize("kind", [GGMLQuantizationType.F32, GGMLQuantizationType.Q8_0])
