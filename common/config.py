@@ -5,6 +5,10 @@ are click's, as those of the `fissile` command are; environment variables (`<PRE
 pydantic's. A flag wins over the environment.
 """
 
+import difflib
+import logging
+import os
+import re
 import sys
 from pathlib import Path
 from typing import Annotated, Literal, Self, TypeVar, get_args, get_origin
@@ -18,6 +22,8 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from common.logging import LogFormat
 from fissile.tls import ServerTls
+
+logger = logging.getLogger(__name__)
 
 S = TypeVar("S", bound="Settings")
 
@@ -35,6 +41,8 @@ CommaList = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
 GrpcPort = Annotated[int, Field(ge=0, le=65535, description="gRPC port; 0 takes a free one.")]
 
 EXIT_USAGE = 2
+
+_OF_KUBERNETES = re.compile(r"SERVICE_HOST|SERVICE_PORT(_.+)?|PORT(_\d+_.+)?")
 
 
 def is_sendable(key: str) -> bool:
@@ -107,6 +115,20 @@ def parse_settings(cls: type[S], argv: list[str], prog: str) -> S:
         for fault in error.errors():
             print(f"{prog}: {_described(fault, cls, given)}", file=sys.stderr)
     raise SystemExit(EXIT_USAGE)
+
+
+def warn_of_unknown_variables(cls: type[Settings]) -> None:
+    """Variables with the prefix of a service that are no setting of it: misspelt ones would count for nothing in
+    silence. Those that Kubernetes makes of a service's name are nobody's fault."""
+    prefix = cls.model_config["env_prefix"]
+    known = {variable(cls, name) for name in cls.model_fields}
+    for name in sorted(os.environ):
+        rest = name.upper().removeprefix(prefix)
+        if rest == name.upper() or name.upper() in known or _OF_KUBERNETES.fullmatch(rest):
+            continue
+        meant = difflib.get_close_matches(name.upper(), known, n=1, cutoff=0.85)
+        advice = f"; is {meant[0]} meant?" if meant else ""
+        logger.warning("the environment variable %s is no setting and counts for nothing%s", name, advice)
 
 
 def variable(cls: type[Settings], name: str) -> str:

@@ -3,7 +3,7 @@
 import asyncio
 import sys
 
-from common.config import parse_settings
+from common.config import parse_settings, warn_of_unknown_variables
 from common.event_loop import EventLoop
 from common.logging import flush_logging, setup_logging
 from fissile.errors import FissileError
@@ -19,6 +19,7 @@ def main() -> None:
     sys.setswitchinterval(SWITCH_SECONDS)
     settings = parse_settings(RouterSettings, sys.argv[1:], "router")
     setup_logging(settings.log_level, settings.log_format, gathers=True)
+    warn_of_unknown_variables(RouterSettings)
     # Libraries take hold of standard error when they are imported; and help needs none of them.
     from router.server import serve
 

@@ -3,7 +3,7 @@
 import asyncio
 import sys
 
-from common.config import EXIT_USAGE, parse_settings
+from common.config import EXIT_USAGE, parse_settings, warn_of_unknown_variables
 from common.event_loop import EventLoop
 from common.logging import setup_logging
 from fissile.errors import FissileError
@@ -20,6 +20,7 @@ EXIT_FAILURE = 1
 def main() -> None:
     settings = parse_settings(WorkerSettings, sys.argv[1:], "worker")
     setup_logging(settings.log_level, settings.log_format)
+    warn_of_unknown_variables(WorkerSettings)
     try:
         with LocalRanks(settings.runner_config(), settings.remote(), settings.peers()) as local:
             _serve(settings, local)

@@ -6,7 +6,7 @@ import pytest
 from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import SettingsConfigDict
 
-from common.config import CommaList, Settings, parse_settings
+from common.config import CommaList, Settings, parse_settings, warn_of_unknown_variables
 
 
 class Example(Settings):
@@ -106,6 +106,18 @@ def test_a_fault_in_the_environment_names_the_variable(capsys, monkeypatch):
     with pytest.raises(SystemExit):
         parse()
     assert capsys.readouterr().err.startswith("example: EXAMPLE_PORT: Input should be a valid integer")
+
+
+def test_misspelt_variables_are_named_and_those_of_kubernetes_are_not(monkeypatch, caplog):
+    for name in ("EXAMPLE_PROT", "EXAMPLE_COLOUR", "EXAMPLE_POLICY", "EXAMPLES_PORT"):
+        monkeypatch.setenv(name, "hash")
+    for name in ("SERVICE_HOST", "SERVICE_PORT", "SERVICE_PORT_GRPC", "PORT", "PORT_50051_TCP_ADDR"):
+        monkeypatch.setenv(f"EXAMPLE_{name}", "1")
+    warn_of_unknown_variables(Example)
+    assert [record.getMessage() for record in caplog.records] == [
+        "the environment variable EXAMPLE_COLOUR is no setting and counts for nothing",
+        "the environment variable EXAMPLE_PROT is no setting and counts for nothing; is EXAMPLE_PORT meant?",
+    ]
 
 
 @pytest.mark.parametrize("argv", [("--no-metrics",), ()])
