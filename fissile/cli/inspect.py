@@ -24,6 +24,8 @@ def models(as_json: bool, to: Target) -> None:
     if as_json:
         _print_json(found)
         return
+    if not found:
+        click.echo("no model: the router has no worker yet, or none for this key", err=True)
     for model in found:
         _print_entry(", ".join((model.id, *model.aliases)), _about_model(model))
 

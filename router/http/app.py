@@ -57,6 +57,7 @@ def build_app(api: GenerationApi, is_ready: Callable[[], bool], config: AppConfi
         middleware=middleware,
         exception_handlers={FissileError: _fissile_error, HTTPException: _http_error, Exception: _fault},
     )
+    starlette.router.redirect_slashes = False  # an answer without a word, which most clients do not follow
     app = FaultLog(starlette)
     if not config.allowed_origins:
         return app

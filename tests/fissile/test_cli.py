@@ -326,6 +326,12 @@ def read_until(terminal: int, end: str, ask: Callable[[], None] = lambda: None) 
     return text
 
 
+def test_no_models_is_said(run, monkeypatch):
+    monkeypatch.setattr("fissile.Client.models", lambda *_, **__: ())
+    assert "no model: the router has no worker yet" in run("models").output
+    assert run("models", "--json").output == "[]\n"
+
+
 def test_models(run):
     assert json.loads(run("models", "--json").output)[0]["id"] == "fake"
     shown = run("models").output

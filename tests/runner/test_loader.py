@@ -1,6 +1,7 @@
 """Names to files, files to configurations and weights; and every way that goes wrong."""
 
 import json
+import sys
 from pathlib import Path
 from typing import ClassVar
 
@@ -257,7 +258,10 @@ def test_fingerprint_depends_on_names_and_contents() -> None:
     assert a.fingerprint != TokenizerFiles({"tokenizer.json": b"x", "b": b"y"}).fingerprint
 
 
-def test_directory_without_a_tokenizer(tiny: tuple[Path, LlamaForCausalLM]) -> None:
+def test_directory_without_a_tokenizer_is_refused_before_a_reader_is_imported(
+    tiny: tuple[Path, LlamaForCausalLM], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)  # an import of it would fail
     with pytest.raises(
         ModelNotFoundError, match=r"has no tokenizer: none of tokenizer\.json, tokenizer\.model, .* is there"
     ):

@@ -20,10 +20,10 @@ def convert_tokenizer(path: Path) -> dict[str, bytes]:
 
     Raises ModelNotFoundError.
     """
-    from transformers import AutoTokenizer
-
     if not any((path / name).is_file() for name in SOURCES):
         raise ModelNotFoundError(f"{path} has no tokenizer: none of {', '.join(SOURCES)} is there")
+    from transformers import AutoTokenizer  # takes seconds
+
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     except Exception as error:  # whatever a reader of many formats raises is about these files

@@ -163,7 +163,13 @@ def test_a_body_that_is_too_long_and_does_not_say_so():
 
 @pytest.mark.parametrize(
     ("method", "path", "status"),
-    [("GET", "/", 404), ("POST", "/v1/embeddings", 404), ("GET", "/v1/completions", 405), ("GET", "/v1/models/x", 404)],
+    [
+        ("GET", "/", 404),
+        ("POST", "/v1/embeddings", 404),
+        ("POST", "/v1/completions/", 404),
+        ("GET", "/v1/completions", 405),
+        ("GET", "/v1/models/x", 404),
+    ],
 )
 def test_paths_that_are_none(method, path, status):
     async def scenario(client, system):
