@@ -136,6 +136,14 @@ def test_the_chosen_token_may_be_none_of_them():
     assert CompletionLogprobs().feed([entry], 1)["top_logprobs"] == [{"a": -0.5, "c": -3.5}]
 
 
+def test_a_chosen_token_that_is_the_most_likely_stands_among_these_once():
+    """It comes twice: as the chosen one, and as the first of the others."""
+    entry = TokenLogprobs(logprobs=[token(1, b"a", -0.5, 1), token(1, b"a", -0.5, 1), token(2, b"b", -1.5, 2)])
+    (content,) = chat_logprobs([entry], 2)["content"]
+    assert [top["token"] for top in content["top_logprobs"]] == ["a", "b"]
+    assert CompletionLogprobs().feed([entry], 2)["top_logprobs"] == [{"a": -0.5, "b": -1.5}]
+
+
 def test_a_probability_of_zero_is_a_number():
     (content,) = chat_logprobs([TokenLogprobs(logprobs=[token(1, b"a", -math.inf, 1)])], 0)["content"]
     assert content["logprob"] == -9999.0
