@@ -92,6 +92,7 @@ def up(
     """
     from fissile.cli.cluster import ClusterConfig, StartError, running_cluster
 
+    _check_worker_arguments(worker_arguments)
     config = ClusterConfig(workers, port, model, worker_arguments, http_port, start_timeout, drain_timeout, api_key)
     _heed_signals()
     try:
@@ -104,6 +105,20 @@ def up(
     except KeyboardInterrupt:
         click.echo("stopped", err=True)
         sys.exit(EXIT_INTERRUPTED)
+
+
+_OF_THE_ENVIRONMENT = ("--host", "--tls-certificate", "--tls-key", "--tls-client-ca")
+"""Flags of a worker that say how it is reached: who starts it must know, too."""
+
+
+def _check_worker_arguments(arguments: tuple[str, ...]) -> None:
+    """Raises click.UsageError for what would have this command wait for a worker where there is none."""
+    for flag in (argument.partition("=")[0] for argument in arguments):
+        if flag in _OF_THE_ENVIRONMENT:
+            variable = f"FISSILE_WORKER_{flag[2:].replace('-', '_').upper()}"
+            raise click.UsageError(f"{flag}: said by {variable} in the environment, so that the router knows it, too")
+        if flag == "--port-file":
+            raise click.UsageError(f"{flag}: `fissile up` has one of its own for each worker")
 
 
 def _heed_signals() -> None:
