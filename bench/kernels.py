@@ -15,19 +15,18 @@ from torch import Tensor
 from torch.nn import functional
 
 from bench.common import Figure, finish, parse_arguments
-from worker.kernels.gqa import GQA, GqaCache, GqaKernel, GqaMetadata, GqaSpec, QkNorm
-from worker.kernels.interface import (
+from worker.kernels.elementwise import (
     EMBEDDING,
     GATED_ACTIVATION,
-    LINEAR,
-    PREPARE_STEP,
     RMS_NORM,
     ActivationSpec,
     EmbeddingSpec,
-    LinearSpec,
     NormSpec,
     RopeTable,
 )
+from worker.kernels.gqa import GQA, GqaCache, GqaKernel, GqaMetadata, GqaSpec, QkNorm
+from worker.kernels.linear import LINEAR, LinearSpec
+from worker.kernels.prepare import PREPARE_STEP
 from worker.kernels.select import Kernels
 from worker.kernels.step import Chunk, SlotTables, StagedRows, Step, StepBuffers
 from worker.kernels.weights import Dense

@@ -16,7 +16,7 @@ from bench.common import Figure, finish, median, parse_arguments
 from bench.gpu import FULL, GIB, PACKAGES, QUICK, Plan, run_once
 from bench.kernels import QWEN3_8B, TINY, Bench
 from bench.models import GROUP, QUANTIZED, write_model
-from worker.kernels.interface import LINEAR, LinearSpec
+from worker.kernels.linear import LINEAR, LinearSpec
 from worker.kernels.weights import Blocks, Dense, Grouped, Weight
 from worker.local import LocalEngine
 from worker.runner.config import RunnerConfig

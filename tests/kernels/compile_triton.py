@@ -18,9 +18,10 @@ from triton.runtime.jit import JITFunction
 
 from tests.kernels.absent import AbsentGpu
 from worker.kernels.delta import DeltaParameters, DeltaSpec, DeltaState
+from worker.kernels.elementwise import RopeTable
 from worker.kernels.experts import ClampedSwiglu, ExpertsSpec, ExpertWeights, RouteSpec
 from worker.kernels.gqa import GqaSpec, QkNorm
-from worker.kernels.interface import LinearSpec, RopeTable
+from worker.kernels.linear import LinearSpec
 from worker.kernels.mla import LatentNorm, MlaSpec
 from worker.kernels.step import Chunk, SlotTables, StagedRows, Step, StepBuffers
 from worker.kernels.torch.linear import PackedLinear

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from tests.kernels.rig import Rig, Row, buffers_for, fill_step, scatter
-from worker.kernels.interface import RopeTable
+from worker.kernels.elementwise import RopeTable
 from worker.kernels.mla import INDEX, MLA, IndexNorm, IndexSpec, LatentNorm, MlaSpec
 
 POSITIONS, EPS = 400, 1e-6

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from tests.kernels.rig import CPU
-from worker.kernels.interface import LINEAR, RMS_NORM, LinearSpec, NormSpec
+from worker.kernels.elementwise import RMS_NORM, NormSpec
+from worker.kernels.linear import LINEAR, LinearSpec
 from worker.kernels.select import Kernels
 from worker.kernels.torch import linear as torch_linear
 from worker.kernels.torch.linear import OneDnnLinear, PlainLinear

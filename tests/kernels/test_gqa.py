@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from tests.kernels.rig import IS_INTERPRETED, Rig, Rows
+from worker.kernels.elementwise import RopeTable
 from worker.kernels.gqa import GQA, GqaSpec, QkNorm
-from worker.kernels.interface import RopeTable
 from worker.kernels.step import Step
 from worker.kernels.torch.gqa import TorchGqa
 from worker.kernels.torch.gqa_rows import padded_rows

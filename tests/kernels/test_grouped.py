@@ -13,7 +13,7 @@ from tests.runner.conftest import make_driver, random_prompt
 from tests.runner.test_logits import capture_logits
 from tests.runner.test_quantized_checkpoints import FORMATS, make
 from worker.kernels.experts import EXPERTS, ExpertWeights
-from worker.kernels.interface import LINEAR, LinearSpec
+from worker.kernels.linear import LINEAR, LinearSpec
 from worker.kernels.select import Kernels
 from worker.kernels.weights import Blocks, Dense, Form, Grouped
 from worker.layers.linear import LinearBase

@@ -10,7 +10,7 @@ import torch
 
 from tests.kernels.rig import CPU, HAS_NATIVE, Rig, Rows
 from tests.kernels.test_sampling import MANY, Asks, draws_of
-from worker.kernels.interface import LINEAR, TABLE, LinearSpec
+from worker.kernels.linear import LINEAR, TABLE, LinearSpec
 from worker.kernels.native import build, library
 from worker.kernels.native.build import LEVELS, BuildError, best_level
 from worker.kernels.native.linear import NativeLinear

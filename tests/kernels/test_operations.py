@@ -4,19 +4,10 @@ import pytest
 import torch
 
 from tests.kernels.rig import Rig
-from worker.kernels.interface import (
-    EMBEDDING,
-    GATED_ACTIVATION,
-    LINEAR,
-    MOVE_ENTRIES,
-    PREPARE_STEP,
-    REMEMBER,
-    RMS_NORM,
-    ActivationSpec,
-    EmbeddingSpec,
-    LinearSpec,
-    NormSpec,
-)
+from worker.kernels.elementwise import EMBEDDING, GATED_ACTIVATION, RMS_NORM, ActivationSpec, EmbeddingSpec, NormSpec
+from worker.kernels.linear import LINEAR, LinearSpec
+from worker.kernels.move import MOVE_ENTRIES
+from worker.kernels.prepare import PREPARE_STEP, REMEMBER
 from worker.kernels.select import Kernels
 from worker.kernels.step import Chunk, SlotTables, StagedRows, Step, StepBuffers
 from worker.kernels.torch.random import random_uniform

@@ -12,7 +12,7 @@ from transformers import LlamaForCausalLM
 
 from tests.runner.conftest import make_driver
 from tests.runner.perplexity import prose_perplexity
-from worker.kernels.interface import LINEAR, TABLE, LinearSpec
+from worker.kernels.linear import LINEAR, TABLE, LinearSpec
 from worker.kernels.native.library import obstacle
 from worker.kernels.select import Kernels
 from worker.kernels.weights import Blocks, Dense

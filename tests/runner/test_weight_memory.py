@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from worker.kernels.interface import LINEAR, TABLE, LinearKernel
+from worker.kernels.linear import LINEAR, TABLE, LinearKernel
 from worker.kernels.select import Kernels
 from worker.kernels.torch.linear import OneDnnLinear, PlainLinear
 from worker.kernels.weights import Dense

@@ -6,8 +6,9 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from worker.kernels.elementwise import RopeTable
 from worker.kernels.gqa import GqaCache, GqaMetadata, GqaSpec, QkNorm
-from worker.kernels.interface import PackedWeight, RopeTable
+from worker.kernels.linear import PackedWeight
 from worker.kernels.operation import Operation
 
 

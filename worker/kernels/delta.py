@@ -1,7 +1,7 @@
 """The operations of gated DeltaNet layers (Yang et al., arXiv 2412.06464): a causal convolution, and a state that is
 corrected by each token.
 
-Conventions are those of `interface`. K key heads of N numbers, H value heads of V numbers (H a multiple of K; each key
+Conventions are those of `operation`. K key heads of N numbers, H value heads of V numbers (H a multiple of K; each key
 head, and its query, serves H / K value heads in a row), and a convolution over the last W tokens of each of
 C = 2 × K × N + H × V channels: queries, keys, values.
 

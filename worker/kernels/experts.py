@@ -1,6 +1,6 @@
 """The operations of a mixture of experts: which experts a token goes to, and what these make of it.
 
-Conventions are those of `interface`. E experts, k of them for each token, H the hidden size, I an expert's inner size.
+Conventions are those of `operation`. E experts, k of them for each token, H the hidden size, I an expert's inner size.
 An expert's number that is not among this rank's adds nothing: other ranks have it, or nobody does (`NO_EXPERT`).
 """
 
@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from worker.kernels.interface import Activation
+from worker.kernels.elementwise import Activation
 from worker.kernels.operation import Operation
 from worker.kernels.weights import Dense, Weight
 

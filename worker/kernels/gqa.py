@@ -1,6 +1,6 @@
 """The operation of attention over a paged cache with K and V per head (MHA, GQA, MQA; arXiv 2305.13245).
 
-Conventions are those of `interface`.
+Conventions are those of `operation`.
 """
 
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from worker.kernels.interface import RopeTable
+from worker.kernels.elementwise import RopeTable
 from worker.kernels.operation import CacheKernel, Operation
 from worker.kernels.step import Step, StepBuffers
 

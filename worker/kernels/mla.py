@@ -1,7 +1,7 @@
 """The operations of multi-head latent attention (DeepSeek-V2, arXiv 2405.04434) and of the index that chooses what it
 reads (DeepSeek-V3.2).
 
-Conventions are those of `interface`. Of a token the cache has one row for all heads: a latent of L numbers, from which
+Conventions are those of `operation`. Of a token the cache has one row for all heads: a latent of L numbers, from which
 each head's key and value follow, and P numbers that are rotated. A head's query has N numbers that meet the key and P
 that meet the rotated ones; its value has V.
 """
@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from worker.kernels.interface import RopeTable
+from worker.kernels.elementwise import RopeTable
 from worker.kernels.operation import CacheKernel, Operation
 from worker.kernels.step import Step, StepBuffers
 

@@ -1,4 +1,13 @@
-"""What an operation is, and one way to carry it out: what each backend's table is made of."""
+"""What an operation is, and one way to carry it out: what each backend's table is made of.
+
+The files beside this one have the contracts. Those of a backend's folder carry them out, under the same name where one
+file is enough.
+
+Conventions: T tokens of a step, R rows, H query heads, K key/value heads (H a multiple of K), D head_dim, V vocabulary.
+Activations are contiguous in their last dimension and of the dtype that the kernel was chosen for, unless said. Unless
+an operation says that it works in place, it returns a new tensor that the caller owns. No operation of a step reads a
+device value on the host.
+"""
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager

@@ -9,8 +9,8 @@ from torch import Tensor
 from worker.attention.context import current_context
 from worker.attention.gqa import GqaCacheSpec
 from worker.attention.interface import CacheLayer
+from worker.kernels.elementwise import RopeTable
 from worker.kernels.gqa import GQA, GqaCache, GqaSpec, QkNorm
-from worker.kernels.interface import RopeTable
 from worker.layers.linear import shard_of
 from worker.layers.setup import LayerSetup
 from worker.layers.weighted import WeightedLayer, expect_shape, sibling

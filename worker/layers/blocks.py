@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from worker.kernels.elementwise import Activation, RopeTable
 from worker.kernels.gqa import GqaSpec, QkNorm
-from worker.kernels.interface import Activation, RopeTable
 from worker.layers.attention import GqaAttention, Sinks
 from worker.layers.linear import GatedLinear, MergedColumnLinear, RowLinear, shard_of
 from worker.layers.norm import RMSNorm

@@ -5,16 +5,8 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from worker.kernels.interface import (
-    EMBEDDING,
-    LINEAR,
-    TABLE,
-    EmbeddingSpec,
-    LinearKernel,
-    LinearSpec,
-    PackedWeight,
-    TableKernel,
-)
+from worker.kernels.elementwise import EMBEDDING, EmbeddingSpec
+from worker.kernels.linear import LINEAR, TABLE, LinearKernel, LinearSpec, PackedWeight, TableKernel
 from worker.kernels.weights import Dense, Weight
 from worker.layers.loaded import LoadedWeight
 from worker.layers.setup import LayerSetup

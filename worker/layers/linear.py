@@ -8,7 +8,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from worker.kernels.interface import GATED_ACTIVATION, LINEAR, Activation, ActivationSpec, LinearSpec, PackedWeight
+from worker.kernels.elementwise import GATED_ACTIVATION, Activation, ActivationSpec
+from worker.kernels.linear import LINEAR, LinearSpec, PackedWeight
 from worker.layers.loaded import LoadedWeight
 from worker.layers.norm import RMSNorm
 from worker.layers.setup import LayerSetup

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from worker.attention.context import current_context
 from worker.attention.interface import CacheLayer
 from worker.attention.mla import MlaCacheSpec
-from worker.kernels.interface import RopeTable
+from worker.kernels.elementwise import RopeTable
 from worker.kernels.mla import INDEX, MLA, IndexNorm, IndexSpec, LatentNorm, MlaSpec
 from worker.layers.linear import MergedColumnLinear, RowLinear, shard_of
 from worker.layers.norm import RMSNorm

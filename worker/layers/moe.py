@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from worker.attention.context import current_context
 from worker.kernels.experts import ROUTE_EXPERTS, RouteSpec
-from worker.kernels.interface import LINEAR, LinearSpec, PackedWeight
+from worker.kernels.linear import LINEAR, LinearSpec, PackedWeight
 from worker.kernels.weights import Dense
 from worker.layers.blocks import GatedMLP
 from worker.layers.experts import ExpertsLayout, RoutedExperts, apart

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from worker.kernels.interface import RMS_NORM, NormSpec
+from worker.kernels.elementwise import RMS_NORM, NormSpec
 from worker.layers.setup import LayerSetup
 from worker.layers.weighted import WeightedLayer, expect_shape
 from worker.loader.checkpoint import LazyTensor, WeightTarget

@@ -2,7 +2,7 @@
 
 import torch
 
-from worker.kernels.interface import RopeTable
+from worker.kernels.elementwise import RopeTable
 from worker.layers.setup import LayerSetup
 from worker.loader.rope import RopeConfig, rope_frequencies
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from worker.kernels.interface import RMS_NORM, NormSpec
+from worker.kernels.elementwise import RMS_NORM, NormSpec
 from worker.layers.moe import Router
 from worker.layers.norm import RMSNorm
 from worker.layers.setup import LayerSetup

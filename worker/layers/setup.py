@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from worker.kernels.interface import LINEAR, LinearSpec
+from worker.kernels.linear import LINEAR, LinearSpec
 from worker.kernels.select import Kernels
 from worker.kernels.weights import Blocks, Grouped, Quantization
 from worker.parallel.group import ALONE, Group

@@ -5,8 +5,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from worker.kernels.elementwise import RopeTable
 from worker.kernels.gqa import QkNorm
-from worker.kernels.interface import RopeTable
 from worker.layers.attention import SharedAttention
 from worker.layers.blocks import AttentionShape, SelfAttention, rows_of
 from worker.layers.linear import MergedColumnLinear, RowLinear

@@ -3,7 +3,7 @@ ones. Kimi-K2 and Moonlight are such models, too."""
 
 from torch import Tensor, nn
 
-from worker.kernels.interface import RopeTable
+from worker.kernels.elementwise import RopeTable
 from worker.layers.blocks import DecoderLayer
 from worker.layers.decoder import Decoder
 from worker.layers.embedding import OutputHead

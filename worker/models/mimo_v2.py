@@ -3,7 +3,7 @@ angles of their own, values are narrower than keys, and most layers have experts
 
 from dataclasses import replace
 
-from worker.kernels.interface import RopeTable
+from worker.kernels.elementwise import RopeTable
 from worker.layers.blocks import DecoderLayer, GatedMLP, SelfAttention
 from worker.layers.decoder import Decoder
 from worker.layers.rope import rope_table

@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from worker.kernels.interface import RopeTable
+from worker.kernels.elementwise import RopeTable
 from worker.layers.blocks import DecoderLayer, GatedMLP, SelfAttention
 from worker.layers.decoder import Decoder
 from worker.layers.experts import ExpertsLayout, apart

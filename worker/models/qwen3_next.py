@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from torch import nn
 
-from worker.kernels.interface import RopeTable
+from worker.kernels.elementwise import RopeTable
 from worker.layers.blocks import DecoderLayer, SelfAttention
 from worker.layers.decoder import Decoder
 from worker.layers.delta import DeltaShape, GatedDeltaNet, StoredAs

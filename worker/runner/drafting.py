@@ -20,7 +20,7 @@ from worker.attention.interface import CacheBuilder
 from worker.core.batch import ScheduledBatch
 from worker.core.cache.pools import PoolKind, PoolPlan, PoolSpec
 from worker.core.tokens import token_array
-from worker.kernels.interface import REMEMBER
+from worker.kernels.prepare import REMEMBER
 from worker.kernels.select import Kernels
 from worker.kernels.step import Round, StagedRows
 from worker.kernels.transfer import to_device

@@ -9,7 +9,7 @@ from torch import Tensor
 from worker.attention.interface import CacheBuilder
 from worker.core.batch import ScheduledBatch
 from worker.core.cache.pools import PoolKind
-from worker.kernels.interface import MOVE_ENTRIES
+from worker.kernels.move import MOVE_ENTRIES
 from worker.kernels.select import Kernels
 from worker.kernels.transfer import indices
 

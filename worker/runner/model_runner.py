@@ -11,7 +11,7 @@ from worker.attention.interface import CacheBuilder
 from worker.core.batch import BatchOutput, ScheduledBatch
 from worker.core.tokens import token_array
 from worker.grammars.masks import PendingMasks, SlotGrammars
-from worker.kernels.interface import REMEMBER
+from worker.kernels.prepare import REMEMBER
 from worker.kernels.select import Kernels
 from worker.kernels.step import Round, StagedRows
 from worker.kernels.transfer import indices

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from worker.core.batch import ScheduledBatch
-from worker.kernels.interface import PREPARE_STEP
+from worker.kernels.prepare import PREPARE_STEP
 from worker.kernels.select import Kernels
 from worker.kernels.step import Chunk, Round, StagedRows, Step, StepBuffers
 from worker.runner.slots import SlotState

@@ -11,7 +11,7 @@ import torch
 
 from worker.core.batch import ScheduledBatch
 from worker.core.cache.pools import PoolKind
-from worker.kernels.interface import MOVE_ENTRIES
+from worker.kernels.move import MOVE_ENTRIES
 from worker.kernels.select import Kernels
 from worker.kernels.step import Round
 from worker.kernels.transfer import to_device

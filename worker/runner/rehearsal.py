@@ -10,8 +10,8 @@ from torch import Tensor
 
 from worker.attention.context import ForwardContext, forward_context
 from worker.attention.interface import CacheBuilder, CacheLayer
-from worker.kernels.interface import REMEMBER
 from worker.kernels.operation import KernelCompiler
+from worker.kernels.prepare import REMEMBER
 from worker.models.base import CausalLM
 from worker.runner.model_runner import RunnerParts
 from worker.sampling.sampler import Sampler

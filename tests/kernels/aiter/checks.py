@@ -6,8 +6,9 @@ from torch import Tensor
 
 from tests.kernels.rig import Rig, Rows
 from worker.kernels.aiter.paged import StepViews
+from worker.kernels.elementwise import GATED_ACTIVATION, RMS_NORM, ActivationSpec, NormSpec, RopeTable
 from worker.kernels.gqa import GQA, QkNorm
-from worker.kernels.interface import GATED_ACTIVATION, LINEAR, RMS_NORM, ActivationSpec, LinearSpec, NormSpec, RopeTable
+from worker.kernels.linear import LINEAR, LinearSpec
 from worker.kernels.select import Kernels
 from worker.kernels.weights import Dense
 from worker.parallel.group import Group

@@ -15,18 +15,10 @@ import torch
 from tests.kernels.absent import compiled_sizes
 from tests.kernels.aiter.shim import on_cpu
 from tests.kernels.rig import CPU, Rig, Rows
+from worker.kernels.elementwise import EMBEDDING, GATED_ACTIVATION, RMS_NORM, ActivationSpec, EmbeddingSpec, NormSpec
 from worker.kernels.gqa import QkNorm
-from worker.kernels.interface import (
-    EMBEDDING,
-    GATED_ACTIVATION,
-    LINEAR,
-    PREPARE_STEP,
-    RMS_NORM,
-    ActivationSpec,
-    EmbeddingSpec,
-    LinearSpec,
-    NormSpec,
-)
+from worker.kernels.linear import LINEAR, LinearSpec
+from worker.kernels.prepare import PREPARE_STEP
 from worker.kernels.sampling import CHOOSE, LOGPROBS, MASKED_COPY, DrawRules, Draws, Parameters
 from worker.kernels.select import Kernels
 from worker.kernels.step import Chunk, SlotTables, StagedRows, Step, StepBuffers

@@ -16,8 +16,8 @@ from tests.kernels.aiter.record_signatures import OPERATIONS, SIGNATURES, read_s
 from tests.kernels.aiter.stand_ins import SNAPSHOTS, StandIns
 from tests.kernels.rig import Rig
 from worker.kernels.aiter import package
+from worker.kernels.elementwise import RMS_NORM, NormSpec
 from worker.kernels.gqa import GQA, GqaSpec
-from worker.kernels.interface import RMS_NORM, NormSpec
 from worker.kernels.operation import KernelBackendError
 from worker.kernels.select import Kernels
 from worker.parallel.group import Group

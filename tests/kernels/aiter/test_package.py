@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from worker.kernels.aiter import package
-from worker.kernels.interface import RMS_NORM, NormSpec
+from worker.kernels.elementwise import RMS_NORM, NormSpec
 from worker.kernels.operation import KernelBackendError
 from worker.kernels.select import Kernels
 

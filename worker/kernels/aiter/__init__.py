@@ -16,18 +16,11 @@ from worker.kernels.aiter.elementwise import NativeRmsNorm, NativeSiluAndMul, Tr
 from worker.kernels.aiter.linear import CONFIGURED_ARCHITECTURES, TritonLinear, TunedLinear
 from worker.kernels.aiter.native_gqa import NativeGqa
 from worker.kernels.aiter.triton_gqa import TritonGqa
+from worker.kernels.elementwise import EMBEDDING, GATED_ACTIVATION, RMS_NORM, ActivationSpec, NormSpec
 from worker.kernels.gqa import GQA
-from worker.kernels.interface import (
-    EMBEDDING,
-    GATED_ACTIVATION,
-    LINEAR,
-    PREPARE_STEP,
-    RMS_NORM,
-    ActivationSpec,
-    LinearSpec,
-    NormSpec,
-)
+from worker.kernels.linear import LINEAR, LinearSpec
 from worker.kernels.operation import Implementation, always
+from worker.kernels.prepare import PREPARE_STEP
 from worker.kernels.sampling import CHOOSE, LOGPROBS, MASKED_COPY
 from worker.kernels.weights import Dense
 

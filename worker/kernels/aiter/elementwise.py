@@ -8,7 +8,7 @@ from torch import Tensor
 
 from worker.kernels.aiter.package import Need, required
 from worker.kernels.aiter.reduce import PeerReduce
-from worker.kernels.interface import GatedActivationKernel, RmsNormKernel
+from worker.kernels.elementwise import GatedActivationKernel, RmsNormKernel
 from worker.parallel.group import Group
 
 TRITON_RMS_NORM = "aiter.ops.triton.rmsnorm"

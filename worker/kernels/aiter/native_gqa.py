@@ -18,8 +18,8 @@ from worker.kernels.aiter.package import Need, required
 from worker.kernels.aiter.paged import StepViews, split_qkv, step_views
 from worker.kernels.aiter.prefill import Prefill, Prefiller
 from worker.kernels.aiter.rope import HalfTables
+from worker.kernels.elementwise import RopeTable
 from worker.kernels.gqa import GqaCache, GqaKernel, GqaPool, GqaSpec, QkNorm
-from worker.kernels.interface import RopeTable
 from worker.kernels.step import Step, StepBuffers
 
 PACKET_BYTES = 16

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from worker.kernels.interface import RopeTable
+from worker.kernels.elementwise import RopeTable
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ from worker.kernels.aiter.elementwise import TRITON_RMS_NORM, norm_rows
 from worker.kernels.aiter.package import Need, required
 from worker.kernels.aiter.paged import StepViews, split_qkv, step_views
 from worker.kernels.aiter.rope import HalfTable, HalfTables
+from worker.kernels.elementwise import RopeTable
 from worker.kernels.gqa import GqaCache, GqaKernel, GqaPool, GqaSpec, QkNorm, is_plain
-from worker.kernels.interface import RopeTable
 from worker.kernels.operation import KernelBackendError
 from worker.kernels.step import Step, StepBuffers
 

@@ -4,13 +4,14 @@ from typing import Any
 
 from worker.kernels.decoder import DECODER
 from worker.kernels.gqa import GQA
-from worker.kernels.interface import LINEAR, PREPARE_STEP, REMEMBER, TABLE
+from worker.kernels.linear import LINEAR, TABLE
 from worker.kernels.native.choose import NativeChoose, supports_choose
 from worker.kernels.native.decoder import NativeDecoder, supports_decoder
 from worker.kernels.native.gqa import NativeGqa, supports_gqa
 from worker.kernels.native.linear import NativeLinear, supports_linear
 from worker.kernels.native.slots import NativePrepare, NativeRemember, supports_slots
 from worker.kernels.operation import Implementation
+from worker.kernels.prepare import PREPARE_STEP, REMEMBER
 from worker.kernels.sampling import CHOOSE
 
 COMPILER = None

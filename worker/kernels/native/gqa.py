@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from worker.kernels.elementwise import RopeTable
 from worker.kernels.gqa import GqaCache, GqaKernel, GqaPool, GqaSpec, QkNorm, is_plain
-from worker.kernels.interface import RopeTable
 from worker.kernels.native.library import Layer, Model, StepView, engine, obstacle, pointer
 from worker.kernels.native.memory import mapped
 from worker.kernels.step import Step, StepBuffers

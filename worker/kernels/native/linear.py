@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from worker.kernels.interface import LinearSpec, TableKernel
+from worker.kernels.linear import LinearSpec, TableKernel
 from worker.kernels.native.library import Matrix, engine, obstacle, pointer
 from worker.kernels.native.memory import arena
 from worker.kernels.weights import Blocks, Dense, Weight

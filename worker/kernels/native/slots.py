@@ -5,8 +5,8 @@ from ctypes import byref
 import torch
 from torch import Tensor
 
-from worker.kernels.interface import PrepareKernel, RememberKernel
 from worker.kernels.native.library import Buffers, Slots, Staged, functions, obstacle, pointer
+from worker.kernels.prepare import PrepareKernel, RememberKernel
 from worker.kernels.step import SlotTables, StagedRows, Step, StepBuffers
 
 

@@ -6,20 +6,14 @@ from typing import Any
 from torch import Tensor
 
 from worker.kernels.delta import DELTA, GATED_NORM
+from worker.kernels.elementwise import EMBEDDING, GATED_ACTIVATION, RMS_NORM, ActivationSpec
 from worker.kernels.experts import EXPERTS, ROUTE_EXPERTS
 from worker.kernels.gqa import GQA
-from worker.kernels.interface import (
-    EMBEDDING,
-    GATED_ACTIVATION,
-    LINEAR,
-    MOVE_ENTRIES,
-    PREPARE_STEP,
-    REMEMBER,
-    RMS_NORM,
-    ActivationSpec,
-)
+from worker.kernels.linear import LINEAR
 from worker.kernels.mla import INDEX, MLA
+from worker.kernels.move import MOVE_ENTRIES
 from worker.kernels.operation import Implementation, always
+from worker.kernels.prepare import PREPARE_STEP, REMEMBER
 from worker.kernels.sampling import CHOOSE, LOGPROBS, MASKED_COPY
 from worker.kernels.torch.delta import TorchDelta, gated_norm
 from worker.kernels.torch.elementwise import RmsNorm, embedding, gelu_and_mul, silu_and_mul

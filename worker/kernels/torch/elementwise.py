@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from worker.kernels.interface import RmsNormKernel
+from worker.kernels.elementwise import RmsNormKernel
 from worker.parallel.group import Group
 
 

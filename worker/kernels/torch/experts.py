@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from worker.kernels.experts import ExpertsKernel, ExpertsSpec, ExpertWeights
-from worker.kernels.interface import LinearKernel, LinearSpec, PackedWeight
+from worker.kernels.linear import LinearKernel, LinearSpec, PackedWeight
 from worker.kernels.torch.elementwise import gelu_and_mul, silu_and_mul
 from worker.kernels.torch.linear import OneDnnLinear, PlainLinear, supports_onednn
 from worker.kernels.weights import Dense

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from worker.kernels.elementwise import RopeTable
 from worker.kernels.gqa import GqaCache, GqaKernel, GqaPool, GqaSpec, QkNorm
-from worker.kernels.interface import RopeTable
 from worker.kernels.step import Step, StepBuffers
 from worker.kernels.torch.elementwise import rms_norm, rotate
 from worker.kernels.torch.fp8 import FP8, read_rows, to_fp8, write_rows

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from worker.kernels.elementwise import RopeTable
 from worker.kernels.gqa import GqaSpec
-from worker.kernels.interface import RopeTable
 from worker.kernels.step import Chunk, Step, StepBuffers
 from worker.kernels.torch.slots import context_slots
 

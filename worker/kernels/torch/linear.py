@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from worker.kernels.interface import LinearKernel, LinearSpec
+from worker.kernels.linear import LinearKernel, LinearSpec
 from worker.kernels.weights import Dense, Weight
 
 logger = logging.getLogger(__name__)

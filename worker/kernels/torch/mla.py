@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from worker.kernels.interface import RopeTable
+from worker.kernels.elementwise import RopeTable
 from worker.kernels.mla import LatentNorm, LatentPool, MlaKernel, MlaSpec
 from worker.kernels.step import Step, StepBuffers
 from worker.kernels.torch.elementwise import rotate

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from worker.kernels.interface import MoveKernel
+from worker.kernels.move import MoveKernel
 
 
 class Move(MoveKernel):

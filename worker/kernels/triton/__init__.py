@@ -5,11 +5,13 @@ from typing import Any
 import torch
 
 from worker.kernels.delta import DELTA, GATED_NORM
+from worker.kernels.elementwise import EMBEDDING, GATED_ACTIVATION, RMS_NORM, NormSpec
 from worker.kernels.experts import EXPERTS, ROUTE_EXPERTS
 from worker.kernels.gqa import GQA
-from worker.kernels.interface import EMBEDDING, GATED_ACTIVATION, LINEAR, PREPARE_STEP, REMEMBER, RMS_NORM, NormSpec
+from worker.kernels.linear import LINEAR
 from worker.kernels.mla import MLA
 from worker.kernels.operation import Implementation, always
+from worker.kernels.prepare import PREPARE_STEP, REMEMBER
 from worker.kernels.sampling import CHOOSE, LOGPROBS, MASKED_COPY
 from worker.kernels.triton.ahead import CompileAhead
 from worker.kernels.triton.delta import TritonDelta, supports_delta

@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from worker.kernels.interface import Activation, GatedActivationKernel, RmsNormKernel
+from worker.kernels.elementwise import Activation, GatedActivationKernel, RmsNormKernel
 from worker.kernels.triton.machine import Machine
 from worker.kernels.triton.overlap import launch_options, let_next_begin, wait_for_kernel_before
 from worker.kernels.triton.sum_norm import sum_and_norm

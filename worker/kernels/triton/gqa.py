@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
+from worker.kernels.elementwise import RopeTable
 from worker.kernels.gqa import GqaCache, GqaKernel, GqaPool, GqaSpec, QkNorm
-from worker.kernels.interface import RopeTable
 from worker.kernels.step import Step, StepBuffers
 from worker.kernels.torch.fp8 import FP8
 from worker.kernels.triton.gqa_attend import attend_kernel, reduce_kernel

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from worker.kernels.interface import LinearSpec
+from worker.kernels.linear import LinearSpec
 from worker.kernels.torch.linear import PackedLinear, PlainLinear
 from worker.kernels.triton.linear_rows import (
     LATE_ROWS,

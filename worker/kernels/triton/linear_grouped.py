@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from worker.kernels.interface import LinearKernel, LinearSpec
+from worker.kernels.linear import LinearKernel, LinearSpec
 from worker.kernels.torch.linear import PackedLinear, PlainLinear
 from worker.kernels.triton.linear_rows import (
     LATE_ROWS,

@@ -11,7 +11,7 @@ import torch
 import triton
 from torch import Tensor
 
-from worker.kernels.interface import RopeTable
+from worker.kernels.elementwise import RopeTable
 from worker.kernels.mla import LatentNorm, LatentPool, MlaKernel, MlaSpec
 from worker.kernels.step import Step, StepBuffers
 from worker.kernels.torch.slots import context_slots
