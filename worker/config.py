@@ -92,7 +92,7 @@ class WorkerSettings(ServiceSettings):
         "too. Better in the environment: flags can be seen by others.",
     )
 
-    # Routers and operators
+    # The service
     port: GrpcPort = 50061
     router_names: CommaList = Field(
         (), description="Names (SAN or CN) of routers in their certificates; others of --tls-client-ca are refused."
