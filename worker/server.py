@@ -127,7 +127,7 @@ class WorkerServer:
     async def load(self) -> None:
         """Load the model and serve. Raises ModelError, ExecutorError, ConfigError or UnavailableError."""
         watch = Stopwatch()
-        files, model = await asyncio.gather(in_thread(self._read_files), self._start_executor())
+        files, model = await asyncio.gather(self._offer_files(), self._start_executor())
         watch.lap("files and ranks")
         self._engine = engine = self._make_engine(model)
         limits = ModelLimits(
@@ -166,6 +166,11 @@ class WorkerServer:
         logger.info(
             "ready after %.1f s (%s): %s on %s", watch.seconds, watch, self._settings.model_names[0], model.device
         )
+
+    async def _offer_files(self) -> ServedFiles:
+        files = await in_thread(self._read_files)
+        self._service.offer(files.tokenizer)
+        return files
 
     async def _start_executor(self) -> ModelInfo:
         model = await in_thread(self._executor.start)

@@ -24,6 +24,7 @@ from worker.core.scheduler import Scheduler
 from worker.engine import Engine
 from worker.executor.errors import ExecutorError
 from worker.kv_watch import watch_kv_events
+from worker.loader.tokenizer import TokenizerFiles
 from worker.requirements import require
 from worker.runner.config import ModelInfo
 from worker.served_files import ServedFiles
@@ -36,6 +37,7 @@ T = TypeVar("T")
 TOKENIZER_PART_BYTES = 1024 * 1024
 COMMANDS_AT_A_STRETCH = 64
 """Of one message: then the event loop is others' for a while."""
+LOADING = "the model is still loading"
 LOAD_INTERVAL = 1.0
 """Seconds between load reports on a stream without outputs; only if the load changed."""
 
@@ -61,7 +63,8 @@ class LoadedWorker:
 
 
 class WorkerService(v1.WorkerServiceServicer):
-    """Answers UNAVAILABLE until `attach`: the port is open while the model loads, so that probes get an answer."""
+    """Answers UNAVAILABLE until `attach`: the port is open while the model loads, so that probes get an answer. The
+    tokenizer is told of as soon as it is known."""
 
     def __init__(self, settings: WorkerSettings, set_serving: Callable[[bool], Awaitable[None]]) -> None:
         """`set_serving` says what health is to answer."""
@@ -69,14 +72,19 @@ class WorkerService(v1.WorkerServiceServicer):
         self._set_serving = set_serving
         self._epoch = uuid.uuid4().hex
         self._started_at = time.monotonic()
+        self._tokenizer: TokenizerFiles | None = None
         self._worker: LoadedWorker | None = None
+
+    def offer(self, tokenizer: TokenizerFiles) -> None:
+        """Before `attach`: routers can load it while the model is loaded here."""
+        self._tokenizer = tokenizer
 
     def attach(self, worker: LoadedWorker) -> None:
         self._worker = worker
 
     def _loaded(self) -> LoadedWorker:
         if self._worker is None:
-            raise UnavailableError("the model is still loading")
+            raise UnavailableError(LOADING)
         return self._worker
 
     async def Execute(  # type: ignore[override]
@@ -147,7 +155,8 @@ class WorkerService(v1.WorkerServiceServicer):
         self, request: v1.GetTokenizerRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[v1.GetTokenizerResponse]:
         await context.send_initial_metadata(())
-        tokenizer = self._loaded().files.tokenizer
+        if (tokenizer := self._tokenizer) is None:
+            raise UnavailableError(LOADING)
         names = sorted(tokenizer.files)
         for name in names:
             data = tokenizer.files[name]

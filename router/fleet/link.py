@@ -16,7 +16,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from common.state_log import StateLog
-from fissile.channel import MAX_MESSAGE_BYTES, KeyedChannel, aio_channel
+from fissile.channel import MAX_MESSAGE_BYTES, aio_channel
 from fissile.errors import (
     FissileError,
     InvalidArgumentError,
@@ -30,7 +30,6 @@ from fissile.v1 import (
     ExecuteRequest,
     ExecuteResponse,
     GetLoadResponse,
-    GetTokenizerRequest,
     GetWorkerRequest,
     GetWorkerResponse,
     SequenceGroup,
@@ -44,11 +43,12 @@ from router.fleet.health.liveness import Liveness, WorkerStuckError
 from router.fleet.health.lockstep import LockstepGroups
 from router.fleet.load import LoadTracker
 from router.fleet.outbox import MAX_COMMAND_BYTES, Outbox
+from router.fleet.preparation import Preparation
 from router.fleet.sequences import OpenSequences
 from router.fleet.session import Session
 from router.latency import LatencyWindows
 from router.model.served import Version
-from router.model.tokenizer import Tokenizer, TokenizerStore, receive_files
+from router.model.tokenizer import Tokenizer, TokenizerStore
 
 logger = logging.getLogger(__name__)
 
@@ -91,7 +91,7 @@ class WorkerLink:
         self.is_retired = False
         self.is_new = True
         """It is not known yet whether the worker can be reached, and what it serves."""
-        self._tokenizers = tokenizers
+        self._preparation = Preparation(address, tokenizers, settings, tls)
         self._settings = settings
         self._tls = tls
         self._groups = groups
@@ -163,7 +163,7 @@ class WorkerLink:
         """Until cancelled."""
         backoff = self._settings.reconnect_backoff
         while True:
-            worker_died = is_refused = False
+            worker_died = is_refused = has_answered = False
             try:
                 async with aio_channel(self.address, self._tls) as channel:
                     await self._session(channel)
@@ -171,7 +171,8 @@ class WorkerLink:
                 lost = from_rpc_error(error)
                 detail = lost.message
                 is_refused = isinstance(lost, (UnauthenticatedError, PermissionDeniedError))
-                worker_died = not is_alive_after(error)
+                has_answered = is_alive_after(error)
+                worker_died = not has_answered
             except WorkerStuckError as error:
                 detail, worker_died = str(error), True
                 self.breaker.trip(detail)
@@ -183,7 +184,8 @@ class WorkerLink:
             backoff = self._settings.reconnect_backoff if self._connected else min(MAX_BACKOFF_SECONDS, backoff * 2)
             self._lose(detail, worker_died=worker_died, is_refused=is_refused)
             # Many routers that lost the same worker do not come back in step.
-            await asyncio.sleep(backoff * random.uniform(0.5, 1.0))
+            pause = backoff * random.uniform(0.5, 1.0)
+            await (self._preparation.pause(pause) if has_answered else asyncio.sleep(pause))
 
     def _lose(self, detail: str, *, worker_died: bool, is_refused: bool) -> None:
         if self._connected:
@@ -211,16 +213,13 @@ class WorkerLink:
         The stream comes first: it breaks with the worker's process, so while it lives, all that is asked later is
         answered by the same process.
         """
-        stub = WorkerServiceStub(KeyedChannel(channel, self._settings.worker_key.get_secret_value()))
+        stub = self._preparation.stub(channel)
         timeout = self._settings.connect_timeout
         call = stub.Execute()
         async with asyncio.timeout(timeout):
             await call.initial_metadata()
         info = await stub.GetWorker(GetWorkerRequest(), timeout=timeout)
-        tokenizer = self._tokenizers.get(info.tokenizer_fingerprint)
-        if tokenizer is None:
-            files = await receive_files(stub.GetTokenizer(GetTokenizerRequest(), timeout=timeout))
-            tokenizer = await self._tokenizers.load(files)
+        tokenizer = await self._preparation.tokenizer(stub, info.tokenizer_fingerprint)
         if self.info is None or info.epoch != self.info.epoch:
             self.breaker.reset()
         self.info, self.tokenizer, self.version, self.stub = info, tokenizer, Version.of(info), stub

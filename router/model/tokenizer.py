@@ -203,6 +203,11 @@ class TokenizerStore:
     def get(self, fingerprint: str) -> Tokenizer | None:
         return self._loaded.get(fingerprint)
 
+    async def fetch(self, parts: AsyncIterable[GetTokenizerResponse]) -> Tokenizer:
+        """What GetTokenizer tells of. Raises InternalError: see `receive_files`."""
+        files = await receive_files(parts)
+        return self.get(files.fingerprint) or await self.load(files)
+
     async def load(self, files: TokenizerFiles) -> Tokenizer:
         loop = asyncio.get_running_loop()
         if self._chat_template is not None:

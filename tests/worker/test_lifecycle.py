@@ -13,7 +13,7 @@ from google.rpc import code_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from fissile.channel import aio_channel
-from fissile.v1 import DrainRequest, FinishReason, GetWorkerRequest, UndrainRequest
+from fissile.v1 import DrainRequest, FinishReason, GetTokenizerRequest, GetWorkerRequest, UndrainRequest
 from tests.worker.fake_executor import FakeExecutor
 from tests.worker.harness import FILES, connect, quiet, run_all, run_worker, sequence, until
 from worker.config import WorkerSettings
@@ -57,6 +57,19 @@ def test_health_is_up_only_once_a_request_would_succeed():
     answer = run_worker(scenario, prepare=lambda executor: executor.loading.clear())
     early = ("UNAVAILABLE", "the model is still loading")
     assert answer == (NOT_SERVING, "UNAVAILABLE", early, SERVING, LENGTH)
+
+
+def test_the_tokenizer_is_told_of_while_the_model_loads():
+    async def scenario(system):
+        while True:
+            try:
+                return [part.fingerprint async for part in system.stub.GetTokenizer(GetTokenizerRequest())]
+            except grpc.aio.AioRpcError as refused:
+                assert refused.details() == "the model is still loading"
+                await asyncio.sleep(0.01)
+
+    parts = run_worker(scenario, prepare=lambda executor: executor.loading.clear())
+    assert parts[-1] == FILES.tokenizer.fingerprint
 
 
 def test_drain_finishes_what_runs_and_refuses_what_comes():
