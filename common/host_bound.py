@@ -13,6 +13,10 @@ from fissile.errors import ResourceExhaustedError
 REFUSAL_SECONDS = 0.01
 """Between two refusals to a host. What is refused at once is asked again at once, at a cost like that of a request."""
 
+MAX_REFUSED = 8192
+"""Calls that wait to hear of it, of all hosts: for each gRPC holds up to 64 KiB that its client has sent. Those beyond
+are refused at once."""
+
 
 class HostBound:
     """So many of a host, and of all hosts together. Used on one event loop."""
@@ -41,8 +45,9 @@ class HostBound:
                 f"{self._in_all} in all",
                 retry_after=1.0,
             )
-            with _counted(self._refused, host):
-                await asyncio.sleep(self._refused[host] * REFUSAL_SECONDS)
+            if self._refused.total() < MAX_REFUSED:
+                with _counted(self._refused, host):
+                    await asyncio.sleep(self._refused[host] * REFUSAL_SECONDS)
             raise error
         with _counted(self._open, host):
             yield

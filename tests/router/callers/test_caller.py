@@ -62,8 +62,9 @@ def test_a_network_of_addresses_has_the_bound_of_one_host():
     assert bound.num_open == 0
 
 
-def test_a_host_hears_of_refusals_one_by_one_and_others_do_not_wait_for_them(monkeypatch):
+def test_a_host_hears_of_refusals_one_by_one_up_to_a_number_and_others_do_not_wait_for_them(monkeypatch):
     monkeypatch.setattr(host_bound, "REFUSAL_SECONDS", 3600.0)
+    monkeypatch.setattr(host_bound, "MAX_REFUSED", 19)
     flood, other = (SimpleNamespace(peer=lambda i=i: f"ipv4:10.0.0.{i}:4711") for i in (1, 2))
     bound = HostBound("calls", of_host=1, in_all=100)
 
@@ -77,6 +78,8 @@ def test_a_host_hears_of_refusals_one_by_one_and_others_do_not_wait_for_them(mon
         assert not any(task.done() for task in tasks)
         async with bound.entered(other):
             assert bound.num_open == 2
+        with pytest.raises(ResourceExhaustedError):
+            await enter(flood)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
