@@ -7,7 +7,14 @@ from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from common.config import CommaList, GrpcPort, ServiceSettings
-from worker.config_rules import SECRET_ADVICE, check_keys, check_names, check_places, check_ranks_secret
+from worker.config_rules import (
+    SECRET_ADVICE,
+    check_keys,
+    check_names,
+    check_places,
+    check_ranks_secret,
+    check_transformers,
+)
 from worker.core.config import CacheConfig, SchedulerConfig
 from worker.core.drafter import Drafter
 from worker.core.errors import ConfigError
@@ -194,6 +201,10 @@ class WorkerSettings(ServiceSettings):
             check_ranks_secret(self.ranks_secret, needed_by="--remote-ranks")
         if self._has_peers:
             check_ranks_secret(self.ranks_secret, needed_by="--expert-parallel with --dp-size above 1")
+        if self.model_impl == "transformers":
+            check_transformers(
+                self.quantization, self.tensor_parallel_size, self.speculative, expert_parallel=self.expert_parallel
+            )
         check_names(self.served_model_name, self.model_version)
         if (self.router_names or self.operator_names) and self.tls_client_ca is None:
             raise ValueError("--router-names and --operator-names need --tls-client-ca")

@@ -35,6 +35,20 @@ def check_places(dp_rank: int, dp_size: int, remote_ranks: int, tensor_parallel_
         )
 
 
+def check_transformers(
+    quantization: str, tensor_parallel_size: int, speculative: str, *, expert_parallel: bool
+) -> None:
+    """Of a model that `transformers` computes: what only layers of ours can."""
+    for flag, value, is_possible in (
+        ("quantization", quantization, quantization in ("auto", "none")),
+        ("tensor-parallel-size", tensor_parallel_size, tensor_parallel_size == 1),
+        ("expert-parallel", "on", not expert_parallel),
+        ("speculative", speculative, speculative not in ("eagle3", "mtp")),
+    ):
+        if not is_possible:
+            raise ValueError(f"--{flag}: {value} needs layers of fissile's own, not --model-impl transformers")
+
+
 def check_names(names: Iterable[str], version: str) -> None:
     """Of the model, and of its version."""
     for name in names:

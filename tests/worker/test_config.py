@@ -25,6 +25,13 @@ def parse(*argv):
         (["--kernel-backend", "cuda"], "worker: --kernel-backend: Input should be 'auto', 'native', "),
         (["--kv-cache-gib", "inf"], "worker: --kv-cache-gib: Input should be a finite number (got 'inf')"),
         (["--swap-space-gib", "nan"], "worker: --swap-space-gib: Input should be a finite number (got 'nan')"),
+        (
+            ["--model-impl", "transformers", "--quantization", "int8"],
+            "worker: --quantization: int8 needs layers of fissile's own, not --model-impl transformers",
+        ),
+        (["--model-impl", "transformers", "--tensor-parallel-size", "2"], "--tensor-parallel-size: 2 needs layers"),
+        (["--model-impl", "transformers", "--expert-parallel"], "--expert-parallel: on needs layers of fissile's own"),
+        (["--model-impl", "transformers", "--speculative", "mtp"], "--speculative: mtp needs layers of fissile's own"),
         (["--dp-rank", "2", "--dp-size", "2"], "--dp-rank 2 is not below --dp-size 2"),
         (["--model-version", "v 2"], "--model-version: 'v 2' has more than 64 characters, or others than letters"),
         (["--tls-key", "key.pem"], "--tls-certificate and --tls-key go together"),

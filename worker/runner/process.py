@@ -4,6 +4,7 @@ It is bound to the executor's process before it imports what takes seconds, and 
 run: the executor may not know yet.
 """
 
+import logging
 import signal
 import sys
 from multiprocessing.connection import Connection
@@ -27,6 +28,8 @@ def main() -> None:
         from worker.runner.rank import serve_rank
     setup: Setup = receive(requests)
     setup_logging(setup.log_level, setup.log_format)  # type: ignore[arg-type]
+    if setup.log_level != "debug":
+        logging.getLogger("torch").setLevel(logging.WARNING)  # at its end it counts what its caches held
     serve_rank(requests, replies, setup, place)
 
 
