@@ -19,6 +19,7 @@ from router.admission.ration import Ration
 from router.answering.headroom import Headroom
 
 BURST_SECONDS = 0.1
+_REFILL_SECONDS = 0.001
 _TICK_SECONDS = 0.02
 """After which who waits is served where no tokens come."""
 
@@ -125,6 +126,8 @@ class Pacer:
 
     def _refill(self) -> None:
         now = time.monotonic()
+        if now - self._counted_at < _REFILL_SECONDS:
+            return  # tokens of hundreds of streams come in one message
         self._allowance = min(
             self._burst, self._allowance + (now - self._counted_at) * self._rate * self._headroom.share()
         )
