@@ -115,7 +115,7 @@ class WorkerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GetTokenizer(self, request, context):
-        """The tokenizer's files, so that a router needs no model directory.
+        """The tokenizer's files, so that a router needs no model directory. A worker may answer before its model is loaded.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -43,7 +43,7 @@ class WorkerServiceStub:
     GetWorker: _grpc.UnaryUnaryMultiCallable[_worker_pb2.GetWorkerRequest, _worker_pb2.GetWorkerResponse]
     """What this worker is."""
     GetTokenizer: _grpc.UnaryStreamMultiCallable[_worker_pb2.GetTokenizerRequest, _worker_pb2.GetTokenizerResponse]
-    """The tokenizer's files, so that a router needs no model directory."""
+    """The tokenizer's files, so that a router needs no model directory. A worker may answer before its model is loaded."""
     GetLoad: _grpc.UnaryUnaryMultiCallable[_worker_pb2.GetLoadRequest, _worker_pb2.GetLoadResponse]
     """How busy it is."""
     Drain: _grpc.UnaryUnaryMultiCallable[_worker_pb2.DrainRequest, _worker_pb2.DrainResponse]
@@ -72,7 +72,7 @@ class WorkerServiceAsyncStub(WorkerServiceStub):
     GetWorker: _aio.UnaryUnaryMultiCallable[_worker_pb2.GetWorkerRequest, _worker_pb2.GetWorkerResponse]  # type: ignore[assignment]
     """What this worker is."""
     GetTokenizer: _aio.UnaryStreamMultiCallable[_worker_pb2.GetTokenizerRequest, _worker_pb2.GetTokenizerResponse]  # type: ignore[assignment]
-    """The tokenizer's files, so that a router needs no model directory."""
+    """The tokenizer's files, so that a router needs no model directory. A worker may answer before its model is loaded."""
     GetLoad: _aio.UnaryUnaryMultiCallable[_worker_pb2.GetLoadRequest, _worker_pb2.GetLoadResponse]  # type: ignore[assignment]
     """How busy it is."""
     Drain: _aio.UnaryUnaryMultiCallable[_worker_pb2.DrainRequest, _worker_pb2.DrainResponse]  # type: ignore[assignment]
@@ -122,7 +122,7 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _worker_pb2.GetTokenizerRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_worker_pb2.GetTokenizerResponse], _abc.AsyncIterator[_worker_pb2.GetTokenizerResponse]]:
-        """The tokenizer's files, so that a router needs no model directory."""
+        """The tokenizer's files, so that a router needs no model directory. A worker may answer before its model is loaded."""
 
     @_abc_1.abstractmethod
     def GetLoad(
