@@ -82,7 +82,8 @@ def library(level: Level, folder: Path | None = None) -> Path:
             if not (folder / name).is_file():
                 _compile(level, folder / name)
     except OSError as error:
-        raise BuildError(f"{folder} cannot hold what is compiled: {error.strerror}") from error
+        advice = "XDG_CACHE_HOME may name a folder that can"
+        raise BuildError(f"{folder} cannot hold what is compiled: {error.strerror}; {advice}") from error
     return folder / name
 
 
