@@ -83,7 +83,9 @@ class WorkerSettings(ServiceSettings):
         False,
         description="Spread experts over all ranks, those of --dp-size workers together; these step together then.",
     )
-    num_threads: int | None = Field(None, ge=1, description="CPU threads for computing; unset: one a physical core.")
+    num_threads: int | None = Field(
+        None, ge=1, le=1024, description="CPU threads for computing; unset: one a physical core."
+    )
 
     # Ranks on other hosts
     remote_ranks: int = Field(

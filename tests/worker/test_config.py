@@ -21,6 +21,7 @@ def parse(*argv):
     ("argv", "said"),
     [
         (["--port", "70000"], "worker: --port: "),
+        (["--num-threads", "100000"], "worker: --num-threads: Input should be less than or equal to 1024"),
         (["--device", "tpu"], "worker: --device: Input should be 'auto', 'cpu' or 'cuda' (got 'tpu')"),
         (["--kernel-backend", "cuda"], "worker: --kernel-backend: Input should be 'auto', 'native', "),
         (["--kv-cache-gib", "inf"], "worker: --kv-cache-gib: Input should be a finite number (got 'inf')"),
