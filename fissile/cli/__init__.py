@@ -14,7 +14,7 @@ from fissile.cli.inspect import models, stats
 from fissile.cli.key import key
 from fissile.cli.options import EXIT_INTERRUPTED
 from fissile.cli.services import router, worker
-from fissile.cli.standard_streams import make_usable
+from fissile.cli.standard_streams import give_up_unwritten, make_usable
 from fissile.cli.top import top
 from fissile.cli.up import up
 
@@ -36,6 +36,7 @@ class FissileGroup(click.Group):
         except OSError as error:
             if error.errno == errno.EPIPE:
                 raise  # whoever read has enough: click ends without a word
+            give_up_unwritten()
             raise click.ClickException(str(error)) from error
         except Exception as error:
             from fissile.errors import FissileError  # here, because it brings grpc with it

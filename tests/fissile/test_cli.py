@@ -114,7 +114,8 @@ def test_what_no_message_can_hold_is_named_without_a_traceback(run):
 )
 def test_streams_that_are_closed_or_full_make_no_traceback(address, redirected, code, out, err):
     command = f"{FISSILE} {redirected.format(f'--address {address}')}"
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=buffered)
     assert (done.returncode, done.stdout, done.stderr) == (code, out, err)
 
 
