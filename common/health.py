@@ -50,7 +50,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
         return Response(status=status)
 
     async def Watch(self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext) -> None:
-        async with self._watches.entered(context):
+        with self._watches.entered(context):
             await self._watch(request.service, context)
 
     async def _watch(self, service: str, context: grpc.aio.ServicerContext) -> None:

@@ -32,12 +32,10 @@ class ReflectionServicer(aio.ReflectionServicer):
         request_iterator: AsyncIterator[reflection_pb2.ServerReflectionRequest],
         context: grpc.aio.ServicerContext,
     ) -> AsyncGenerator[reflection_pb2.ServerReflectionResponse, None]:
-        async with (
-            self._bound.entered(context),
-            aclosing(super().ServerReflectionInfo(self._in_turn(request_iterator), context)) as responses,
-        ):
-            async for response in responses:
-                yield response
+        with self._bound.entered(context):
+            async with aclosing(super().ServerReflectionInfo(self._in_turn(request_iterator), context)) as responses:
+                async for response in responses:
+                    yield response
 
     async def _in_turn(
         self, requests: AsyncIterator[reflection_pb2.ServerReflectionRequest]

@@ -1,12 +1,10 @@
 """Who calls, as both fronts tell it to the API."""
 
-import asyncio
 from types import SimpleNamespace
 
 import httpx2
 import pytest
 
-from common import host_bound
 from common.host_bound import HostBound
 from common.hosts import host_of_peer, name_of_host
 from fissile.errors import ResourceExhaustedError
@@ -49,43 +47,12 @@ def test_who_has_many_addresses_is_one_caller(host, name):
 def test_a_network_of_addresses_has_the_bound_of_one_host():
     bound = HostBound("calls", of_host=2, in_all=100)
     calls = [SimpleNamespace(peer=lambda i=i: f"ipv6:%5B2001:db8:1:2::{i}%5D:4711") for i in range(3)]
-
-    async def scenario():
-        async with bound.entered(calls[0]), bound.entered(calls[1]):
-            with pytest.raises(ResourceExhaustedError, match="calls: 2 of 2 of this host"):
-                async with bound.entered(calls[2]):
-                    pass
-            async with bound.entered(SimpleNamespace(peer=lambda: "ipv6:%5B2001:db8:1:3::1%5D:4711")):
-                assert bound.num_open == 3
-
-    asyncio.run(scenario())
+    with bound.entered(calls[0]), bound.entered(calls[1]):
+        with pytest.raises(ResourceExhaustedError, match="calls: 2 of 2 of this host"), bound.entered(calls[2]):
+            pass
+        with bound.entered(SimpleNamespace(peer=lambda: "ipv6:%5B2001:db8:1:3::1%5D:4711")):
+            assert bound.num_open == 3
     assert bound.num_open == 0
-
-
-def test_a_host_hears_of_refusals_one_by_one_up_to_a_number_and_others_do_not_wait_for_them(monkeypatch):
-    monkeypatch.setattr(host_bound, "REFUSAL_SECONDS", 3600.0)
-    monkeypatch.setattr(host_bound, "MAX_REFUSED", 19)
-    flood, other = (SimpleNamespace(peer=lambda i=i: f"ipv4:10.0.0.{i}:4711") for i in (1, 2))
-    bound = HostBound("calls", of_host=1, in_all=100)
-
-    async def enter(call):
-        async with bound.entered(call):
-            await asyncio.Event().wait()
-
-    async def scenario():
-        tasks = [asyncio.create_task(enter(flood)) for _ in range(20)]
-        await asyncio.sleep(0.01)
-        assert not any(task.done() for task in tasks)
-        async with bound.entered(other):
-            assert bound.num_open == 2
-        with pytest.raises(ResourceExhaustedError):
-            await enter(flood)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    asyncio.run(scenario())
-    assert bound.num_open == 0 and not bound._refused
 
 
 def test_both_fronts_say_who_calls(monkeypatch):
