@@ -4,7 +4,7 @@ import math
 import random
 from dataclasses import dataclass
 
-MOST = 10_000_000
+MAX_LENGTH = 10_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +29,8 @@ class Lengths:
             raise ValueError(f"{text!r} is not N, LOW-HIGH or MEAN~DEVIATION") from None
         if low < 1 or other < 0 or (found != "~" and other < low):
             raise ValueError(f"{text!r}: lengths are at least 1, and the first is not above the second")
-        if max(low, other) > MOST or math.isnan(other):
-            raise ValueError(f"{text!r}: lengths and deviations are at most {MOST}")
+        if max(low, other) > MAX_LENGTH or math.isnan(other):
+            raise ValueError(f"{text!r}: lengths and deviations are at most {MAX_LENGTH}")
         if found == "~":
             return cls(text, low, low, other)
         return cls(text, low, int(other))
