@@ -20,7 +20,7 @@ from transformers import (
 )
 
 from tests.runner.conftest import TINY, make_driver, random_prompt, save_llama
-from tests.runner.gguf_files import metadata_of, tensors_of, write_gguf, write_metadata
+from tests.runner.gguf_files import write_gguf
 from tests.runner.test_logits import assert_logits, capture_logits
 from worker.loader.config import ModelConfig
 from worker.loader.errors import ModelConfigError, UnknownArchitectureError, WeightsError
@@ -275,12 +275,6 @@ def test_truncated_gguf_tensors(tmp_path: Path, tiny: tuple[Path, LlamaForCausal
     file.write_bytes(file.read_bytes()[:-4096])
     with pytest.raises(WeightsError, match=r"not a readable GGUF file: tensor .* reaches beyond the end"):
         read_gguf(file)
-
-
-def test_part_of_a_split_file_is_refused(tmp_path: Path, tiny: tuple[Path, LlamaForCausalLM]) -> None:
-    write_metadata(tmp_path / "a.gguf", metadata_of(tiny[1]) | {"split.count": 3}, tensors_of(tiny[1]))
-    with pytest.raises(ModelConfigError, match=r"split\.count is 3; nothing but 0 or 1 is supported"):
-        load_model_config(resolve_model(str(tmp_path / "a.gguf")))
 
 
 def test_types_in_the_embedded_model() -> None:

@@ -68,7 +68,7 @@ def test_unknown_name_lists_what_a_name_can_be(name: str) -> None:
 
 
 def test_directory_without_a_model(tmp_path: Path) -> None:
-    with pytest.raises(ModelNotFoundError, match=r"no config\.json and 0 \.gguf files"):
+    with pytest.raises(ModelNotFoundError, match=r"no config\.json and 0 models in \.gguf files"):
         resolve_model(str(tmp_path))
 
 

@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from worker.loader.source import ModelSource, SourceFormat
+from worker.loader.source import ModelSource, SourceFormat, gguf_parts
 
 HEAD_BYTES = 32 * 1024 * 1024
 """Of a GGUF file, whose configuration and vocabulary come first."""
@@ -19,7 +19,7 @@ def model_fingerprint(source: ModelSource, *, is_dummy: bool = False) -> str:
     dummy weights are the same everywhere. How files are called does not count. Raises OSError."""
     digest = hashlib.sha256(b"dummy" if is_dummy else b"")
     if source.format is SourceFormat.GGUF:
-        files = [source.path]
+        files = gguf_parts(source.path)
         digest.update(_part(source.path, 0, HEAD_BYTES))
     else:
         files = sorted(source.path.glob("*.safetensors"))

@@ -11,7 +11,8 @@ from worker.loader.config import ModelConfig
 from worker.loader.errors import WeightsError
 from worker.loader.gguf_blocks import read_blocks
 from worker.loader.gguf_families import ARCHITECTURE, FAMILIES
-from worker.loader.gguf_file import GGUFTensor, read_gguf
+from worker.loader.gguf_file import GGUFTensor
+from worker.loader.gguf_parts import read_gguf_parts
 
 _IN_CONFIG = {"rope_freqs.weight"}
 
@@ -21,7 +22,7 @@ class GGUFCheckpoint:
 
     def __init__(self, path: Path, config: ModelConfig) -> None:
         self._head_dim = config.head_dim
-        file = read_gguf(path, with_texts=False)
+        file = read_gguf_parts(path, with_texts=False)
         self._family = FAMILIES[file.metadata[ARCHITECTURE]]
         self._tensors = dict(self._named(file.tensors))
 

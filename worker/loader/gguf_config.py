@@ -8,9 +8,10 @@ from worker.loader.errors import UnknownArchitectureError, WeightsError
 from worker.loader.families.dense import head_dim, num_kv_heads
 from worker.loader.fields import Fields
 from worker.loader.gguf_families import ARCHITECTURE, FAMILIES
-from worker.loader.gguf_file import GGUFFile, read_gguf
+from worker.loader.gguf_file import GGUFFile
 from worker.loader.gguf_gemma3 import gemma3_from_gguf
 from worker.loader.gguf_moe import glm4_moe_from_gguf, qwen3_moe_from_gguf
+from worker.loader.gguf_parts import read_gguf_parts
 from worker.loader.rope import YARN_BETA_FAST, YARN_BETA_SLOW, RopeConfig, YarnScaling, yarn_attention_factor
 
 TOKENIZER = "tokenizer.ggml."
@@ -27,8 +28,8 @@ HARMLESS = ("rope.scaling.finetuned", "tensor_data_layout", "pooling_type", "exp
 
 
 def load_gguf_config(path: Path) -> ModelConfig:
-    """Raises ModelConfigError, or WeightsError for a damaged file."""
-    return config_from_gguf(read_gguf(path), path.name)
+    """Raises ModelConfigError, or WeightsError for damaged files."""
+    return config_from_gguf(read_gguf_parts(path), path.name)
 
 
 def config_from_gguf(file: GGUFFile, name: str) -> ModelConfig:
@@ -42,7 +43,6 @@ def config_from_gguf(file: GGUFFile, name: str) -> ModelConfig:
             "config.json and *.safetensors, --model-impl transformers may run that"
         )
     fields.expect("general.type", "model")
-    fields.expect("split.count", 0, 1)
     fields.expect(f"{kind}.attention.causal", True)
     for key in ("attention.clamp_kqv", "attention.max_alibi_bias"):
         fields.expect(f"{kind}.{key}", 0)

