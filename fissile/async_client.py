@@ -39,6 +39,7 @@ class AsyncStream(AsyncIterator[Delta]):
             try:
                 message = await self._receive()
             except StopAsyncIteration:
+                self._calls.ended()
                 self._generation = self._collector.generation()
                 raise
             except grpc.RpcError as error:
@@ -80,6 +81,7 @@ class AsyncStream(AsyncIterator[Delta]):
     def close(self) -> None:
         """Cancel the request. Idempotent; does nothing after the end."""
         self._call.cancel()
+        self._calls.ended()
 
     async def __aenter__(self) -> Self:
         return self
@@ -91,8 +93,7 @@ class AsyncStream(AsyncIterator[Delta]):
 
 
 class AsyncClient:
-    """A connection to a router, for one event loop. A router lets it have so many calls open (128, if it was not told
-    otherwise): more wait until others end, or go by another client.
+    """Calls to a router, over as many connections as they need. For one event loop.
 
     `model` may be left empty everywhere while the router serves one model. `timeout` is in seconds and travels to the
     worker's scheduler; None waits for ever. `api_key` is shown where the router wants one; use TLS with it. `address`
@@ -202,7 +203,7 @@ class AsyncClient:
                 return response
 
     async def close(self) -> None:
-        """Close the connection; open streams are cancelled. Idempotent."""
+        """Close the connections; open streams are cancelled. Idempotent."""
         for opened in self._routers.channels:
             await opened.close()
 

@@ -39,6 +39,7 @@ class Stream(Iterator[Delta]):
             try:
                 message = self._receive()
             except StopIteration:
+                self._calls.ended()
                 self._generation = self._collector.generation()
                 raise
             except grpc.RpcError as error:
@@ -72,6 +73,7 @@ class Stream(Iterator[Delta]):
     def close(self) -> None:
         """Cancel the request. Idempotent; does nothing after the end."""
         self._call.cancel()
+        self._calls.ended()
 
     def __enter__(self) -> Self:
         return self
@@ -101,8 +103,7 @@ def _wait_for_headers(call: Any) -> None:
 
 
 class Client:
-    """A connection to a router. Thread-safe: share one among threads. A router lets a connection have so many calls
-    open (128, if it was not told otherwise): more wait until others end, or go by another client.
+    """Calls to a router, over as many connections as they need. Thread-safe: share one among threads.
 
     `model` may be left empty everywhere while the router serves one model. `timeout` is in seconds and travels to the
     worker's scheduler; None waits for ever. `api_key` is shown where the router wants one; use TLS with it. `address`
@@ -212,7 +213,7 @@ class Client:
                 return response
 
     def close(self) -> None:
-        """Close the connection; open streams are cancelled. Idempotent."""
+        """Close the connections; open streams are cancelled. Idempotent."""
         for opened in self._routers.channels:
             opened.close()
 

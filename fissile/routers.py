@@ -7,26 +7,26 @@ of the beginning of an answer.
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from fissile.address import router_target
 from fissile.arguments import seconds
+from fissile.connections import Connections, Place, Stub
 from fissile.errors import FissileError, InvalidArgumentError, UnavailableError
 from fissile.tls import ClientTls
-from fissile.v1 import generation_pb2_grpc
 
 ANSWER_SECONDS = 5.0
 """For the headers of a stream, which a router sends at once: one that does not is stopped or cut off."""
 
 C = TypeVar("C")
-Stub = generation_pb2_grpc.GenerationServiceStub
 Method = Callable[[Stub], Callable[..., Any]]
 """Of a stub, the one that begins the call."""
 Metadata = Sequence[tuple[str, str]]
 
 
 class Routers(Generic[C]):
-    """Their channels. Each must be closed."""
+    """Their connections. Each channel must be closed."""
 
     def __init__(
         self, addresses: str | Sequence[str], channel: Callable[[str, ClientTls | None], C], tls: ClientTls | None
@@ -36,10 +36,13 @@ class Routers(Generic[C]):
         targets = [router_target(address.strip()) for address in listed]
         if not targets:
             raise InvalidArgumentError.of("address", "at least one router is needed")
-        self.channels = [channel(target, tls) for target in targets]
-        self.stubs = [Stub(channel) for channel in self.channels]
+        self.connections = [Connections(partial(channel, target, tls)) for target in targets]
         self.current = 0
         """Which one answered last."""
+
+    @property
+    def channels(self) -> list[C]:
+        return [channel for connections in self.connections for channel in connections.channels]
 
 
 class Calls:
@@ -54,20 +57,27 @@ class Calls:
         self._first = routers.current
         self._num_begun = 0
         self._is_answered = False
+        self._place: Place | None = None
 
     @property
     def is_last(self) -> bool:
         """There is no other router to ask, or no need to."""
-        return self._is_answered or self._num_begun == len(self._routers.stubs)
+        return self._is_answered or self._num_begun == len(self._routers.connections)
 
     def first(self) -> Any:
         return self._next()
 
     def after(self, error: FissileError) -> Any:
         """The call on the next router, after the last one has ended with `error`; raises that if it must."""
+        self.ended()
         if self.is_last or not isinstance(error, UnavailableError):
             raise error from None
         return self._next()
+
+    def ended(self) -> None:
+        """There is nothing more to come. Idempotent; the end of this object does the same."""
+        if self._place is not None:
+            self._place.free()
 
     def answered(self) -> None:
         """Something of the answer was delivered. Idempotent."""
@@ -77,12 +87,13 @@ class Calls:
     def _next(self) -> Any:
         self._num_begun += 1
         left = None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
-        return self._method(self._routers.stubs[self._index])(self._request, timeout=left, metadata=self._metadata)
+        self._place = self._routers.connections[self._index].place()
+        return self._method(self._place.stub)(self._request, timeout=left, metadata=self._metadata)
 
     @property
     def _index(self) -> int:
         """Of the router whose call was begun last."""
-        return (self._first + self._num_begun - 1) % len(self._routers.stubs)
+        return (self._first + self._num_begun - 1) % len(self._routers.connections)
 
 
 def no_answer() -> UnavailableError:

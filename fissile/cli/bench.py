@@ -1,7 +1,6 @@
 """`fissile bench`: load a router and measure it."""
 
 import sys
-from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -109,16 +108,13 @@ async def _run(to: Target, config: "LoadConfig", warm_config: "LoadConfig | None
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     from fissile import AsyncClient
-    from fissile.cli.load import num_connections, run_load
+    from fissile.cli.load import run_load
 
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    async with AsyncExitStack() as stack:
-        clients = [AsyncClient(to.address, tls=to.tls, api_key=to.api_key) for _ in range(num_connections(config))]
-        for client in clients:
-            await stack.enter_async_context(client)
+    async with AsyncClient(to.address, tls=to.tls, api_key=to.api_key) as client:
         if warm_config is not None:
-            await run_load(clients, warm_config, lambda _: None)
+            await run_load(client, warm_config, lambda _: None)
         with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
             task = progress.add_task("requests", total=config.num_requests)
 
@@ -126,7 +122,7 @@ async def _run(to: Target, config: "LoadConfig", warm_config: "LoadConfig | None
                 outcomes.append(outcome)
                 progress.advance(task)
 
-            await run_load(clients, config, done)
+            await run_load(client, config, done)
 
 
 def _print(figures: dict[str, Any]) -> None:

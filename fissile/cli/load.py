@@ -7,20 +7,15 @@ each sending its next request when the last one has ended.
 
 import asyncio
 import itertools
-import math
 import random
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from fissile.async_client import AsyncClient
 from fissile.cli.lengths import Lengths
 from fissile.errors import FissileError, UnavailableError
-
-CONNECTION_CALLS = 100
-"""Open at a time: a router lets a connection have a few more."""
-OPEN_LOOP_CONNECTIONS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,23 +87,17 @@ def make_requests(config: LoadConfig, vocab_size: int) -> Iterator[Request]:
         yield Request(prompt, config.output_length.draw(rng))
 
 
-def num_connections(config: LoadConfig) -> int:
-    """So many that none has more calls open than a router lets it. How many an open loop will have, nobody knows."""
-    return OPEN_LOOP_CONNECTIONS if config.rate is not None else math.ceil(config.concurrency / CONNECTION_CALLS)
-
-
-async def run_load(clients: Sequence[AsyncClient], config: LoadConfig, done: Callable[[Outcome], None]) -> None:
-    """Send all requests, `clients` in turn; `done` is called with the outcome of each. Failures are outcomes, not
-    exceptions. Raises UnavailableError if there is no model."""
-    models = await clients[0].models(timeout=10)
+async def run_load(client: AsyncClient, config: LoadConfig, done: Callable[[Outcome], None]) -> None:
+    """Send all requests; `done` is called with the outcome of each. Failures are outcomes, not exceptions. Raises
+    UnavailableError if there is no model."""
+    models = await client.models(timeout=10)
     if not models:
         raise UnavailableError("the router has no worker yet, so there is no model to load")
     model = next((entry for entry in models if entry.id == config.model), models[0])
     requests = make_requests(config, model.vocab_size)
-    turns = itertools.cycle(clients)
 
     async def one(request: Request, due: float) -> None:
-        done(await measure(next(turns), config, request, due))
+        done(await measure(client, config, request, due))
 
     if config.rate is not None:
         await _open_loop(requests, config.rate, random.Random(config.seed + 1), one)

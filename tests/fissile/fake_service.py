@@ -7,7 +7,7 @@ one that ends with "think" thinks before it answers.
 """
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
@@ -241,10 +241,15 @@ class WantsKey(grpc.ServerInterceptor):
 
 
 @contextmanager
-def serve(service: FakeService, tls: ServerTls | None = None, api_key: str = "") -> Iterator[str]:
+def serve(
+    service: FakeService,
+    tls: ServerTls | None = None,
+    api_key: str = "",
+    options: Sequence[tuple[str, int]] = (),
+) -> Iterator[str]:
     """Serve on a free port of localhost; yields the address."""
     interceptors = [WantsKey(api_key)] if api_key else []
-    server = grpc.server(ThreadPoolExecutor(8), interceptors=interceptors, options=SERVER_OPTIONS)
+    server = grpc.server(ThreadPoolExecutor(8), interceptors=interceptors, options=[*SERVER_OPTIONS, *options])
     v1.add_GenerationServiceServicer_to_server(service, server)
     servicer = health.HealthServicer()
     servicer.set("", health_pb2.HealthCheckResponse.SERVING)

@@ -17,7 +17,7 @@ from rich.console import Console
 from fissile import AsyncClient
 from fissile.cli import main
 from fissile.cli.lengths import Lengths
-from fissile.cli.load import LoadConfig, Outcome, Request, make_requests, measure, num_connections, run_load
+from fissile.cli.load import LoadConfig, Outcome, Request, make_requests, measure, run_load
 from fissile.cli.report import Goal, quantile, report
 from fissile.cli.tables import STATISTICS, latency_table
 from fissile.errors import UnavailableError
@@ -72,7 +72,7 @@ def test_a_router_without_a_model_has_nothing_to_load():
             return ()
 
     with pytest.raises(UnavailableError, match="the router has no worker yet"):
-        asyncio.run(run_load([Client()], config(), lambda _: None))
+        asyncio.run(run_load(Client(), config(), lambda _: None))
 
 
 def test_what_no_message_can_hold_is_an_outcome(address):
@@ -93,12 +93,6 @@ def test_prompts_stay_inside_a_small_vocabulary():
 @pytest.mark.parametrize(("share", "value"), [(0, 1.0), (0.5, 2.0), (0.75, 2.5), (1, 3.0)])
 def test_quantile_is_linear_between_neighbours(share, value):
     assert quantile([1.0, 2.0, 3.0], share) == value
-
-
-@pytest.mark.parametrize(("loop", "num"), [((None, 100), 1), ((None, 101), 2), ((None, 1000), 10), ((5.0, 8), 16)])
-def test_many_requests_at_a_time_go_over_several_connections(loop, num):
-    rate, concurrency = loop
-    assert num_connections(config(rate=rate, concurrency=concurrency)) == num
 
 
 def test_latencies_count_from_the_due_time():
