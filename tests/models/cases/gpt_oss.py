@@ -14,4 +14,13 @@ GPT_OSS = SMALL | {
     },
 }  # fmt: skip
 ATTENTION = "GQA with sinks, a window in every second layer"
-CASES = {"gpt-oss": lambda: GptOssForCausalLM(GptOssConfig(**GPT_OSS))}
+
+
+def gpt_oss() -> GptOssForCausalLM:
+    model = GptOssForCausalLM(GptOssConfig(**GPT_OSS))
+    for layer in model.model.layers:
+        layer.mlp.experts.limit = GPT_OSS["swiglu_limit"]  # older transformers do not read it
+    return model
+
+
+CASES = {"gpt-oss": gpt_oss}

@@ -11,6 +11,8 @@ from worker.loader.hf_rope import hf_rope
 from worker.loader.rope import RopeConfig, yarn_attention_factor
 
 MODEL_TYPES = ("deepseek_v3", "kimi_k2")
+INDEXED_LAYERS = {"indexed_attention", "deepseek_sparse_attention"}
+"""Two names of one thing: transformers wrote the second one at first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +49,7 @@ def deepseek_v32_config(fields: Fields) -> DeepseekConfig:
     fields.expect("attention_bias", False)
     fields.expect("mlp_bias", False)
     fields.expect("rope_interleave", True)
-    if set(fields.texts("layer_types", [])) - {"indexed_attention"}:
+    if set(fields.texts("layer_types", [])) - INDEXED_LAYERS:
         raise fields.error("layer_types", "indexed_attention in every layer")
     index = IndexConfig(
         num_heads=fields.integer("index_n_heads", most=MAX_SIZE),
