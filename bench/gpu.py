@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 
+from bench.bandwidth import GIB, copy_bandwidth
 from bench.common import Figure, finish, median, parse_arguments
 from bench.cpu import run_service
 from bench.models import CONFIGS, num_bytes_read, write_model
@@ -26,7 +27,6 @@ from worker.local import GREEDY, LocalEngine, Run
 from worker.runner.config import RunnerConfig
 
 PACKAGES = ("torch", "triton", "transformers", "grpcio", "protobuf", "fissile")
-GIB = 1 << 30
 PAUSE = 1.0
 """Seconds before a request that comes alone."""
 
@@ -262,25 +262,10 @@ def small_figures(plan: Plan, model: Path) -> dict[str, Figure]:
     step = median([seconds for run in runs for seconds in run.decode_step_seconds], 7)
     figures: dict[str, Figure] = {"small_tok_s_1": median([run.tokens_per_second for run in runs], 1)}
     if torch.cuda.is_available():
-        bandwidth = copy_bandwidth()
+        bandwidth = copy_bandwidth(torch.device("cuda"))
         figures["copy_gb_s"] = round(bandwidth / 1e9)
         figures["small_share_of_limit_1"] = round(num_bytes_read(plan.small) / bandwidth / step, 3)
     return figures
-
-
-def copy_bandwidth() -> float:
-    """Bytes per second read and written by a large copy on the device."""
-    source = torch.empty(2 * GIB, dtype=torch.uint8, device="cuda")
-    target = torch.empty_like(source)
-    seconds = []
-    for _ in range(6):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        target.copy_(source)
-        end.record()
-        end.synchronize()
-        seconds.append(begin.elapsed_time(end) / 1e3)
-    return 4 * GIB / min(seconds)
 
 
 def disk_figures(plan: Plan, folder: Path) -> dict[str, Figure]:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from bench.bandwidth import copy_bandwidth
 from bench.common import Figure, finish, parse_arguments
 from worker.kernels.elementwise import (
     EMBEDDING,
@@ -133,9 +134,7 @@ class Bench:
 
 
 def measure_copy(bench: Bench) -> None:
-    size = 1 << 29 if bench.device.type == "cuda" else 1 << 20
-    source, target = (torch.zeros(size, dtype=torch.uint8, device=bench.device) for _ in range(2))
-    bench.bandwidth = 2 * size / bench.time_us([lambda: target.copy_(source)] * 4) * 1e6
+    bench.bandwidth = copy_bandwidth(bench.device)
     bench.keep("copy_gb_s", bench.bandwidth / 1e9, 0)
 
 

@@ -12,7 +12,7 @@ from worker.kernels.step import Step, StepBuffers
 
 HEADS = (16, 128)
 """Of DeepSeek-V3 on one of eight ranks, and whole."""
-LOADS = ((1, 8192), (16, 4096), (64, 1024), (64, 4096))
+LOADS = ((1, 8192), (16, 4096), (64, 1024), (64, 4096), (256, 1024))
 """(rows, context)"""
 SMALL = ((2, 40),)
 
