@@ -13,6 +13,7 @@ from worker.errors import WorkerFailedError
 from worker.executor.errors import ExecutorError
 from worker.executor.local import LocalRanks
 from worker.loader.errors import ModelError
+from worker.start_checks import check_start
 
 EXIT_FAILURE = 1
 
@@ -22,6 +23,7 @@ def main() -> None:
     setup_logging(settings.log_level, settings.log_format)
     warn_of_unknown_variables(WorkerSettings)
     try:
+        check_start(settings)
         with LocalRanks(settings.runner_config(), settings.remote(), settings.peers()) as local:
             _serve(settings, local)
     except (ConfigError, ExecutorError, FissileError, ModelError, OSError, WorkerFailedError) as error:

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from common.chat_template import read_chat_template, with_chat_template
 from worker.config import WorkerSettings
 from worker.loader.fingerprint import model_fingerprint
-from worker.loader.load_config import load_common_config
 from worker.loader.source import resolve_model
 from worker.loader.tokenizer import TokenizerFiles, load_tokenizer_files
 from worker.loader.tokenizer_files import check_tokenizer_files
+from worker.start_checks import load_fitting_config
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ def files_reader(settings: WorkerSettings) -> Callable[[], ServedFiles]:
 def read_served_files(settings: WorkerSettings, chat_template: str | None = None) -> ServedFiles:
     """The model's configuration first: what is wrong with it is said before anything slow begins. Raises ModelError."""
     source = resolve_model(settings.model)
-    config = load_common_config(source, settings.model_impl)
+    config = load_fitting_config(source, settings)
     tokenizer = load_tokenizer_files(source)
     remark = check_tokenizer_files(tokenizer.files, config.vocab_size)
     if remark is not None:

@@ -117,6 +117,7 @@ def test_a_device_process_that_is_killed_ends_the_worker_with_an_error(tmp_path,
     [
         (["--model", "no-such-model"], 1, "worker: no model 'no-such-model'"),
         (["--model", "no-such-model", "--log-format", "json"], 1, '"message": "worker: no model \'no-such-model\''),
+        (["--tensor-parallel-size", "100"], 1, "worker: tensor_parallel_size 100: the 9 attention heads of Llama"),
         (["--max-model-len", "100000"], 1, "worker: max_model_len 100000 is more than the model's own 8192"),
         (["--block-size", "7"], 2, "block_size: is 7; 1 or a multiple of 16 is needed"),
         (["--nonsense"], 2, "No such option"),

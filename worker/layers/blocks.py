@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from worker.kernels.elementwise import Activation, RopeTable
 from worker.kernels.gqa import GqaSpec, QkNorm
 from worker.layers.attention import GqaAttention, Sinks
-from worker.layers.linear import GatedLinear, MergedColumnLinear, RowLinear, shard_of
+from worker.layers.linear import GatedLinear, MergedColumnLinear, RowLinear, shard_of, shard_or_copy
 from worker.layers.norm import RMSNorm
 from worker.layers.setup import LayerSetup
 
@@ -67,7 +67,7 @@ class SelfAttention(nn.Module):
             self.sinks = Sinks(setup, heads)
         self.spec = GqaSpec(
             num_heads=shard_of(heads, setup.tp, "q_proj")[1],
-            num_kv_heads=shard_of(kv_heads, setup.tp, "k_proj")[1],
+            num_kv_heads=shard_or_copy(kv_heads, setup.tp, "k_proj")[1],
             head_dim=dim,
             scale=dim**-0.5 if shape.scale is None else shape.scale,
             dtype=setup.cache_dtype or setup.dtype,

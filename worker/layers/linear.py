@@ -78,7 +78,7 @@ class MergedColumnLinear(LinearBase):
         """Name → (row of this rank's weight, first row of the whole, number of rows, rows of the whole)."""
         at = 0
         for name, (units, width) in parts.items():
-            start, count = shard_of(units, setup.tp, name)
+            start, count = shard_or_copy(units, setup.tp, name)
             self._shards[name] = (at, start * width, count * width, units * width)
             at += count * width
         super().__init__(setup, at, in_features, bias)
@@ -168,10 +168,15 @@ class RowLinear(LinearBase):
 
 
 def shard_of(units: int, tp: Group, what: str) -> tuple[int, int]:
-    """(first unit, number of units) of this rank. Fewer units than ranks: each is held by several ranks."""
-    if units < tp.size:
-        if tp.size % units:
-            raise ValueError(f"{units} units of {what} cannot be shared by {tp.size} tensor-parallel ranks")
-        return tp.rank // (tp.size // units), 1
+    """(first unit, number of units) of this rank. Each unit is on one rank alone: what is made of it may be summed."""
     count = tp.share(units, f"units of {what}")
     return tp.rank * count, count
+
+
+def shard_or_copy(units: int, tp: Group, what: str) -> tuple[int, int]:
+    """The same of what is no part of a sum, such as keys and values: fewer units than ranks are each on several."""
+    if units >= tp.size:
+        return shard_of(units, tp, what)
+    if tp.size % units:
+        raise ValueError(f"{units} units of {what} cannot be shared by {tp.size} tensor-parallel ranks")
+    return tp.rank // (tp.size // units), 1

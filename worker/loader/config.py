@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from worker.loader.experts import ExpertsConfig
 from worker.loader.quantized.schemes import QuantizedWeights
 from worker.loader.rope import RopeConfig
 
@@ -52,6 +53,8 @@ class ModelConfig(CommonConfig):
     rms_norm_eps: float
     rope: RopeConfig
     tie_word_embeddings: bool
+    experts: ExpertsConfig | None = None
+    """In some layers, or in all of them."""
     attention_bias: bool = False
     """Of the four projections."""
     qkv_bias: bool = False

@@ -15,13 +15,18 @@ MAX_SUMMARY = 300
 """Characters of the reader's own words."""
 
 
+def check_has_tokenizer(path: Path) -> None:
+    """Raises ModelNotFoundError for a directory with nothing that one could be made from."""
+    if not any((path / name).is_file() for name in SOURCES):
+        raise ModelNotFoundError(f"{path} has no tokenizer: none of {', '.join(SOURCES)} is there")
+
+
 def convert_tokenizer(path: Path) -> dict[str, bytes]:
     """The files of a directory's tokenizer. Takes seconds, and runs no code of the model's.
 
     Raises ModelNotFoundError.
     """
-    if not any((path / name).is_file() for name in SOURCES):
-        raise ModelNotFoundError(f"{path} has no tokenizer: none of {', '.join(SOURCES)} is there")
+    check_has_tokenizer(path)
     from transformers import AutoTokenizer  # takes seconds
 
     try:

@@ -8,12 +8,11 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from worker.loader.errors import WeightsError
-from worker.loader.fields import Fields, read_json
+from worker.loader.shards import shard_paths
 
 _BUFFERS = (".rotary_emb.inv_freq",)
 """Old checkpoints store buffers that are computed from the configuration."""
 _DTYPES = ("F64", "F32", "F16", "BF16")
-_INDEX = "model.safetensors.index.json"
 
 
 class SafetensorsCheckpoint:
@@ -21,7 +20,7 @@ class SafetensorsCheckpoint:
 
     def __init__(self, directory: Path) -> None:
         self._files: dict[str, Any] = {}
-        for path in _shard_paths(directory):
+        for path in shard_paths(directory):
             try:
                 file = safe_open(path, framework="pt")
             except (OSError, SafetensorError) as error:
@@ -53,22 +52,3 @@ class SafetensorsTensor:
 
     def stored(self, dim: int, start: int, length: int) -> None:
         return None
-
-
-def _shard_paths(directory: Path) -> list[Path]:
-    if (directory / _INDEX).is_file():
-        return [directory / name for name in _indexed_files(Fields(read_json(directory / _INDEX), _INDEX))]
-    paths = sorted(directory.glob("*.safetensors"))
-    if not paths:
-        raise WeightsError(f"{directory} holds no *.safetensors file")
-    return paths
-
-
-def _indexed_files(index: Fields) -> list[str]:
-    """Names of files beside the index: it cannot lead anywhere else."""
-    weight_map = index.section("weight_map")
-    names = {weight_map.text(tensor) for tensor in weight_map.names()}
-    for name in names:
-        if Path(name).name != name:
-            raise index.error("weight_map", "a map from tensors to files of the same directory")
-    return sorted(names)

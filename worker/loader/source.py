@@ -51,6 +51,12 @@ def gguf_parts(path: Path) -> list[Path]:
     return [path.with_name(f"{part[1]}-{number:05}-of-{part[3]}.gguf") for number in range(1, int(part[3]) + 1)]
 
 
+def is_hub_id(name: str) -> bool:
+    """Whether nothing on this host is called so, and a model of the hub may be: it takes a while to find."""
+    is_here = name in EMBEDDED_MODELS or Path(name).expanduser().exists()
+    return not is_here and name.count("/") == 1 and not name.startswith((".", "/", "~"))
+
+
 def resolve_model(name: str) -> ModelSource:
     """Find the files of `name`: an embedded model, a directory, a `.gguf` file or a hub id, in this order. Of GGUF
     files in parts it is the first.
@@ -60,6 +66,8 @@ def resolve_model(name: str) -> ModelSource:
     if name in EMBEDDED_MODELS:
         return ModelSource(name, _embedded_gguf(name), SourceFormat.GGUF)
     path = Path(name).expanduser()
+    if is_hub_id(name):
+        return _directory(name, _hub_snapshot(name))
     if path.is_file():
         if path.suffix != ".gguf":
             raise ModelNotFoundError(f"{name} is a file, but not a .gguf file; give a .gguf file or a model directory")
@@ -69,8 +77,6 @@ def resolve_model(name: str) -> ModelSource:
         return ModelSource(name, path, SourceFormat.GGUF)
     if path.is_dir():
         return _directory(name, path)
-    if name.count("/") == 1 and not name.startswith((".", "/", "~")):
-        return _directory(name, _hub_snapshot(name))
     known = ", ".join(sorted(EMBEDDED_MODELS))
     raise ModelNotFoundError(
         f"no model {name!r}: it is no embedded model ({known}), no directory, no .gguf file and no hub id (owner/name)"

@@ -22,6 +22,7 @@ from worker.runner.assembly import Assembly, SizedCache, compile_ahead, size_cac
 from worker.runner.config import MemoryReport, ModelInfo, RunnerConfig
 from worker.runner.drafting import DraftModel
 from worker.runner.dtypes import is_emulated, resolve_dtype
+from worker.runner.fit import check_devices, check_fit
 from worker.runner.graphs import MANY_TOKENS, GraphSizes
 from worker.runner.load import OpenedModel, layer_setup, load_model, open_model
 from worker.runner.load_draft import load_draft
@@ -38,15 +39,12 @@ MAX_FILLERS = 8
 
 
 def resolve_device(name: str, local_rank: int) -> torch.device:
-    """`auto` is CUDA where the host has a GPU for this rank of it. Raises ModelConfigError."""
-    if name == "cpu" or (name == "auto" and torch.cuda.device_count() <= local_rank):
-        return torch.device("cpu")
-    if name not in ("auto", "cuda"):
+    """`auto` is CUDA where the host has a GPU. Raises ModelConfigError where it has none for this rank of it."""
+    if name not in ("auto", "cpu", "cuda"):
         raise ModelConfigError(f"device {name!r} is not known (auto, cpu, cuda)")
-    if torch.cuda.device_count() <= local_rank:
-        raise ModelConfigError(
-            f"no CUDA device for rank {local_rank} of this host: {torch.cuda.device_count()} are visible"
-        )
+    if name == "cpu" or (name == "auto" and not torch.cuda.device_count()):
+        return torch.device("cpu")
+    check_devices(torch.cuda.device_count(), local_rank)
     return torch.device("cuda", local_rank)
 
 
@@ -70,7 +68,8 @@ def build_runner(
     model_config = opened.config
     for remark in model_config.remarks if tp.rank == 0 else ():
         logger.warning("%s", remark)
-    max_model_len = _max_model_len(config, model_config)
+    check_fit(model_config, config)
+    max_model_len = config.max_model_len or model_config.max_model_len
     dtype = resolve_dtype(config.dtype, device, model_config.dtype)
     if tp.rank == 0 and device.type == "cpu" and is_emulated(dtype, this_cpu()):
         logger.warning("%s is emulated on this processor: float32 is several times as fast", config.dtype)
@@ -162,16 +161,6 @@ def _graph_sizes(config: RunnerConfig, device: torch.device) -> GraphSizes | Non
         return sizes
     # In larger ones the last layer has fewer tokens than the others, and not as many as that of a rank without a graph.
     return GraphSizes(sizes.rows, tuple(size for size in sizes.tokens if size <= MANY_TOKENS))
-
-
-def _max_model_len(config: RunnerConfig, model: CommonConfig) -> int:
-    if config.max_model_len is None:
-        return model.max_model_len
-    if config.max_model_len > model.max_model_len:
-        raise ModelConfigError(
-            f"max_model_len {config.max_model_len} is more than the model's own {model.max_model_len}"
-        )
-    return config.max_model_len
 
 
 def _grammars(source: ModelSource, model: CommonConfig, device: torch.device) -> SlotGrammars:

@@ -22,6 +22,7 @@ from worker.models.registry import create_model
 from worker.models.weights import fill_with_noise, load_weights, pack_weights
 from worker.parallel.group import ALONE, Group
 from worker.runner.config import RunnerConfig
+from worker.runner.fit import check_load_format
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +42,7 @@ def open_model(config: RunnerConfig) -> OpenedModel:
         model_config = replace(model_config, quantized=replace(model_config.quantized, has_cache_scales=False))
     if config.load_format == "dummy":
         return OpenedModel(source, None, model_config)
-    if config.load_format not in ("auto", source.format.value):
-        raise ModelConfigError(f"{source.path} is no {config.load_format} model but a {source.format.value} one")
+    check_load_format(source, config.load_format)
     checkpoint = open_checkpoint(source, model_config)
     if isinstance(model_config, ModelConfig):
         model_config = as_stored(model_config, checkpoint)
@@ -77,8 +77,6 @@ def load_model(
         return generic, sum(weight.nbytes for weight in generic.parameters())
     assert isinstance(model_config, ModelConfig)
     model = _create(model_config, setup)
-    if config.expert_parallel and not has_experts(model):
-        raise ModelConfigError(f"expert_parallel: {model_config.architecture} has no experts to spread over ranks")
     watch.lap("model")
     fill(model, checkpoint, model_config, config.seed, setup)
     watch.lap("weights")

@@ -16,7 +16,7 @@ from worker.loader.errors import ModelConfigError, ModelError, WeightsError
 from worker.loader.families.eagle3 import Eagle3Config, load_eagle3_config
 from worker.loader.model_part import ModelPart
 from worker.loader.open import open_checkpoint
-from worker.loader.source import SourceFormat, resolve_model
+from worker.loader.source import resolve_model
 from worker.models.base import CausalLM
 from worker.models.deepseek import DeepseekForCausalLM
 from worker.models.dense import DecoderForCausalLM
@@ -76,9 +76,7 @@ def _load(
 def _open(config: RunnerConfig, name: str) -> OpenedModel:
     """Raises ModelError."""
     source = resolve_model(name)
-    if source.format is not SourceFormat.SAFETENSORS:
-        raise ModelConfigError(f"it is a {source.format.value} file; EAGLE-3 drafts are read from safetensors")
-    eagle = load_eagle3_config(source.path)
+    eagle = load_eagle3_config(source)
     if eagle.quantized is not None:
         eagle = replace(eagle, quantized=replace(eagle.quantized, has_cache_scales=False))  # nobody reads them
     if config.load_format == "dummy":

@@ -2,13 +2,13 @@
 model, under the names that checkpoints of `LlamaForCausalLMEagle3` have."""
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from worker.loader.config import MAX_LAYERS, MAX_SIZE, MAX_VOCABULARY, ModelConfig
 from worker.loader.decoder_fields import read_decoder
 from worker.loader.errors import ModelConfigError
 from worker.loader.families.dense import dense_config, expect_full_attention, extended
 from worker.loader.fields import Fields, read_json
+from worker.loader.source import ModelSource, SourceFormat
 
 ARCHITECTURE = "LlamaForCausalLMEagle3"
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
@@ -46,9 +46,11 @@ class Eagle3Config(ModelConfig):
         return found
 
 
-def load_eagle3_config(directory: Path) -> Eagle3Config:
+def load_eagle3_config(source: ModelSource) -> Eagle3Config:
     """Raises ModelConfigError."""
-    fields = Fields(read_json(directory / "config.json"), "config.json")
+    if source.format is not SourceFormat.SAFETENSORS:
+        raise ModelConfigError(f"it is a {source.format.value} file; EAGLE-3 drafts are read from safetensors")
+    fields = Fields(read_json(source.path / "config.json"), "config.json")
     names = fields.texts("architectures", [])
     if names != [ARCHITECTURE]:
         raise ModelConfigError(f"its architecture is {', '.join(names) or 'absent'}; {ARCHITECTURE} is needed")

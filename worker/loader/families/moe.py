@@ -9,8 +9,6 @@ from worker.loader.fields import Fields
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoeConfig(ModelConfig):
-    experts: ExpertsConfig | None = None
-    """None: all layers are dense."""
     dense_layers: frozenset[int] = frozenset()
     """Those with a gated MLP in place of experts."""
     has_qk_norm: bool = False
