@@ -4,6 +4,7 @@ import multiprocessing
 import tempfile
 import time
 from collections.abc import Callable
+from multiprocessing.connection import wait
 from pathlib import Path
 from queue import Queue
 
@@ -33,10 +34,13 @@ def all_reduce_figures(size: int, *, is_gpu: bool) -> dict[str, Figure]:
         ]
         for process in ranks:
             process.start()
+        while not any(process.exitcode for process in ranks) and any(process.is_alive() for process in ranks):
+            wait([process.sentinel for process in ranks if process.is_alive()])
+        failed = [rank for rank, process in enumerate(ranks) if process.exitcode]
         for process in ranks:
-            process.join()
-    if any(process.exitcode for process in ranks):
-        raise SystemExit("all-reduce: a rank failed")
+            process.kill()  # whoever is left waits for the one that failed
+    if failed:
+        raise RuntimeError(f"all-reduce: rank {failed[0]} failed")
     return answers.get()
 
 

@@ -16,13 +16,26 @@ Figure = float | int | str | None
 """None: not measured, for a reason that was printed."""
 
 
-def parse_arguments(description: str | None, **switches: str) -> argparse.Namespace:
-    """The arguments that every benchmark takes (`quick`), and switches of its own: name → help."""
+def parse_arguments(description: str | None, *, parts: Sequence[str] = (), **switches: str) -> argparse.Namespace:
+    """The arguments that every benchmark takes (`quick`), and switches of its own: name → help. `parts`: those that can
+    be chosen from by `--parts`, all of them unless some are named."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--quick", action="store_true", help="small sizes, to see that it runs; never recorded")
     for name, explanation in switches.items():
         parser.add_argument(f"--{name}", action="store_true", help=explanation)
+    if parts:
+        parser.add_argument(
+            "--parts", type=lambda text: _chosen(text, parts), default=list(parts), metavar="PART,…",
+            help=f"some of {', '.join(parts)}",
+        )  # fmt: skip
     return parser.parse_args()
+
+
+def _chosen(text: str, parts: Sequence[str]) -> list[str]:
+    names = text.split(",")
+    if unknown := [name for name in names if name not in parts]:
+        raise argparse.ArgumentTypeError(f"{', '.join(unknown)} is not one of {', '.join(parts)}")
+    return names
 
 
 def finish(

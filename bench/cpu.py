@@ -23,6 +23,7 @@ from bench.peers import environment
 from bench.peers.protocol import Job, Report
 from fissile import AsyncClient
 from fissile.cli.cluster import Cluster, ClusterConfig, running_cluster
+from fissile.options import Options
 from worker.local import LocalEngine
 from worker.runner.config import RunnerConfig
 
@@ -140,13 +141,14 @@ def run_engine(engine: LocalEngine, job: Job) -> Report:
     return Report(run.seconds, run.steps[0].step_seconds, sum(map(len, run.token_ids)))
 
 
-async def run_service(address: str, job: Job) -> Report:
-    """All requests of a job at once through the router."""
+async def run_service(address: str, job: Job, dp_rank: int | None = None) -> Report:
+    """All requests of a job at once through the router, at the workers of that data-parallel rank, if any is said."""
     first: list[float] = []
+    pinned: Options = {} if dp_rank is None else {"dp_rank": dp_rank}
 
     async def one(client: AsyncClient, prompt: list[int]) -> int:
         stream = client.generate(
-            prompt, max_tokens=job.output_length, temperature=0.0, ignore_eos=True, return_token_ids=True
+            prompt, max_tokens=job.output_length, temperature=0.0, ignore_eos=True, return_token_ids=True, **pinned
         )
         num_tokens = 0
         async for delta in stream:

@@ -1,5 +1,4 @@
-"""Models of real sizes without real weights: a folder with a config.json and a tokenizer, and, of those without
-experts, safetensors if asked for.
+"""Models of real sizes without real weights: a folder with a config.json and a tokenizer, and safetensors if asked for.
 
 `python -m bench.models qwen3-8b FOLDER` writes the weights, too (16 GB, random); on a GPU in a few seconds.
 """
@@ -28,6 +27,13 @@ CONFIGS: dict[str, dict[str, object]] = {
         "hidden_size": 2048, "num_hidden_layers": 48, "num_attention_heads": 32, "num_key_value_heads": 4,
         "head_dim": 128, "intermediate_size": 6144, "vocab_size": 151936, "tie_word_embeddings": False,
         "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768, "norm_topk_prob": True,
+        "decoder_sparse_step": 1, "mlp_only_layers": [], "router_aux_loss_coef": 0.001, "output_router_logits": False,
+    },
+    "small-moe": {
+        "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe",
+        "hidden_size": 1024, "num_hidden_layers": 8, "num_attention_heads": 16, "num_key_value_heads": 8,
+        "head_dim": 128, "intermediate_size": 3072, "vocab_size": 65536, "tie_word_embeddings": False,
+        "num_experts": 32, "num_experts_per_tok": 4, "moe_intermediate_size": 256, "norm_topk_prob": True,
         "decoder_sparse_step": 1, "mlp_only_layers": [], "router_aux_loss_coef": 0.001, "output_router_logits": False,
     },
     "tiny-moe": {
@@ -140,11 +146,25 @@ def shapes_of(config: dict[str, object], layers: range) -> Iterator[tuple[str, t
         yield f"{of}.self_attn.o_proj.weight", (hidden, heads * dim)
         yield f"{of}.self_attn.q_norm.weight", (dim,)
         yield f"{of}.self_attn.k_norm.weight", (dim,)
-        yield f"{of}.mlp.gate_proj.weight", (inner, hidden)
-        yield f"{of}.mlp.up_proj.weight", (inner, hidden)
-        yield f"{of}.mlp.down_proj.weight", (hidden, inner)
+        if "num_experts" in config:
+            yield from expert_shapes(config, f"{of}.mlp")
+        else:
+            yield from mlp_shapes(f"{of}.mlp", inner, hidden)
         yield f"{of}.input_layernorm.weight", (hidden,)
         yield f"{of}.post_attention_layernorm.weight", (hidden,)
+
+
+def expert_shapes(config: dict[str, object], of: str) -> Iterator[tuple[str, tuple[int, ...]]]:
+    hidden, number, inner = (int(str(config[key])) for key in ("hidden_size", "num_experts", "moe_intermediate_size"))
+    yield f"{of}.gate.weight", (number, hidden)
+    for expert in range(number):
+        yield from mlp_shapes(f"{of}.experts.{expert}", inner, hidden)
+
+
+def mlp_shapes(of: str, inner: int, hidden: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    yield f"{of}.gate_proj.weight", (inner, hidden)
+    yield f"{of}.up_proj.weight", (inner, hidden)
+    yield f"{of}.down_proj.weight", (hidden, inner)
 
 
 def num_bytes_read(name: str) -> int:
@@ -159,7 +179,7 @@ def num_bytes_read(name: str) -> int:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("name", choices=sorted(name for name in CONFIGS if "num_experts" not in CONFIGS[name]))
+    parser.add_argument("name", choices=sorted(CONFIGS))
     parser.add_argument("folder", type=Path)
     arguments = parser.parse_args()
     write_model(arguments.name, arguments.folder, weights=True)
