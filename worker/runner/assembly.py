@@ -22,7 +22,7 @@ from worker.runner.graphs import GraphSizes, graph_contexts
 from worker.runner.memory import GIB, CacheMemoryError, plan_on_cpu, plan_on_gpu
 from worker.runner.model_runner import ModelRunner, RunnerParts
 from worker.runner.prepare import StepPreparer
-from worker.runner.probe import dummy_batch, largest_batch, measure_peak
+from worker.runner.probe import PeakMemory, dummy_batch, largest_batch, measure_peak
 from worker.runner.recurrent_drafting import RecurrentDrafting
 from worker.runner.rehearsal import compile_kernels
 from worker.runner.slots import SlotState
@@ -128,23 +128,28 @@ def size_cache(assembly: Assembly) -> SizedCache:
     """As configured, or as large as memory allows: on a GPU by running the largest step there can be, without a cache.
     All ranks get the least of what they could have. Raises CacheMemoryError."""
     config, specs, device = assembly.config, assembly.specs, assembly.kernels.device
-    activations = graphs = 0
+    peak = None
+    if device.type != "cpu" and (config.num_blocks is None or config.dp_size > 1):
+        # All ranks that share experts make this step, also where the size of the cache was said for some of them.
+        peak = _peak(assembly)
     if config.num_blocks is not None:
         num_blocks = config.num_blocks
-    elif device.type == "cpu":
-        num_blocks = plan_on_cpu(config, specs, config.max_num_seqs * assembly.blocks_per_seq).num_blocks
-    else:
-        largest = largest_batch(
-            config.max_num_batched_tokens, config.max_num_seqs, assembly.max_model_len, config.num_speculative_tokens
-        )
-        sizes = assembly.graph_sizes
-        peak = measure_peak(assembly.runner(NOTHING), largest, sizes.largest() if sizes else None, device)
-        activations, graphs = peak.activations, peak.graphs
+    elif peak is not None:
         num_blocks = plan_on_gpu(config, specs, peak.used, peak.total).num_blocks
+    else:
+        num_blocks = plan_on_cpu(config, specs, config.max_num_seqs * assembly.blocks_per_seq).num_blocks
     num_blocks = assembly.tp.minimum(num_blocks, device)
     plan = PoolPlan.of(specs, num_blocks, config.max_num_seqs, config.num_state_checkpoints)
     num_host_blocks = int(config.swap_space_gib * GIB) // bytes_of(specs, PoolKind.PAGE)
-    return SizedCache(plan, num_host_blocks, activations, graphs)
+    return SizedCache(plan, num_host_blocks, peak.activations if peak else 0, peak.graphs if peak else 0)
+
+
+def _peak(assembly: Assembly) -> PeakMemory:
+    config, sizes = assembly.config, assembly.graph_sizes
+    largest = largest_batch(
+        config.max_num_batched_tokens, config.max_num_seqs, assembly.max_model_len, config.num_speculative_tokens
+    )
+    return measure_peak(assembly.runner(NOTHING), largest, sizes.largest() if sizes else None, assembly.kernels.device)
 
 
 def compile_ahead(assembly: Assembly, watch: Stopwatch) -> None:

@@ -53,14 +53,14 @@ def _groups(config: RunnerConfig, rank: int, device: torch.device, *, is_one_hos
     if num_dp == 1:
         tp = Group(rank, num_tp, world, symmetric_sums(world, device, is_one_host=is_one_host))
         return Groups(tp, ep=tp) if config.expert_parallel else Groups(tp)
-    # All ranks make all groups, in the same order.
-    workers = [dist.new_group([d * num_tp + t for t in range(num_tp)]) for d in range(num_dp)]
-    places = [dist.new_group([d * num_tp + t for d in range(num_dp)]) for t in range(num_tp)]
-    control = dist.new_group(backend="gloo")
-    tp = Group()
+    # All ranks make all groups, in the same order. Each takes memory of a GPU: none for one rank, or twice for all.
+    tp, places = Group(), [world] * num_tp
     if num_tp > 1:
+        workers = [dist.new_group([d * num_tp + t for t in range(num_tp)]) for d in range(num_dp)]
+        places = [dist.new_group([d * num_tp + t for d in range(num_dp)]) for t in range(num_tp)]
         worker = workers[dp_rank]
         tp = Group(rank, num_tp, worker, symmetric_sums(worker, device, is_one_host=is_one_host))
+    control = dist.new_group(backend="gloo")
     size, world_rank = num_dp * num_tp, dp_rank * num_tp + rank
     return Groups(
         tp,
