@@ -178,6 +178,9 @@ class RouterMetrics:
         self._kv_restarts = counter(
             "kv_restarts", "Times what is known of a worker's cache began anew while the worker stayed.", ()
         )
+        self._full_connections = counter(
+            "full_connections", "Times a gRPC connection had all the calls open that it may.", ()
+        )
         self._requests = counter("requests", "Requests by end.", (*_PER_WORKER, "end"))
         self._moves = counter("request_moves", "Times a request moved to another worker.", ("model",))
 
@@ -201,6 +204,9 @@ class RouterMetrics:
 
     def kv_restarted(self) -> None:
         self._kv_restarts.inc()
+
+    def connection_became_full(self) -> None:
+        self._full_connections.inc()
 
     def queued(self, model: str, seconds: float) -> None:
         """A request goes to its first worker, after so long."""

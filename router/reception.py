@@ -12,6 +12,7 @@ import grpc
 from common.hosts import host_of_peer, name_of_host
 from common.server import Decode, receive
 from fissile.errors import DeadlineExceededError, UnauthenticatedError
+from router.admission.full_connections import FullConnections
 from router.admission.gate import Gate
 from router.admission.ration import Ration
 from router.admission.turns import Turns
@@ -24,9 +25,12 @@ MAX_INCOMING = 32
 class Reception:
     """Used on one event loop."""
 
-    def __init__(self, callers: Callers, turns: Turns, ration: Ration, timeout: float) -> None:
+    def __init__(
+        self, callers: Callers, connections: FullConnections, turns: Turns, ration: Ration, timeout: float
+    ) -> None:
         """`timeout`: seconds that a request has to come in once it is its turn."""
         self._callers = callers
+        self._connections = connections
         self._turns = turns
         self._ration = ration
         self._timeout = timeout
@@ -35,6 +39,7 @@ class Reception:
 
     async def take(self, decode: Decode, context: grpc.aio.ServicerContext) -> Any:
         """The request of a call. Raises DeadlineExceededError if it does not come."""
+        self._connections.begun(context)
         client = self._client(context)
         gate = self._gates.setdefault(client, Gate(MAX_INCOMING))
         try:

@@ -21,6 +21,7 @@ from common.tracers import tracer_of
 from fissile.errors import UnavailableError
 from fissile.v1 import add_GenerationServiceServicer_to_server
 from router.admission.admission import make_admission
+from router.admission.full_connections import FullConnections
 from router.admission.readers import Readers
 from router.answering.pacing import Pacer
 from router.api import GenerationApi
@@ -100,7 +101,13 @@ class RouterServer:
             settings.server_tls(),
             [KeyInterceptor(self.callers.check)] if self.callers.wants_key else [],
             request_limit(settings.max_prompt_bytes),
-            take=Reception(self.callers, admission.turns, admission.ration, settings.receive_timeout).take,
+            take=Reception(
+                self.callers,
+                FullConnections(settings.max_connection_calls, self.metrics.connection_became_full),
+                admission.turns,
+                admission.ration,
+                settings.receive_timeout,
+            ).take,
             options=connection_options(settings),
             reflection=settings.reflection,
             channelz=settings.channelz,

@@ -1,6 +1,7 @@
 """Bounds of gRPC connections. A misspelt option would be ignored in silence."""
 
 import asyncio
+from functools import partial
 
 import grpc
 import pytest
@@ -44,6 +45,36 @@ def test_calls_beyond_those_of_a_connection_wait_and_none_is_refused():
 
     run_system(scenario, FakeWorker(counts(2), step_seconds=0.002), max_connection_calls=8)
     assert 1 < most <= 8
+
+
+def test_a_connection_that_is_full_is_told_of(caplog):
+    async def scenario(system):
+        count = partial(system.router.metrics.registry.get_sample_value, "fissile_router_full_connections_total")
+        found = []
+        for num_calls in (2, 3, 2, 3):
+            await asyncio.gather(*(system.ask(GenerateRequest(text="a")) for _ in range(num_calls)))
+            found.append(count())
+        return found
+
+    assert run_system(scenario, FakeWorker(counts(2), step_seconds=0.01), max_connection_calls=3) == [0, 1, 1, 2]
+    lines = [record.message for record in caplog.records if "max-connection-calls" in record.message]
+    assert lines == [
+        "a connection of 127.0.0.1 has 3 calls open, all that it may (max-connection-calls): more would wait unseen in "
+        "the client's gRPC; it can open another connection"
+    ]
+
+
+def test_calls_that_ended_badly_are_open_no_more():
+    async def scenario(system):
+        for _ in range(3):
+            await error_of(system.ask(GenerateRequest(text="a", model="another")))
+            call = system.stub.Generate(GenerateRequest(text="a"))
+            await call.read()
+            call.cancel()
+            await until(lambda: not system.router.open_requests)
+        return system.router.metrics.registry.get_sample_value("fissile_router_full_connections_total")
+
+    assert run_system(scenario, FakeWorker(counts(2), step_seconds=0.01), max_connection_calls=3) == 0
 
 
 def test_a_connection_with_all_its_calls_is_in_no_other_ones_way():
