@@ -268,7 +268,7 @@ class WorkerLink:
 
     async def _write(self, call: Any) -> None:
         while True:
-            for commands in await self._outbox.take():
+            for commands in await self._outbox.take(gathers=self.load.has_enough):
                 await call.write(ExecuteRequest(commands=commands))
 
     async def _watch_health(self, channel: grpc.aio.Channel) -> None:

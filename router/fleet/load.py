@@ -66,6 +66,11 @@ class LoadTracker:
         return num_unanswered < ENOUGH_UNANSWERED or self._num_own_prefill_tokens < MAX_UNANSWERED_TOKENS
 
     @property
+    def has_enough(self) -> bool:
+        """To begin with: a newcomer would hardly be computed at once."""
+        return len(self._prefills) >= ENOUGH_UNANSWERED
+
+    @property
     def has_place(self) -> bool:
         """A newcomer would not wait until another sequence ends, as far as is known."""
         return self.max_num_seqs == 0 or self.num_sequences < self.max_num_seqs

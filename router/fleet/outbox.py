@@ -16,6 +16,8 @@ MAX_COMMAND_BYTES = MAX_MESSAGE_BYTES - 1024
 """What is left for one alone, with what stands around it in its message."""
 ABORT_BYTES = 16
 """Of the longest one."""
+GATHER_SECONDS = 0.005
+"""A step is rarely shorter, so commands that wait so long for others are hardly carried out later."""
 
 
 class Outbox:
@@ -51,9 +53,12 @@ class Outbox:
         self._waiting.clear()
         self._num_waiting_bytes = self._num_taken_bytes = 0
 
-    async def take(self) -> Iterator[list[ExecuteCommand]]:
-        """All that waits, and at least one, in batches. What was taken before has been written."""
+    async def take(self, *, gathers: bool = False) -> Iterator[list[ExecuteCommand]]:
+        """All that waits, and at least one, in batches. What was taken before has been written. `gathers`: what comes
+        within GATHER_SECONDS is among it, as a message costs both ends several times what a small command does."""
         self._num_taken_bytes = 0
+        if gathers:
+            await asyncio.sleep(GATHER_SECONDS)
         await self._filled.wait()
         self._filled.clear()
         waiting, self._waiting = self._waiting, []

@@ -83,3 +83,12 @@ def test_a_newcomer_finds_room_where_few_wait_for_their_first_token():
     assert not tracker.has_room
     tracker.answered(0)
     assert tracker.has_room
+
+
+def test_a_worker_has_enough_to_begin_with_while_four_groups_wait_for_their_first_token():
+    load = tracker((1, 10), (1, 10), (1, 10))
+    assert not load.has_enough
+    load.opened([4], 10)
+    assert load.has_enough
+    load.answered(2)
+    assert not load.has_enough
