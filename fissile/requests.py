@@ -85,7 +85,7 @@ def generate_request(
         request.MergeFrom(fill(generation_pb2.GenerateRequest, {"text": "prompt"}, text=prompt))
         return request
     parts = entries("prompt", prompt)
-    if any(not isinstance(part, Integral) for part in parts):
+    if any(type(part) is not int and not isinstance(part, Integral) for part in parts):  # the second look is slow
         request.prompts.extend([_prompt(f"prompt[{index}]", part) for index, part in enumerate(parts)])
     else:
         request.tokens.CopyFrom(_prompt("prompt", parts).tokens)
