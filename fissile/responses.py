@@ -202,10 +202,24 @@ def model(message: generation_pb2.Model) -> Model:
         has_chat_template=message.has_chat_template,
         eos_token_ids=tuple(message.eos_token_ids),
         num_workers=message.num_workers,
-        default_sampling={field.name: value for field, value in message.default_sampling.ListFields()},
+        default_sampling=_defaults(message),
         aliases=tuple(message.aliases),
         versions=tuple(_version(version) for version in message.versions),
     )
+
+
+def _defaults(message: generation_pb2.Model) -> dict[str, object]:
+    """By option, in the form in which requests are given it."""
+    sampling = message.default_sampling
+    lists: dict[str, object] = {
+        "logit_bias": {entry.token_id: entry.bias for entry in sampling.logit_bias},
+        "banned_token_ids": tuple(sampling.banned_token_ids),
+        "bad_token_sequences": tuple(tuple(bad.token_ids) for bad in sampling.bad_token_sequences),
+        "stop": tuple(message.default_stop),
+        "min_tokens": message.default_min_tokens,
+    }
+    found: dict[str, object] = {field.name: value for field, value in sampling.ListFields()}
+    return found | {name: value for name, value in lists.items() if value}
 
 
 def _version(message: generation_pb2.ModelVersion) -> ModelVersion:

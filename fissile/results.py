@@ -178,8 +178,8 @@ class Model:
     has_chat_template: bool
     eos_token_ids: tuple[int, ...]
     num_workers: int
-    default_sampling: dict[str, float]
-    """By option: what holds for requests that do not give it."""
+    default_sampling: dict[str, object]
+    """By option, in the form that it has there: what holds for requests that do not give it."""
     aliases: tuple[str, ...] = ()
     """Other names that requests may use."""
     versions: tuple[ModelVersion, ...] = ()

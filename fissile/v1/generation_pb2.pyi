@@ -358,7 +358,7 @@ class ListModelsResponse(_message.Message):
     def __init__(self, models: _Optional[_Iterable[_Union[Model, _Mapping]]] = ...) -> None: ...
 
 class Model(_message.Message):
-    __slots__ = ("id", "architectures", "max_model_len", "vocab_size", "tokenizer_fingerprint", "has_chat_template", "eos_token_ids", "default_sampling", "num_workers", "aliases", "versions")
+    __slots__ = ("id", "architectures", "max_model_len", "vocab_size", "tokenizer_fingerprint", "has_chat_template", "eos_token_ids", "default_sampling", "num_workers", "aliases", "versions", "default_stop", "default_min_tokens")
     ID_FIELD_NUMBER: _ClassVar[int]
     ARCHITECTURES_FIELD_NUMBER: _ClassVar[int]
     MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
@@ -370,6 +370,8 @@ class Model(_message.Message):
     NUM_WORKERS_FIELD_NUMBER: _ClassVar[int]
     ALIASES_FIELD_NUMBER: _ClassVar[int]
     VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    DEFAULT_STOP_FIELD_NUMBER: _ClassVar[int]
+    DEFAULT_MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
     id: str
     architectures: _containers.RepeatedScalarFieldContainer[str]
     max_model_len: int
@@ -381,7 +383,9 @@ class Model(_message.Message):
     num_workers: int
     aliases: _containers.RepeatedScalarFieldContainer[str]
     versions: _containers.RepeatedCompositeFieldContainer[ModelVersion]
-    def __init__(self, id: _Optional[str] = ..., architectures: _Optional[_Iterable[str]] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., tokenizer_fingerprint: _Optional[str] = ..., has_chat_template: bool = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., default_sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., num_workers: _Optional[int] = ..., aliases: _Optional[_Iterable[str]] = ..., versions: _Optional[_Iterable[_Union[ModelVersion, _Mapping]]] = ...) -> None: ...
+    default_stop: _containers.RepeatedScalarFieldContainer[str]
+    default_min_tokens: int
+    def __init__(self, id: _Optional[str] = ..., architectures: _Optional[_Iterable[str]] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., tokenizer_fingerprint: _Optional[str] = ..., has_chat_template: bool = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., default_sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., num_workers: _Optional[int] = ..., aliases: _Optional[_Iterable[str]] = ..., versions: _Optional[_Iterable[_Union[ModelVersion, _Mapping]]] = ..., default_stop: _Optional[_Iterable[str]] = ..., default_min_tokens: _Optional[int] = ...) -> None: ...
 
 class ModelVersion(_message.Message):
     __slots__ = ("name", "tokenizer_fingerprint", "model_fingerprint", "dtype", "max_model_len", "vocab_size", "has_chat_template", "num_workers")

@@ -10,8 +10,7 @@ from fissile.v1 import GenerationOptions, SamplingParams, TokenSequence
 from router.asking.spec import Prompt, RequestSpec, TextRules
 from router.model.served import ServedVersion
 
-_PENALTIES: Final = ("presence_penalty", "frequency_penalty", "repetition_penalty")
-"""Beam search has none, whatever the model recommends."""
+_TOKEN_RULES: Final = ("logit_bias", "banned_token_ids", "bad_token_sequences")
 
 
 def resolve(
@@ -30,8 +29,11 @@ def resolve(
     if n * len(prompt.token_ids) > bounds.MAX_FANOUT_TOKENS:
         raise InvalidArgumentError.of("options.n", f"n × prompt tokens must not exceed {bounds.MAX_FANOUT_TOKENS}")
     skip_special_tokens = options.skip_special_tokens if options.HasField("skip_special_tokens") else True
+    is_free = not (prompt.grammar or options.sampling.HasField("structured_output"))
+    is_beam_search = options.sampling.HasField("beam_search")
+    stops = tuple(options.stop) or (served.tokenizer.defaults.stop if is_free and not is_beam_search else ())
     # As with bad words: what is a token that the model does not have never comes.
-    special = ((served.tokenizer.special_token_id(stop), stop) for stop in options.stop)
+    special = ((served.tokenizer.special_token_id(stop), stop) for stop in stops)
     special_stops = {i: stop for i, stop in special if i is not None and i < served.info.vocab_size}
     return RequestSpec(
         request_id=request_id,
@@ -45,10 +47,10 @@ def resolve(
             send_text=output.text if output.HasField("text") else True,
             send_token_ids=output.token_ids,
             send_logprobs=options.sampling.HasField("num_logprobs"),
-            stops=tuple(options.stop),
+            stops=stops,
             special_stops=special_stops,
             include_stop=options.include_stop,
-            min_tokens=options.min_tokens,
+            min_tokens=_min_tokens(options, served, prompt) if is_free else options.min_tokens,
             # Who wants to see special tokens wants the text as the model wrote it.
             reading=prompt.reading if skip_special_tokens else None,
         ),
@@ -72,8 +74,7 @@ def _sampling(
 ) -> SamplingParams:
     if options.sampling.HasField("beam_search") and "beam_search" not in served.version.capabilities:
         raise UnimplementedError(f"options.sampling.beam_search: the workers of {served.model} do not offer it")
-    sampling = SamplingParams()
-    sampling.CopyFrom(served.tokenizer.default_sampling)
+    sampling = _recommended(options, served, prompt)
     sampling.MergeFrom(options.sampling)
     if prompt.grammar:
         sampling.structured_output.CopyFrom(prompt.grammar.constraint)
@@ -85,7 +86,39 @@ def _sampling(
             setattr(sampling, name, min(getattr(sampling, name), served.info.vocab_size))
     if not sampling.HasField("seed"):
         sampling.seed = secrets.randbits(64)
-    if sampling.HasField("beam_search"):
-        for name in _PENALTIES:
-            sampling.ClearField(name)
     return sampling
+
+
+def _recommended(options: GenerationOptions, served: ServedVersion, prompt: Prompt) -> SamplingParams:
+    """What holds where the request does not say otherwise. A list of the request's own stands in place of the
+    model's."""
+    own, defaults, sampling = options.sampling, served.tokenizer.defaults.sampling, SamplingParams()
+    sampling.CopyFrom(defaults)
+    for name in _TOKEN_RULES:
+        sampling.ClearField(name)
+    if own.HasField("beam_search"):
+        for name in bounds.NEUTRAL_TO_BEAMS:
+            sampling.ClearField(name)
+        return sampling
+    size, endings = served.info.vocab_size, served.info.eos_token_ids
+    if not own.logit_bias:
+        sampling.logit_bias.extend(bias for bias in defaults.logit_bias if bias.token_id < size)
+    if own.allowed_token_ids or own.HasField("structured_output") or prompt.grammar:
+        return sampling  # with bans of the model's no token might be left
+    if not own.banned_token_ids:
+        sampling.banned_token_ids.extend(i for i in defaults.banned_token_ids if i < size)
+    if not (own.bad_token_sequences or options.bad_words):
+        # As in `transformers`, no ending token is a bad word.
+        sampling.bad_token_sequences.extend(
+            bad for bad in defaults.bad_token_sequences
+            if max(bad.token_ids) < size and not (len(bad.token_ids) == 1 and bad.token_ids[0] in endings)
+        )  # fmt: skip
+    return sampling
+
+
+def _min_tokens(options: GenerationOptions, served: ServedVersion, prompt: Prompt) -> int:
+    """The model's own number keeps no request from ending where it must."""
+    if options.HasField("min_tokens"):
+        return options.min_tokens
+    most = options.max_tokens if options.HasField("max_tokens") else served.info.max_model_len - len(prompt.token_ids)
+    return max(0, min(served.tokenizer.defaults.min_tokens, most))

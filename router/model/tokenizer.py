@@ -14,9 +14,9 @@ import tokenizers
 from common.chat_template import with_chat_template
 from common.tokenizer_file import read_tokenizer
 from fissile.errors import InternalError
-from fissile.v1 import GetTokenizerResponse, SamplingParams
+from fissile.v1 import GetTokenizerResponse
 from router.model.chat_template import ChatTemplate, json_object, load_template
-from router.model.defaults import default_sampling
+from router.model.defaults import Defaults, read_defaults
 from router.model.detokenizer import (
     ByteDetokenizer,
     Detokenizer,
@@ -76,7 +76,7 @@ class Tokenizer:
 
     fingerprint: str
     template: ChatTemplate | None
-    default_sampling: SamplingParams
+    defaults: Defaults
     """Of requests that do not say otherwise."""
     _backend: tokenizers.Tokenizer
     _executor: Executor
@@ -115,7 +115,7 @@ class Tokenizer:
         return cls(
             fingerprint=files.fingerprint,
             template=template,
-            default_sampling=default_sampling(json_object(files.contents, "generation_config.json")),
+            defaults=read_defaults(json_object(files.contents, "generation_config.json")),
             _backend=backend,
             _executor=executor,
             _byte_level=byte_level,

@@ -118,7 +118,13 @@ class FakeService(v1.GenerationServiceServicer):
             has_chat_template=True,
             eos_token_ids=[2],
             num_workers=1,
-            default_sampling=v1.SamplingParams(temperature=0.5, top_k=20),
+            default_sampling=v1.SamplingParams(
+                temperature=0.5,
+                top_k=20,
+                bad_token_sequences=[v1.TokenSequence(token_ids=[3, 4])],
+                logit_bias=[v1.LogitBias(token_id=5, bias=-1)],
+            ),
+            default_stop=["###"],
         )
         for name, weights in (("", "a" * 16), ("canary", "b" * 16)):
             version = model.versions.add(name=name, tokenizer_fingerprint="c" * 16, model_fingerprint=weights)

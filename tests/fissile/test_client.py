@@ -139,7 +139,9 @@ def test_tokenize_and_back(client):
 def test_models(client):
     (model,) = client.models()
     assert (model.id, model.max_model_len, model.eos_token_ids) == ("fake", 128, (2,))
-    assert model.default_sampling == {"temperature": 0.5, "top_k": 20}
+    assert model.default_sampling == {
+        "temperature": 0.5, "top_k": 20, "bad_token_sequences": ((3, 4),), "logit_bias": {5: -1.0}, "stop": ("###",)
+    }  # fmt: skip
 
 
 def test_stats(client):

@@ -128,8 +128,12 @@ def test_what_is_no_id_is_refused(value: object) -> None:
 
 
 def test_advice_that_is_not_followed_is_named() -> None:
-    assert read({"suppress_tokens": [1], "forced_eos_token_id": None}).remarks == (
-        "generation_config.json: suppress_tokens is not followed",
+    """In one line; what changes nothing, and what routers do, is not among it."""
+    neutral = {"forced_eos_token_id": None, "typical_p": 1.0, "num_beams": 1, "token_healing": False, "min_length": 0}
+    followed = {"stop_strings": ["a"], "bad_words_ids": [[1]], "suppress_tokens": [1], "do_sample": True}
+    assert read(neutral | followed).remarks == ()
+    assert read(neutral | {"typical_p": 0.9, "no_repeat_ngram_size": 3, "guidance_scale": 1.5}).remarks == (
+        "generation_config.json: not followed: guidance_scale, no_repeat_ngram_size, typical_p",
     )
 
 

@@ -50,6 +50,10 @@ class Fields:
         """Whether the field is there, be it null."""
         return key in self._mentioned
 
+    def is_one_of(self, key: str, *values: Any) -> bool:
+        """Whether it is absent or has one of these values."""
+        return key not in self or self._values[key] in values
+
     def names(self) -> list[str]:
         return list(self._values)
 
@@ -124,7 +128,7 @@ class Fields:
     def expect(self, key: str, *wanted: Any) -> None:
         """Only these values are implemented; an absent field is as good."""
         self._read.add(key)
-        if key in self and self._values[key] not in wanted:
+        if not self.is_one_of(key, *wanted):
             named = " or ".join(map(repr, wanted)) or "null"
             raise ModelConfigError(f"{self.place(key)} is {self._shown(key)}; nothing but {named} is supported")
 

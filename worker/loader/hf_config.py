@@ -4,7 +4,7 @@ A family reads its fields; every other field must be known to be harmless. A fie
 and is not implemented is an error, never ignored.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,9 +25,16 @@ QUANTIZATION_FILES = ("quantize_config.json", "quant_config.json", "hf_quant_con
 """Where quantisers put what config.json should say."""
 
 FALLBACK = "Most other decoders of `transformers` run with --model-impl transformers, slower"
-_NOT_FOLLOWED = ("suppress_tokens", "begin_suppress_tokens", "forced_bos_token_id", "forced_eos_token_id",
-                 "bad_words_ids", "sequence_bias")  # fmt: skip
-"""Of generation_config.json: recommendations that `transformers` would follow."""
+_NOT_FOLLOWED: Mapping[str, tuple[Any, ...]] = {
+    "begin_suppress_tokens": ([],), "constraints": ([],), "diversity_penalty": (0,), "dola_layers": (),
+    "encoder_no_repeat_ngram_size": (0,), "encoder_repetition_penalty": (1,), "epsilon_cutoff": (0,),
+    "eta_cutoff": (0,), "exponential_decay_length_penalty": (), "force_words_ids": ([],), "forced_bos_token_id": (),
+    "forced_eos_token_id": (), "guidance_scale": (1,), "max_time": (), "min_length": (0,), "no_repeat_ngram_size": (0,),
+    "num_beams": (1,), "num_return_sequences": (1,), "penalty_alpha": (0,), "token_healing": (False,), "top_h": (1,),
+    "typical_p": (1,), "watermarking_config": (),
+}  # fmt: skip
+"""Of generation_config.json: what would change an answer of `transformers` and is done neither here nor, for requests
+that do not ask for it, by a router; with the values that change nothing."""
 
 
 def load_hf_config(directory: Path) -> ModelConfig:
@@ -48,7 +55,8 @@ def config_from_hf(config: dict[str, Any], generation: dict[str, Any]) -> ModelC
 def with_advice(model: ConfigT, advice: Fields) -> ConfigT:
     """With what the fields of generation_config.json add. Raises ModelConfigError."""
     eos_token_ids, remarks = ending_tokens([(advice, "eos_token_id")], model.vocab_size)
-    remarks += tuple(f"{GENERATION}: {key} is not followed" for key in _NOT_FOLLOWED if key in advice)
+    if found := [key for key, neutral in _NOT_FOLLOWED.items() if not advice.is_one_of(key, *neutral)]:
+        remarks += (f"{GENERATION}: not followed: {', '.join(found)}",)
     return replace(
         model,
         eos_token_ids=tuple(dict.fromkeys(eos_token_ids + model.eos_token_ids)),
