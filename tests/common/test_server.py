@@ -387,3 +387,24 @@ asyncio.run(main())
 def test_a_server_may_be_closed_twice_at_once():
     """In a process of its own, which a fault would end."""
     assert subprocess.run([sys.executable, "-c", CLOSED_TWICE], stderr=subprocess.DEVNULL, timeout=60).returncode == 0
+
+
+SIGNALS = """
+import asyncio
+import os
+import signal
+from common.server import stop_event_on_signals
+async def main():
+    stop = stop_event_on_signals()
+    stop.set()
+    for _ in range({}):
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.sleep(0.01)
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize(("number", "code"), [(1, 0), (2, 130)])
+def test_a_second_signal_ends_the_process_and_not_the_first_after_another_cause(number, code):
+    """A worker is stopped by those that it steps together with, too, and then by who stops them all."""
+    assert subprocess.run([sys.executable, "-c", SIGNALS.format(number)], timeout=60).returncode == code
