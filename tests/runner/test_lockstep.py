@@ -254,20 +254,3 @@ def test_random_work(num_dp: int, num_tp: int, is_soak: bool) -> None:
 
     ranks.run(scenario)
     assert all(rank.own == list(range(num_steps)) for rank in ranks.all)
-
-
-@pytest.mark.parametrize("has_ended", [True, False])
-def test_the_store_may_go_once_all_have_agreed_to_stop(has_ended: bool) -> None:
-    """It goes with the rank that holds it; before, that is a loss."""
-    before = set(threading.enumerate())
-    held = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    joined = dist.TCPStore("127.0.0.1", held.port, is_master=False, wait_for_workers=False)
-    lost: list[str] = []
-    alarm = Alarm(joined, 1, SimpleQueue(), lost.append)
-    (listening,) = [thread for thread in threading.enumerate() if thread not in before and thread.name == "alarm"]
-    alarm.set()
-    if has_ended:
-        alarm.end()
-    del held
-    listening.join(20)
-    assert not listening.is_alive() and len(lost) == (not has_ended)

@@ -74,7 +74,6 @@ class Alarm:
         self._store, self._rank, self._inbox, self._on_lost = store, rank, inbox, on_lost
         self._number = 0
         self._has_rung = False
-        self._is_over = False
         self._sleeps: queue.SimpleQueue[int] = queue.SimpleQueue()
         listening = store.clone()  # type: ignore[attr-defined]
         threading.Thread(target=self._listen, args=(listening,), name="alarm", daemon=True).start()
@@ -93,10 +92,6 @@ class Alarm:
             self._has_rung = True
             self._store.set(_key(self._number), "")
 
-    def end(self) -> None:
-        """All ranks have agreed to stop: it is no loss any more when the store goes with the rank that holds it."""
-        self._is_over = True
-
     def _listen(self, store: Store) -> None:
         """A wait holds a connection of its own."""
         while True:
@@ -105,8 +100,7 @@ class Alarm:
                 while not _wait(store, key):
                     pass
             except RuntimeError as error:
-                if not self._is_over:
-                    self._on_lost(f"the ranks' store is gone: {error}")
+                self._on_lost(f"the ranks' store is gone: {error}")
                 return
             self._inbox.put(Woken())
 
@@ -147,7 +141,6 @@ class Lockstep:
             else:
                 agreed = self._agree(head)
                 if agreed is None:
-                    self._alarm.end()
                     return
                 yield from agreed
 
