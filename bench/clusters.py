@@ -50,6 +50,7 @@ class Plan:
     dp_requests: int
     """For each worker."""
     repeats: int
+    moe_repeats: int
     max_model_len: int
 
     @property

@@ -93,4 +93,4 @@ def speed(clients: ProcessPoolExecutor, cluster: Cluster, plan: Plan, numbers: l
         return service_speed(clients, cluster, jobs, are_pinned=True)
 
     run(99, WARM_UP_TOKENS)
-    return median([run(seed, num_out) for seed in range(plan.repeats)], 1)
+    return median([run(seed, num_out) for seed in range(plan.moe_repeats)], 1)

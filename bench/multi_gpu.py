@@ -43,7 +43,7 @@ PACKAGES = ("torch", "triton", "transformers", "grpcio", "protobuf", "fissile")
 NUM_STREAMS = 4
 QUICK = Plan(
     "tiny", "tiny", "tiny-moe", "tiny-moe", "cpu", 2, "float32", (1, 4), (1, 4), (16, 8), 4, repeats=1,
-    max_model_len=512,
+    moe_repeats=1, max_model_len=512,
 )  # fmt: skip
 
 Part = Callable[[Plan, Path], Iterator[Figures]]
@@ -65,7 +65,7 @@ def full_plan(num_gpus: int) -> Plan:
         raise SystemExit(f"bench-multi-gpu needs two NVIDIA GPUs, here are {num_gpus} (ARGS=--quick: CPUs)")
     return Plan(
         "qwen3-8b", "qwen3-0.6b", "qwen3-30b-a3b", "small-moe", "cuda", num_gpus, "bfloat16", (1, 64), (1, 64, 256),
-        (128, 256), 256, repeats=3, max_model_len=2048,
+        (128, 256), 256, repeats=3, moe_repeats=2, max_model_len=2048,
     )  # fmt: skip
 
 
