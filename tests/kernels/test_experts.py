@@ -111,8 +111,11 @@ class Experts:
                     total[token] += self.weights[token, place].double() * result
         return total
 
+    def _product(self, weight: Tensor, x: Tensor) -> Tensor:
+        return weight.double() @ x
+
     def _exact_expert(self, expert: int, x: Tensor) -> Tensor:
-        both = self.gate_up[expert].double() @ x
+        both = self._product(self.gate_up[expert], x)
         if self.gate_up_bias is not None:
             both += self.gate_up_bias[expert].double()
         gate, up = both.chunk(2)
@@ -122,7 +125,7 @@ class Experts:
         else:
             is_silu = self.spec.activation == "silu"
             gate = functional.silu(gate) if is_silu else functional.gelu(gate, approximate="tanh")
-        result = self.down[expert].double() @ (gate * up)
+        result = self._product(self.down[expert], gate * up)
         return result if self.down_bias is None else result + self.down_bias[expert].double()
 
 

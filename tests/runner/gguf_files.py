@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from gguf import GGUFWriter
+from gguf import GGMLQuantizationType, GGUFWriter
 from transformers import PreTrainedModel
 
 NAMES = {
@@ -19,6 +19,12 @@ GEMMA3_NAMES = {
     "post_feedforward_layernorm": "post_ffw_norm",
 }  # fmt: skip
 TOP = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight"}
+
+
+class Quantised(NamedTuple):
+    data: np.ndarray
+    """uint8 [..., bytes of a row]"""
+    kind: GGMLQuantizationType
 
 
 def architecture_of(model: PreTrainedModel) -> str:
@@ -45,7 +51,7 @@ def metadata_of(model: PreTrainedModel) -> dict[str, Any]:
 
 
 def write_metadata(
-    path: Path, metadata: Mapping[str, Any], tensors: Mapping[str, np.ndarray], architecture: str = "llama"
+    path: Path, metadata: Mapping[str, Any], tensors: Mapping[str, np.ndarray | Quantised], architecture: str = "llama"
 ) -> None:
     """The types of the fields are those of the Python values; whole numbers are uint32. None: no such field."""
     writer = GGUFWriter(path, architecture)
@@ -61,7 +67,10 @@ def write_metadata(
         elif value is not None:
             writer.add_array(key, value)
     for name, values in tensors.items():
-        writer.add_tensor(name, values)
+        if isinstance(values, Quantised):
+            writer.add_tensor(name, values.data, raw_dtype=values.kind)
+        else:
+            writer.add_tensor(name, values)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -11,7 +11,7 @@ from gguf.constants import MODEL_ARCH, GGMLQuantizationType
 from gguf.quants import dequantize, quantize
 from gguf.tensor_mapping import TensorNameMap
 from safetensors.numpy import load_file
-from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import PretrainedConfig, PreTrainedModel, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from tests.engine.loop import make_sequence
 from tests.models.cases import VOCABULARY, all_cases
@@ -29,6 +29,45 @@ from worker.loader.gguf_file import GGUFTensor
 EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(.*)")
 
 
+def glm_metadata(config: PretrainedConfig, num_mtp: int) -> dict[str, Any]:
+    said = {
+        "block_count": config.num_hidden_layers + num_mtp,
+        "nextn_predict_layers": num_mtp,
+        "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size,
+        "feed_forward_length": config.intermediate_size,
+        "attention.head_count": config.num_attention_heads,
+        "attention.head_count_kv": config.num_key_value_heads,
+        "attention.key_length": config.head_dim,
+        "attention.value_length": config.head_dim,
+        "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
+        "rope.freq_base": config.rope_parameters["rope_theta"],
+        "rope.dimension_count": config.head_dim // 2,
+        "leading_dense_block_count": config.first_k_dense_replace,
+        "expert_count": config.n_routed_experts,
+        "expert_used_count": config.num_experts_per_tok,
+        "expert_shared_count": config.n_shared_experts,
+        "expert_feed_forward_length": config.moe_intermediate_size,
+        "expert_gating_func": 2,
+        "expert_weights_scale": config.routed_scaling_factor,
+        "expert_weights_norm": config.norm_topk_prob,
+        "expert_group_count": config.n_group,
+        "expert_group_used_count": config.topk_group,
+    }
+    return {f"glm4moe.{key}": value for key, value in said.items()} | {"tokenizer.ggml.eos_token_id": 2}
+
+
+def qwen3_metadata(model: PreTrainedModel) -> dict[str, Any]:
+    config = model.config
+    said = metadata_of(model) | {
+        "qwen3_moe.expert_count": config.num_experts,
+        "qwen3_moe.expert_used_count": config.num_experts_per_tok,
+        "qwen3_moe.expert_feed_forward_length": config.moe_intermediate_size,
+        "qwen3_moe.rope.freq_base": config.rope_parameters["rope_theta"],
+    }
+    return {key.replace("qwen3_moe.", "qwen3moe."): value for key, value in said.items()}
+
+
 class Glm:
     """A tiny one with all that GLM-4.5 has, and the same in a GGUF file."""
 
@@ -36,41 +75,13 @@ class Glm:
         self.saved = save(all_cases()[case], folder / "model")
         self.mtp = Mtp(self.saved, FORMS["glm4-moe"])
         self.path = folder / "a.gguf"
-        self.metadata = self._metadata()
+        self.metadata = glm_metadata(self.saved.model.config, 1)
         num_blocks = self.saved.model.config.num_hidden_layers + 1
         self.tensors = gguf_tensors(self.saved, MODEL_ARCH.GLM4_MOE, num_blocks)
         self.write(self.path)
 
     def write(self, path: Path, **changes: Any) -> None:
         write_metadata(path, self.metadata | changes, self.tensors, "glm4moe")
-
-    def _metadata(self) -> dict[str, Any]:
-        config = self.saved.model.config
-        said = {
-            "block_count": config.num_hidden_layers + 1,
-            "nextn_predict_layers": 1,
-            "context_length": config.max_position_embeddings,
-            "embedding_length": config.hidden_size,
-            "feed_forward_length": config.intermediate_size,
-            "attention.head_count": config.num_attention_heads,
-            "attention.head_count_kv": config.num_key_value_heads,
-            "attention.key_length": config.head_dim,
-            "attention.value_length": config.head_dim,
-            "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
-            "rope.freq_base": config.rope_parameters["rope_theta"],
-            "rope.dimension_count": config.head_dim // 2,
-            "leading_dense_block_count": config.first_k_dense_replace,
-            "expert_count": config.n_routed_experts,
-            "expert_used_count": config.num_experts_per_tok,
-            "expert_shared_count": config.n_shared_experts,
-            "expert_feed_forward_length": config.moe_intermediate_size,
-            "expert_gating_func": 2,
-            "expert_weights_scale": config.routed_scaling_factor,
-            "expert_weights_norm": config.norm_topk_prob,
-            "expert_group_count": config.n_group,
-            "expert_group_used_count": config.topk_group,
-        }
-        return {f"glm4moe.{key}": value for key, value in said.items()} | {"tokenizer.ggml.eos_token_id": 2}
 
 
 def gguf_tensors(saved: Saved, kind: MODEL_ARCH, num_blocks: int) -> dict[str, np.ndarray]:
@@ -143,13 +154,7 @@ def test_a_file_without_that_layer_has_no_drafts(glm: Glm, tmp_path: Path) -> No
 def test_qwen3_with_experts(tmp_path: Path) -> None:
     saved = save(lambda: Qwen3MoeForCausalLM(Qwen3MoeConfig(**QWEN3_MOE)), tmp_path / "model")
     config = saved.model.config
-    said = metadata_of(saved.model) | {
-        "qwen3_moe.expert_count": config.num_experts,
-        "qwen3_moe.expert_used_count": config.num_experts_per_tok,
-        "qwen3_moe.expert_feed_forward_length": config.moe_intermediate_size,
-        "qwen3_moe.rope.freq_base": config.rope_parameters["rope_theta"],
-    }
-    metadata = {key.replace("qwen3_moe.", "qwen3moe."): value for key, value in said.items()}
+    metadata = qwen3_metadata(saved.model)
     tensors = gguf_tensors(saved, MODEL_ARCH.QWEN3MOE, config.num_hidden_layers)
     write_metadata(tmp_path / "a.gguf", metadata, tensors, "qwen3moe")
     driver = make_driver(tmp_path / "a.gguf")

@@ -127,8 +127,8 @@ _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -
 
 @dataclass(frozen=True, slots=True)
 class Grouped:
-    """Numbers of a byte or half of one, in groups along I, as kernels for GPUs read them: weight = scale × number, plus
-    a minimum where there is one. Experts have a dimension E in front."""
+    """Numbers of a byte or half of one, in groups along I, as kernels for GPUs read them, and as experts wait for those
+    for CPUs: weight = scale × number, plus a minimum where there is one. Experts have a dimension E in front."""
 
     form: Form
     numbers: Tensor
@@ -172,10 +172,22 @@ class Grouped:
             self, numbers=move(self.numbers.contiguous()), scales=move(self.scales.contiguous()), minima=minima
         )
 
-    def __getitem__(self, rows: tuple[slice, slice]) -> "Grouped":
-        """Some outputs of experts, without biases."""
+    def __getitem__(self, rows: int | tuple[int | slice, slice]) -> "Grouped":
+        """An expert, or some outputs of one or of several, without biases."""
         minima = None if self.minima is None else self.minima[rows]
         return Grouped(self.form, self.numbers[rows], self.scales[rows], minima)
+
+    def in_bytes(self) -> "Grouped":
+        """Of uint8 and uint4: the same weights with a byte for each number."""
+        numbers = self.numbers
+        if self.form == "uint4":
+            numbers = torch.stack((numbers & 15, numbers >> 4), -1).flatten(-2)
+        return replace(self, form="uint8", numbers=numbers)
+
+    def blocks(self) -> Blocks:
+        """Of uint8 and uint4, [O, I], without the bias: what `of_blocks` made groups of."""
+        assert self.minima is not None
+        return Blocks(self.in_bytes().numbers, self.scales, self.minima, 8 if self.form == "uint8" else 4)
 
     def with_bias(self, bias: Tensor | None) -> "Grouped":
         return replace(self, bias=bias)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from worker.kernels.experts import EXPERTS, ClampedSwiglu, ExpertsSpec, ExpertWeights, PackedExperts
 from worker.kernels.weights import Dense, Grouped
+from worker.layers.kept_experts import KeptExperts
 from worker.layers.linear import shard_of
 from worker.layers.loaded_experts import LoadedExperts
 from worker.layers.setup import LayerSetup
@@ -43,16 +44,19 @@ class RoutedExperts(WeightedLayer):
         )  # fmt: skip
         self._setup, self._spec = setup, spec
         self._kernel = setup.kernels.choose(EXPERTS, spec, setup.dtype)
-        keeps_stored = (
-            setup.quantization == "stored"
-            and setup.kernels.find(EXPERTS, replace(spec, kind=Grouped), setup.dtype) is not None
-        )
-        loaded = partial(LoadedExperts, setup, self.num_experts, keeps_stored=keeps_stored)
-        self.gate_up, self.down = loaded(2 * self.size, hidden_size), loaded(hidden_size, self.size)
+        self.gate_up, self.down = self._loaded(2 * self.size, hidden_size), self._loaded(hidden_size, self.size)
         zeros = partial(torch.zeros, dtype=setup.dtype, device=setup.device)
         self.gate_up_bias = zeros(self.num_experts, 2 * self.size) if config.has_bias else None
         self.down_bias = zeros(self.num_experts, hidden_size) if config.has_bias else None
         self._packed: PackedExperts = None
+
+    def _loaded(self, out: int, inputs: int) -> LoadedExperts | KeptExperts:
+        setup, quantization = self._setup, self._setup.expert_quantization
+        if setup.kernels.find(EXPERTS, replace(self._spec, kind=Grouped), setup.dtype) is None:
+            quantization = "none"
+        if quantization == "none" or setup.device.type != "cpu":
+            return LoadedExperts(setup, self.num_experts, out, inputs, keeps_stored=quantization == "stored")
+        return KeptExperts(setup, self.num_experts, out, inputs, quantization)
 
     def weight_targets(self, path: str) -> dict[str, WeightTarget]:
         return self._layout(self, path)
@@ -68,8 +72,8 @@ class RoutedExperts(WeightedLayer):
         gate_up, down = self.gate_up.take(self.gate_up_bias), self.down.take(self.down_bias)
         if type(gate_up) is not type(down):
             gate_up, down = self._floats(gate_up), self._floats(down)
-        spec = replace(self._spec, kind=type(gate_up))
-        self._kernel = self._setup.kernels.choose(EXPERTS, spec, self._setup.dtype)
+        self._spec = replace(self._spec, kind=type(gate_up))
+        self._kernel = self._setup.kernels.choose(EXPERTS, self._spec, self._setup.dtype)
         self._packed = self._kernel.pack(ExpertWeights(gate_up, down))
         del self.gate_up, self.down, self.gate_up_bias, self.down_bias
         return gate_up.num_bytes + down.num_bytes

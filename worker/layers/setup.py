@@ -29,6 +29,8 @@ class LayerSetup:
     dtype: torch.dtype
     quantization: Quantization = "none"
     """Of linear layers and tables of a shape that a kernel for such numbers takes."""
+    expert_quantization: Quantization = "none"
+    """The same of routed experts."""
     ep: Group = ALONE
     """Whose ranks share the experts out; of one rank: each holds its part (of `tp`) of every expert."""
     dp: Group = ALONE

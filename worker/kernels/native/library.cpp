@@ -4,6 +4,7 @@
 
 #include "choose.h"
 #include "decoder.h"
+#include "experts.h"
 #include "slots.h"
 
 namespace {
@@ -152,6 +153,22 @@ void fissile_attend(
     StepWork work(shape_of(*model), *step, engine.workspace, engine.pool.num_threads());
     work.add_attention(0, step->num_tokens, q, stride, layer->cache, out);
     engine.pool.run(work.phases);
+}
+
+// See ExpertsKernel (experts.py).
+void fissile_experts(
+    void *handle, const Experts *experts, const float *x, const float *weights, const int64_t *ids, int num_tokens,
+    float *out) {
+    Engine &engine = *static_cast<Engine *>(handle);
+    std::lock_guard lock(engine.mutex);
+    for (int begin = 0; begin < num_tokens; begin += MAX_EXPERT_TOKENS) {
+        engine.workspace.reset();
+        const size_t pairs = size_t(begin) * experts->top_k;
+        Routing routing(
+            *experts, x + size_t(begin) * experts->gate_up.in, weights + pairs, ids + pairs,
+            std::min(num_tokens - begin, MAX_EXPERT_TOKENS), out + size_t(begin) * experts->down.out);
+        routing.run(engine.pool, engine.workspace);
+    }
 }
 
 // See ChooseKernel (sampling.py).

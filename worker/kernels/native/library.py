@@ -50,6 +50,16 @@ class StepView(Structure):
     )  # fmt: skip
 
 
+class Experts(Structure):
+    """See experts.h; the last three are a gate (phases.h)."""
+
+    _fields_ = (
+        ("gate_up", Matrix), ("down", Matrix),
+        ("num_experts", c_int32), ("first_expert", c_int32), ("top_k", c_int32),
+        ("curve", c_int32), ("alpha", c_float), ("limit", c_float),
+    )  # fmt: skip
+
+
 class Slots(Structure):
     """See slots.h; so for the next two."""
 
@@ -95,6 +105,9 @@ _FUNCTIONS = {
     "fissile_write_qkv": (None, (c_void_p, POINTER(Model), POINTER(Layer), POINTER(StepView), c_void_p)),
     "fissile_attend": (
         None, (c_void_p, POINTER(Model), POINTER(Layer), POINTER(StepView), c_void_p, c_int64, c_void_p),
+    ),
+    "fissile_experts": (
+        None, (c_void_p, POINTER(Experts), c_void_p, c_void_p, c_void_p, ctypes.c_int, c_void_p),
     ),
     "fissile_choose": (None, (c_void_p, POINTER(Choose))),
     "fissile_prepare": (None, (POINTER(Staged), POINTER(Slots), POINTER(Buffers))),
@@ -146,6 +159,12 @@ class Engine:
         """As `GqaKernel.attend`, in float32; rows of q may lie apart."""
         self.functions.fissile_attend(
             self._handle, byref(model), byref(layer), byref(step), q.data_ptr(), q.stride(0), out.data_ptr()
+        )
+
+    def experts(self, experts: Experts, x: Tensor, weights: Tensor, ids: Tensor, out: Tensor) -> None:
+        """As `ExpertsKernel`, float32 x and ids in 64 bits."""
+        self.functions.fissile_experts(
+            self._handle, byref(experts), pointer(x), pointer(weights), pointer(ids), len(x), pointer(out)
         )
 
     def choose(self, choose: Choose) -> None:

@@ -31,16 +31,9 @@ class NativeLinear(TableKernel):
 
     def pack(self, weight: Weight) -> PackedMatrix:
         assert isinstance(weight, Dense | Blocks)
-        if isinstance(weight, Blocks) and weight.block > ROW_BLOCK:
-            weight = weight.in_form(weight.bits, ROW_BLOCK)
-        bits, block = (weight.bits, weight.block) if isinstance(weight, Blocks) else (32, 0)
-        matrix = Matrix(None, pointer(weight.bias), self._spec.in_features, self._spec.out_features, bits, block)
+        matrix = matrix_of(weight, self._spec.in_features, self._spec.out_features)
         data = arena().take(self._engine.packed_bytes(matrix))
-        matrix.data = data.data_ptr()
-        if isinstance(weight, Blocks):
-            self._engine.pack_blocks(matrix, weight.numbers, weight.scales, weight.minima)
-        else:
-            self._engine.pack_floats(matrix, weight.weight.contiguous())
+        pack_into(data, matrix, weight)
         return PackedMatrix(matrix, data, weight.bias)
 
     def __call__(self, x: Tensor, packed: PackedMatrix, out: Tensor | None = None) -> Tensor:
@@ -53,6 +46,23 @@ class NativeLinear(TableKernel):
         out = torch.empty(len(ids), self._spec.in_features)
         self._engine.rows(packed.view, ids.contiguous(), out)
         return out
+
+
+def matrix_of(weight: Dense | Blocks, in_features: int, out_features: int) -> Matrix:
+    """How a weight is read, once it is somewhere."""
+    bits, block = (weight.bits, min(weight.block, ROW_BLOCK)) if isinstance(weight, Blocks) else (32, 0)
+    return Matrix(None, pointer(weight.bias), in_features, out_features, bits, block)
+
+
+def pack_into(data: Tensor, matrix: Matrix, weight: Dense | Blocks) -> None:
+    """`data`: uint8 [packed bytes], to which the matrix points from then on."""
+    matrix.data = data.data_ptr()
+    if isinstance(weight, Dense):
+        engine().pack_floats(matrix, weight.weight.contiguous())
+        return
+    if weight.block > matrix.block:
+        weight = weight.in_form(weight.bits, matrix.block)
+    engine().pack_blocks(matrix, weight.numbers.contiguous(), weight.scales.contiguous(), weight.minima.contiguous())
 
 
 def supports_linear(spec: LinearSpec, device: torch.device, dtype: torch.dtype) -> bool:

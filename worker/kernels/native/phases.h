@@ -9,7 +9,15 @@
 
 enum class Into { store, add, gate };
 
-// out [rows][out] = x Wᵀ + bias, or added to what is there; or silu(gate) * up of a matrix whose outputs are gates, then ups.
+// What becomes of a gate and its up: see ExpertsSpec (experts.py). Shared with Python (library.py), field by field.
+enum class Curve : int32_t { silu, gelu, clamped };
+
+struct Gate {
+    Curve curve;
+    float alpha, limit;  // of a clamped one
+};
+
+// out [rows][out] = x Wᵀ + bias, or added to what is there; or gated, of a matrix whose outputs are gates, then ups.
 struct Product {
     Rows rows;
     int num_rows;
@@ -19,6 +27,7 @@ struct Product {
     Into into;
     int num_threads;
     int rows_per_chunk, panels_per_chunk, panel_chunks;
+    Gate gate = {};
 };
 
 // Rows of a chunk stay in the second cache while panels pass by; few rows are all in every chunk.
@@ -33,7 +42,20 @@ static inline int plan(Product &product) {
     return row_chunks * product.panel_chunks;
 }
 
-static inline Vec silu(Vec x) { return x / (exponential(choose(x < -87.0f, splat(87.0f), -x)) + 1.0f); }
+// x times the logistic function of `at`.
+static inline Vec logistic_share(Vec x, Vec at) {
+    return x / (exponential(choose(at < -87.0f, splat(87.0f), -at)) + 1.0f);
+}
+
+static inline Vec gated(const Gate &gate, Vec x, Vec up) {
+    if (gate.curve == Curve::silu) return logistic_share(x, x) * up;
+    if (gate.curve == Curve::gelu)  // by the tangent: 1 + tanh(z) is twice the logistic function of 2 z
+        return logistic_share(x, (x + x * x * x * 0.044715f) * 1.5957691216057308f) * up;
+    const Vec limit = splat(gate.limit);
+    x = choose(x > limit, limit, x);
+    up = choose(up > limit, limit, choose(up < -limit, -limit, up));
+    return logistic_share(x, x * gate.alpha) * (up + 1.0f);
+}
 
 static inline void write_tile(const Product &product, int row, int panel, const float *sums) {
     const Matrix &matrix = product.matrix;
@@ -64,7 +86,7 @@ static inline void write_gated(const Product &product, int row, int panel, const
             gate += load(matrix.bias + first + i);
             up += load(matrix.bias + matrix.out / 2 + first + i);
         }
-        store(out + i, silu(gate) * up);
+        store(out + i, gated(product.gate, gate, up));
     }
 }
 
@@ -105,7 +127,8 @@ struct Prepare {
     int8_t *numbers;  // null: no blocks
     float *scales, *sums;
     int block;
-    const int *places = nullptr;  // of rows in `out`; null: in their order
+    const int *places = nullptr;   // of rows in `out`; null: in their order
+    const int *sources = nullptr;  // rows of x; the same
 };
 
 constexpr int ROWS_PER_CHUNK = 4;
@@ -125,7 +148,7 @@ static void run_prepare(const void *task, int chunk, int) {
     const Prepare &prepare = *static_cast<const Prepare *>(task);
     const int last = std::min(prepare.num_rows, (chunk + 1) * ROWS_PER_CHUNK);
     for (int row = chunk * ROWS_PER_CHUNK; row < last; row++) {
-        const float *x = prepare.x + size_t(row) * prepare.size;
+        const float *x = prepare.x + size_t(prepare.sources == nullptr ? row : prepare.sources[row]) * prepare.size;
         const int size = prepare.size;
         if (prepare.norm != nullptr) {
             float *out = prepare.out + size_t(prepare.places == nullptr ? row : prepare.places[row]) * size;

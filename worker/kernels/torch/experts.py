@@ -11,10 +11,12 @@ from worker.kernels.experts import ExpertsKernel, ExpertsSpec, ExpertWeights
 from worker.kernels.linear import LinearKernel, LinearSpec, PackedWeight
 from worker.kernels.torch.elementwise import gelu_and_mul, silu_and_mul
 from worker.kernels.torch.linear import OneDnnLinear, PlainLinear, supports_onednn
-from worker.kernels.weights import Dense
+from worker.kernels.weights import Dense, Grouped, Weight
 
 Products = Sequence[tuple[PackedWeight, PackedWeight]]
 """Of each expert: gate and up, down."""
+BLOCK = 32
+"""Inputs of a block of whole numbers; those of a checkpoint may be smaller."""
 
 
 def gated(x: Tensor, spec: ExpertsSpec) -> Tensor:
@@ -34,9 +36,9 @@ class HostExperts(ExpertsKernel):
         self._spec, self._linear = spec, linear
 
     def pack(self, weights: ExpertWeights) -> Products:
+        gate_ups, downs = _apart(weights.gate_up), _apart(weights.down)
         return [
-            (self._linear.pack(gate_up), self._linear.pack(down))
-            for gate_up, down in zip(_apart(weights.gate_up), _apart(weights.down), strict=True)
+            (self._linear.pack(gate_up), self._linear.pack(down)) for gate_up, down in zip(gate_ups, downs, strict=True)
         ]
 
     def __call__(self, x: Tensor, weights: Tensor, ids: Tensor, packed: Products, out: Tensor | None = None) -> Tensor:
@@ -51,6 +53,17 @@ class HostExperts(ExpertsKernel):
                 inner = gated(self._linear(x[pairs // spec.top_k], gate_up), spec)
                 parts[pairs] = self._linear(inner, down)
         return weighted_sum(parts.view(*ids.shape, -1), weights, out)
+
+
+class ExpandedLinear(LinearKernel):
+    """Makes floats of a weight's numbers at each call: one expert's at a time take memory."""
+
+    def pack(self, weight: Weight) -> Weight:
+        return weight
+
+    def __call__(self, x: Tensor, packed: Grouped, out: Tensor | None = None) -> Tensor:
+        product = functional.linear(x, packed.floats().to(x.dtype), packed.bias)
+        return product if out is None else out.copy_(product)
 
 
 class GroupedExperts(ExpertsKernel):
@@ -90,6 +103,7 @@ class DenseExperts(GroupedExperts):
         spec = self._spec
         total = torch.zeros_like(x, dtype=torch.float32)
         for expert, (gate_up, down) in enumerate(zip(_apart(packed.gate_up), _apart(packed.down), strict=True)):
+            assert isinstance(gate_up, Dense) and isinstance(down, Dense)
             weight = (weights * (ids == expert + spec.first_expert)).sum(-1, keepdim=True)
             inner = gated(functional.linear(x, gate_up.weight, gate_up.bias), spec)
             result = functional.linear(inner, down.weight, down.bias)
@@ -98,6 +112,8 @@ class DenseExperts(GroupedExperts):
 
 
 def make_experts(spec: ExpertsSpec, device: torch.device, dtype: torch.dtype) -> HostExperts | GroupedExperts:
+    if spec.kind is Grouped:
+        return HostExperts(spec, ExpandedLinear())
     if device.type == "cpu":
         shapes = (LinearSpec(spec.hidden_size, 2 * spec.intermediate_size),
                   LinearSpec(spec.intermediate_size, spec.hidden_size))  # fmt: skip
@@ -109,6 +125,8 @@ def make_experts(spec: ExpertsSpec, device: torch.device, dtype: torch.dtype) ->
 
 
 def supports_experts(spec: ExpertsSpec, device: torch.device, dtype: torch.dtype) -> bool:
+    if spec.kind is Grouped:
+        return device.type == "cpu" and spec.hidden_size % BLOCK == 0 == spec.intermediate_size % BLOCK
     return spec.kind is Dense
 
 
@@ -124,8 +142,11 @@ def _runs(x: Tensor, weight: Dense, ends: Tensor, expert: Tensor) -> Tensor:
     return product if weight.bias is None else product.add_(weight.bias[expert])
 
 
-def _apart(weight: object) -> list[Dense]:
+def _apart(weight: Weight) -> Sequence[Dense | Grouped]:
     """Each expert's."""
-    assert isinstance(weight, Dense)
-    biases = [None] * len(weight.weight) if weight.bias is None else list(weight.bias)
-    return [Dense(each, bias) for each, bias in zip(weight.weight, biases, strict=True)]
+    assert isinstance(weight, Dense | Grouped)
+    tensors = weight.weight if isinstance(weight, Dense) else weight.numbers
+    biases: Sequence[Tensor | None] = [None] * len(tensors) if weight.bias is None else list(weight.bias)
+    if isinstance(weight, Dense):
+        return [Dense(each, bias) for each, bias in zip(weight.weight, biases, strict=True)]
+    return [weight[expert].with_bias(bias) for expert, bias in enumerate(biases)]

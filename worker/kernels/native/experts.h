@@ -1,0 +1,164 @@
+// Routed experts: the tokens of each go through its products together, so that its weights are read once.
+#pragma once
+
+#include "phases.h"
+#include "pool.h"
+#include "workspace.h"
+
+constexpr int MAX_EXPERT_TOKENS = 1024;  // that go to their experts together
+
+// Shared with Python (library.py), field by field.
+struct Experts {
+    Matrix gate_up, down;  // of the first expert; those of the others lie behind it, biases too
+    int32_t num_experts, first_expert, top_k;
+    Gate gate;
+};
+
+// Products of several matrices as one phase.
+struct Products {
+    std::vector<Product> products;
+    std::vector<int> ends;  // of their chunks
+
+    void add(const Product &product) {
+        products.push_back(product);
+        ends.push_back(num_chunks() + plan(products.back()));
+    }
+    int num_chunks() const { return ends.empty() ? 0 : ends.back(); }
+};
+
+static void run_products(const void *task, int chunk, int thread) {
+    const Products &all = *static_cast<const Products *>(task);
+    const size_t number = std::upper_bound(all.ends.begin(), all.ends.end(), chunk) - all.ends.begin();
+    run_product(&all.products[number], number == 0 ? chunk : chunk - all.ends[number - 1], thread);
+}
+
+// out [tokens][size]: the sum of a token's results, in the order in which it chose, whoever computed them.
+struct Combine {
+    const float *results;  // by pair
+    const int *pairs;      // [tokens][k], below 0: somebody else's
+    const float *weights;  // [tokens][k]
+    float *out;
+    int num_tokens, top_k, size;
+};
+
+static void run_combine(const void *task, int chunk, int) {
+    const Combine &combine = *static_cast<const Combine *>(task);
+    const int last = std::min(combine.num_tokens, (chunk + 1) * ROWS_PER_CHUNK);
+    for (int token = chunk * ROWS_PER_CHUNK; token < last; token++) {
+        float *out = combine.out + size_t(token) * combine.size;
+        memset(out, 0, combine.size * sizeof(float));
+        for (int k = 0; k < combine.top_k; k++) {
+            const int pair = combine.pairs[token * combine.top_k + k];
+            if (pair < 0) continue;
+            const float *result = combine.results + size_t(pair) * combine.size;
+            const float weight = combine.weights[token * combine.top_k + k];
+            for (int i = 0; i < combine.size; i++) out[i] += weight * result[i];
+        }
+    }
+}
+
+// What some tokens' experts make of them. A pair is a token and one of its experts; pairs are in the order of experts.
+class Routing {
+  public:
+    Routing(const Experts &experts, const float *x, const float *weights, const int64_t *ids, int num_tokens, float *out)
+        : experts_(experts), x_(x), weights_(weights), num_tokens_(num_tokens), out_(out),
+          firsts_(experts.num_experts + 1), pairs_(size_t(num_tokens) * experts.top_k, -1) {
+        sort(ids);
+    }
+
+    void run(Pool &pool, Workspace &workspace) {
+        const Matrix &gate_up = experts_.gate_up, &down = experts_.down;
+        const int num = int(tokens_.size()), inner = down.in, hidden = gate_up.in;
+        float *gated = workspace.floats(size_t(num) * inner), *results = workspace.floats(size_t(num) * down.out);
+        const int threads = pool.num_threads();
+        std::vector<Phase> phases;
+
+        Gather gather{x_, size_t(hidden), tokens_.data(), nullptr};
+        if (gate_up.bits == 32) {
+            gather.to = workspace.floats(size_t(num) * hidden);
+            phases.push_back({run_gather, &gather, num});
+        }
+        const Prepare first = prepare(x_, num, gate_up, tokens_.data(), workspace);
+        if (gate_up.bits != 32) phases.push_back({run_prepare, &first, row_chunks(num)});
+        const Products ups = products(rows_of(first, gather.to), gate_up, gated, inner, Into::gate, threads);
+        phases.push_back({run_products, &ups, ups.num_chunks()});
+
+        const Prepare second = prepare(gated, num, down, nullptr, workspace);
+        if (down.bits != 32) phases.push_back({run_prepare, &second, row_chunks(num)});
+        const Products downs = products(rows_of(second, gated), down, results, down.out, Into::store, threads);
+        phases.push_back({run_products, &downs, downs.num_chunks()});
+
+        const Combine combine{results, pairs_.data(), weights_, out_, num_tokens_, experts_.top_k, down.out};
+        phases.push_back({run_combine, &combine, row_chunks(num_tokens_)});
+        pool.run(phases);
+    }
+
+  private:
+    void sort(const int64_t *ids) {
+        const auto expert_of = [&](size_t pair) {
+            const int64_t expert = ids[pair] - experts_.first_expert;
+            return 0 <= expert && expert < experts_.num_experts ? int(expert) : -1;
+        };
+        for (size_t pair = 0; pair < pairs_.size(); pair++)
+            if (const int expert = expert_of(pair); expert >= 0) firsts_[expert + 1]++;
+        std::partial_sum(firsts_.begin(), firsts_.end(), firsts_.begin());
+        tokens_.resize(firsts_.back());
+        std::vector<int> next(firsts_);
+        for (size_t pair = 0; pair < pairs_.size(); pair++) {
+            const int expert = expert_of(pair);
+            if (expert < 0) continue;
+            pairs_[pair] = next[expert]++;
+            tokens_[pairs_[pair]] = int(pair / experts_.top_k);
+        }
+    }
+
+    // Rows of x for a matrix with blocks: those that `sources` names.
+    static Prepare prepare(const float *x, int num, const Matrix &matrix, const int *sources, Workspace &workspace) {
+        Prepare prepare{x, matrix.in, num, nullptr, 0, nullptr, nullptr, nullptr, nullptr, matrix.block};
+        prepare.sources = sources;
+        if (matrix.bits == 32) return prepare;
+        prepare.numbers = reinterpret_cast<int8_t *>(workspace.floats((size_t(num) * matrix.in + 3) / 4));
+        prepare.scales = workspace.floats(size_t(num) * (matrix.in / ROW_BLOCK));
+        prepare.sums = workspace.floats(size_t(num) * (matrix.in / matrix.block));
+        return prepare;
+    }
+
+    static Rows rows_of(const Prepare &prepare, const float *values) {
+        return {values, size_t(prepare.size),
+                {prepare.numbers, prepare.scales, prepare.sums, prepare.size, prepare.block}};
+    }
+
+    // Of each expert that somebody chose.
+    Products products(const Rows &rows, const Matrix &first, float *out, size_t stride, Into into, int threads) const {
+        Products all;
+        const size_t size = num_panels(first) * panel_bytes(first);
+        for (int expert = 0; expert < experts_.num_experts; expert++) {
+            const int begin = firsts_[expert], num = firsts_[expert + 1] - begin;
+            if (num == 0) continue;
+            Matrix matrix = first;
+            matrix.data = static_cast<const uint8_t *>(first.data) + expert * size;
+            if (first.bias != nullptr) matrix.bias = first.bias + size_t(expert) * first.out;
+            all.add(Product{
+                from(rows, begin), num, matrix, out + begin * stride, stride, into, threads, 0, 0, 0, experts_.gate});
+        }
+        return all;
+    }
+
+    static Rows from(Rows rows, size_t begin) {
+        if (rows.values != nullptr) rows.values += begin * rows.stride;
+        QuantizedRows &quantized = rows.quantized;
+        if (quantized.numbers == nullptr) return rows;
+        quantized.numbers += begin * quantized.in;
+        quantized.scales += begin * (quantized.in / ROW_BLOCK);
+        quantized.sums += begin * (quantized.in / quantized.block);
+        return rows;
+    }
+
+    const Experts &experts_;
+    const float *x_, *weights_;
+    const int num_tokens_;
+    float *out_;
+    std::vector<int> firsts_;  // pair of each expert, and their number
+    std::vector<int> tokens_;  // of each pair
+    std::vector<int> pairs_;   // [tokens][k], below 0: the expert is not here
+};
