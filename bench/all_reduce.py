@@ -20,7 +20,7 @@ HIDDEN_SIZE = 4096
 ROWS = (1, 8, 64, 256, 1024)
 SUMS_A_GRAPH = 72
 """Of a model of 36 layers."""
-REPLAYS = 20
+REPLAYS = {"cuda": 20, "cpu": 2}
 
 
 def all_reduce_figures(size: int, *, is_gpu: bool) -> dict[str, Figure]:
@@ -57,7 +57,7 @@ def _rank(rank: int, size: int, is_gpu: bool, store: Path, answers: "Queue[dict[
     ours = Group(rank, size, world, symmetric_sums(world, device, is_one_host=True))
     figures: dict[str, Figure] = {}
     with torch.inference_mode():
-        for rows in ROWS if is_gpu else ROWS[:2]:
+        for rows in ROWS if is_gpu else ROWS[:1]:
             check(ours, rows, device)
             for name, group in (("library_all_reduce", library), ("all_reduce", ours)):
                 figures[f"{name}_us_{rows}"] = round(_microseconds(group, rows, device), 1)
@@ -77,7 +77,7 @@ def check(group: Group, rows: int, device: torch.device) -> None:
 
     play = _recorded(run, device)
     expected = (torch.arange(SUMS_A_GRAPH, device=device) % 7) * group.size + group.size * (group.size - 1) // 2
-    for _ in range(REPLAYS):
+    for _ in range(REPLAYS[device.type]):
         play()
         for total, value in zip(totals[-SUMS_A_GRAPH:], expected, strict=True):
             assert bool((total == value).all()), f"rank {group.rank}: a wrong sum of {rows} rows"
@@ -101,7 +101,7 @@ def _microseconds(group: Group, rows: int, device: torch.device) -> float:
     play = _recorded(run, device)
     play()
     best = float("inf")
-    for _ in range(REPLAYS):
+    for _ in range(REPLAYS[device.type]):
         _wait(device)
         dist.barrier(group=group.handle)
         begin = time.perf_counter()
