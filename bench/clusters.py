@@ -3,9 +3,11 @@
 import asyncio
 import os
 import secrets
+import signal
 import socket
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -104,8 +106,39 @@ def _free_port() -> int:
 
 
 def _print_of_worker(name: str, line: str) -> None:
-    if " worker." in line or "Error" in line:
+    if any(mark in line for mark in (" worker.", "Error", "Fatal", "hread", "File ")):
         print(f"{name}: {line}", flush=True)
+
+
+@contextmanager
+def ended_when_stuck(seconds: float) -> Iterator[Callable[[], None]]:
+    """What it yields is called at each sign of progress. After so many seconds without one all ranks print where they
+    stand, and end: whoever waits for them learns of that."""
+    is_over, last = threading.Event(), time.monotonic()
+
+    def progress() -> None:
+        nonlocal last
+        last = time.monotonic()
+
+    def watch() -> None:
+        while not is_over.wait(1.0):
+            if time.monotonic() - last > seconds:
+                print(f"no figure for {seconds:.0f} s: the ranks stand here", flush=True)
+                for rank in ranks_of(os.getpid()):
+                    rank.send_signal(signal.SIGABRT)  # `faulthandler` is on in them
+                progress()
+
+    threading.Thread(target=watch, daemon=True).start()
+    try:
+        yield progress
+    finally:
+        is_over.set()
+
+
+def ranks_of(pid: int) -> list[psutil.Process]:
+    """Rank processes under this one, the oldest first."""
+    found = [one for one in psutil.Process(pid).children(recursive=True) if "worker.runner.process" in one.cmdline()]
+    return sorted(found, key=lambda process: process.pid)
 
 
 # --- tokens
@@ -148,8 +181,7 @@ def share_equal(found: list[list[int]], expected: list[list[int]]) -> float:
 
 def kill_last_rank(worker: int) -> float:
     """When it was killed."""
-    ranks = [process for process in psutil.Process(worker).children() if "worker.runner.process" in process.cmdline()]
-    max(ranks, key=lambda process: process.pid).kill()
+    ranks_of(worker)[-1].kill()
     return time.monotonic()
 
 

@@ -21,6 +21,7 @@ from bench.clusters import (
     Figures,
     Plan,
     cluster_of,
+    ended_when_stuck,
     kill_last_rank,
     open_stream,
     rest_of,
@@ -41,6 +42,8 @@ from worker.runner.config import RunnerConfig
 
 PACKAGES = ("torch", "triton", "transformers", "grpcio", "protobuf", "fissile")
 NUM_STREAMS = 4
+STUCK_SECONDS = 120.0
+"""Without a figure."""
 QUICK = Plan(
     "tiny", "tiny", "tiny-moe", "tiny-moe", "cpu", 2, "float32", (1, 4), (1, 4), (16, 8), 4, repeats=1,
     moe_repeats=1, max_model_len=512,
@@ -77,9 +80,11 @@ def run_parts(plan: Plan, names: Sequence[str]) -> tuple[dict[str, Figure], list
         for name in names:
             begin = time.monotonic()
             try:
-                for found in PARTS[name](plan, Path(folder) / name):
-                    print(found, flush=True)
-                    figures |= found
+                with ended_when_stuck(STUCK_SECONDS) as progress:
+                    for found in PARTS[name](plan, Path(folder) / name):
+                        print(found, flush=True)
+                        figures |= found
+                        progress()
             except Exception:
                 traceback.print_exc()
                 failed.append(name)
