@@ -1,4 +1,4 @@
-"""Steps of workers that share experts: all ranks ask for the same collectives, whatever each has to do."""
+"""Workers that share experts: all ranks ask for the same collectives, whatever each has to do, and have GPUs apart."""
 
 import sys
 from dataclasses import dataclass
@@ -8,12 +8,15 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.distributed_c10d import Store
 
 from tests.engine.loop import Loop, make_sequence
 from tests.fakes.graphs import RecordedGraphs
 from tests.models.cases.qwen3_moe import CASES
 from tests.models.saved import Saved, save
+from tests.runner.thread_ranks import run_ranks
 from worker.core.batch import ScheduledBatch
 from worker.core.cache.pools import PoolKind, PoolSpec
 from worker.core.config import CacheConfig, SchedulerConfig
@@ -26,6 +29,7 @@ from worker.runner import assembly
 from worker.runner.build import build_runner
 from worker.runner.config import RunnerConfig
 from worker.runner.graphs import GraphSizes
+from worker.runner.meeting import refuse_shared_gpus
 from worker.runner.model_runner import ModelRunner
 from worker.runner.pending import PendingStep
 from worker.runner.probe import PeakMemory
@@ -33,6 +37,24 @@ from worker.runner.probe import PeakMemory
 MAX_NUM_SEQS, MAX_STEP_TOKENS, MAX_LEN = 4, 64, 128
 NUM_LAYERS = 3
 SIZES = GraphSizes(rows=(1, 2, 4), tokens=(8, 16))
+
+
+def test_ranks_with_the_same_gpu_are_refused_by_all() -> None:
+    def refusal(gpus: tuple[str, ...]) -> list[str]:
+        def work(rank: int, _: dist.ProcessGroup, store: Store) -> str:
+            try:
+                refuse_shared_gpus(store, rank, len(gpus), gpus[rank])
+            except ValueError as error:
+                return str(error)
+            return ""
+
+        return run_ranks(len(gpus), work)
+
+    assert refusal(("a", "b", "c")) == [""] * 3
+    found = refusal(("a", "b", "b"))
+    assert len(set(found)) == 1 and found[0].startswith(
+        "ranks 1 and 2 of all 3 have the same GPU: each worker on a host"
+    )
 
 
 @pytest.mark.parametrize(("dp_size", "is_made"), [(1, False), (2, True)])

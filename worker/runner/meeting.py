@@ -23,7 +23,7 @@ class Meeting:
 
 
 def meet(setup: Setup, place: Place, device: torch.device) -> Meeting:
-    """The groups that this rank is in. Waits for all ranks."""
+    """The groups that this rank is in. Waits for all ranks. Raises ValueError where two have the same GPU."""
     config = setup.config
     num_tp, size = config.tensor_parallel_size, config.tensor_parallel_size * config.dp_size
     if size == 1:
@@ -40,9 +40,24 @@ def meet(setup: Setup, place: Place, device: torch.device) -> Meeting:
     # A GPU's communicators are made at once: while a graph is captured, it would be too late.
     device_id = device if device.type == "cuda" else None
     rank = config.dp_rank * num_tp + setup.rank
+    if device.type == "cuda":
+        refuse_shared_gpus(store, rank, size, str(torch.cuda.get_device_properties(device).uuid))
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, device_id=device_id)
     is_one_host = place.num_local_ranks == num_tp
     return Meeting(_groups(config, setup.rank, device, is_one_host=is_one_host), store)
+
+
+def refuse_shared_gpus(store: Store, rank: int, size: int, gpu: str) -> None:
+    """Called by all ranks, each with what no other GPU of any host is called. Raises ValueError, on all of them."""
+    store.set(f"gpu/{rank}", gpu)
+    holders: dict[str, int] = {}
+    for other in range(size):
+        first = holders.setdefault(store.get(f"gpu/{other}").decode(), other)
+        if first != other:
+            raise ValueError(
+                f"ranks {first} and {other} of all {size} have the same GPU: each worker on a host needs GPUs of its "
+                "own, which CUDA_VISIBLE_DEVICES names"
+            )
 
 
 def _groups(config: RunnerConfig, rank: int, device: torch.device, *, is_one_host: bool) -> Groups:
