@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -60,10 +60,10 @@ class System:
 
 
 def main() -> None:
-    arguments = parse_arguments(__doc__)
+    arguments = parse_arguments(__doc__, parts=list(KINDS))
     sizes = QUICK if arguments.quick else FULL
     with running_system(sizes.step_time) as system, running_system(sizes.step_time) as elsewhere:
-        figures = asyncio.run(measure(sizes, system, elsewhere))
+        figures = asyncio.run(measure(sizes, system, elsewhere, arguments.parts))
     finish("hostile", figures, quick=arguments.quick, dtype="none", packages=PACKAGES)
 
 
@@ -156,7 +156,7 @@ class Others:
         raise TimeoutError("the router does not recover")
 
 
-async def measure(sizes: Sizes, system: System, elsewhere: System) -> dict[str, Figure]:
+async def measure(sizes: Sizes, system: System, elsewhere: System, kinds: Sequence[str]) -> dict[str, Figure]:
     """Of the others' streams at `system`."""
     others, process = Others(sizes), psutil.Process(system.router.pid)
     async with others.running(system.address):
@@ -164,7 +164,7 @@ async def measure(sizes: Sizes, system: System, elsewhere: System) -> dict[str, 
         calm = await others.watch(sizes.seconds)
         figures: dict[str, Figure] = {"calm_p50_ms": round(calm[0], 1), "calm_p99_ms": round(calm[1], 1)}
         print(f"calm: p50 {calm[0]:.0f} ms, p99 {calm[1]:.0f} ms, {len(others.ttfts)} streams", flush=True)
-        for kind in KINDS:
+        for kind in kinds:
             for name, target in ((kind, system), (f"{kind}_elsewhere", elsewhere)):
                 p50, p99 = await beside(kind, target, others)
                 rss = process.memory_info().rss >> 20

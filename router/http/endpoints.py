@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
@@ -15,7 +16,15 @@ from starlette.types import Receive, Scope, Send
 
 from common.tracing import TRACEPARENT, valid_traceparent
 from fissile.errors import FissileError, ResourceExhaustedError
-from fissile.v1 import ChatResponse, DetokenizeRequest, GenerateResponse, GetModelRequest, TokenizeRequest
+from fissile.v1 import (
+    ChatRequest,
+    ChatResponse,
+    DetokenizeRequest,
+    GenerateRequest,
+    GenerateResponse,
+    GetModelRequest,
+    TokenizeRequest,
+)
 from router.admission.turns import LARGE_BYTES
 from router.api import GenerationApi
 from router.callers.caller import Caller
@@ -28,10 +37,13 @@ from router.http.completions import CompletionWriter, Echo
 from router.http.events import events, send_events
 from router.http.field_names import FieldNames
 from router.http.json_body import parse_body
+from router.http.middleware import whole_body
 from router.http.requests import chat_names, chat_request, completion_names, completion_request
 
 logger = logging.getLogger(__name__)
 
+B = TypeVar("B", bound=GenerationBody)
+R = TypeVar("R", GenerateRequest, ChatRequest)
 M = TypeVar("M", GenerateResponse, ChatResponse)
 T = TypeVar("T")
 
@@ -42,30 +54,64 @@ KEEP_ALIVE_SECONDS = 10.0
 """A stream that is silent for so long sends a comment: proxies cut what seems dead, often after a minute."""
 
 
-class Completions:
-    """POST /v1/completions."""
+class Endpoint(ABC, Generic[B, R, M]):
+    """What both do with a request and its answer."""
+
+    body_type: type[B]
+    id_prefix: str
 
     def __init__(self, api: GenerationApi, keep_alive: float = KEEP_ALIVE_SECONDS) -> None:
         self._api = api
         self._keep_alive = keep_alive
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        http = Request(scope, receive)
-        raw, caller = await http.body(), caller_of(http)
+        http = Request(scope)
+        raw, caller = await whole_body(receive), caller_of(http)
         async with self._api.admission.turns.turn_if_large(caller.name, len(raw)):
-            with _refusals_logged(scope["path"], CompletionBody):
-                body = await _made(partial(parse_body, raw, CompletionBody), len(raw))
-        names = completion_names(body)
+            with _refusals_logged(scope["path"], self.body_type):
+                body = await _made(partial(parse_body, raw, self.body_type), len(raw))
+        names = self._names(body)
         try:
-            envelope = await _envelope(self._api, body, caller, "cmpl")
-            echo = await self._echo(body, caller) if body.echo else None
-            writer = CompletionWriter(envelope, 1 if body.n is None else body.n, body.logprobs, echo)
-            with _refusals_logged(scope["path"], CompletionBody):
-                request = await _made(partial(completion_request, body, envelope.id, self._keep_alive), len(raw))
-            answers = self._api.generate(request, caller, traceparent=_traceparent(http))
+            model = body.model or (await self._api.get_model(GetModelRequest(), caller)).model.id
+            envelope = Envelope(f"{self.id_prefix}-{uuid.uuid4().hex}", model, body.includes_usage)
+            writer = await self._writer(body, envelope, caller)
+            with _refusals_logged(scope["path"], self.body_type):
+                request = await _made(partial(self._request, body, envelope.id), len(raw))
+            answers = self._answers(request, caller, valid_traceparent(http.headers.get(TRACEPARENT, "")))
             await _Exchange(answers, writer, names, envelope.id, bool(body.stream)).respond(scope, receive, send)
         except FissileError as error:
             raise names.translate(error) from error
+
+    @abstractmethod
+    def _names(self, body: B) -> FieldNames: ...
+
+    @abstractmethod
+    async def _writer(self, body: B, envelope: Envelope, caller: Caller) -> Writer[M]: ...
+
+    @abstractmethod
+    def _request(self, body: B, request_id: str) -> R: ...
+
+    @abstractmethod
+    def _answers(self, request: R, caller: Caller, traceparent: str) -> AsyncGenerator[M]: ...
+
+
+class Completions(Endpoint[CompletionBody, GenerateRequest, GenerateResponse]):
+    """POST /v1/completions."""
+
+    body_type, id_prefix = CompletionBody, "cmpl"
+
+    def _names(self, body: CompletionBody) -> FieldNames:
+        return completion_names(body)
+
+    async def _writer(self, body: CompletionBody, envelope: Envelope, caller: Caller) -> CompletionWriter:
+        echo = await self._echo(body, caller) if body.echo else None
+        return CompletionWriter(envelope, 1 if body.n is None else body.n, body.logprobs, echo)
+
+    def _request(self, body: CompletionBody, request_id: str) -> GenerateRequest:
+        return completion_request(body, request_id, self._keep_alive)
+
+    def _answers(self, request: GenerateRequest, caller: Caller, traceparent: str) -> AsyncGenerator[GenerateResponse]:
+        return self._api.generate(request, caller, traceparent=traceparent)
 
     async def _echo(self, body: CompletionBody, caller: Caller) -> Echo:
         texts = [await self._text(body, prompt, caller) for prompt in body.prompt]
@@ -94,39 +140,28 @@ class Completions:
         return text if data in (None, b" " + text) else data
 
 
-class Chat:
+class Chat(Endpoint[ChatBody, ChatRequest, ChatResponse]):
     """POST /v1/chat/completions."""
 
-    def __init__(self, api: GenerationApi, keep_alive: float = KEEP_ALIVE_SECONDS) -> None:
-        self._api = api
-        self._keep_alive = keep_alive
+    body_type, id_prefix = ChatBody, "chatcmpl"
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        http = Request(scope, receive)
-        raw, caller = await http.body(), caller_of(http)
-        async with self._api.admission.turns.turn_if_large(caller.name, len(raw)):
-            with _refusals_logged(scope["path"], ChatBody):
-                body = await _made(partial(parse_body, raw, ChatBody), len(raw))
-        names = chat_names(body)
-        try:
-            envelope = await _envelope(self._api, body, caller, "chatcmpl")
-            writer = ChatWriter(envelope, (body.top_logprobs or 0) if body.logprobs else None)
-            with _refusals_logged(scope["path"], ChatBody):
-                request = await _made(partial(chat_request, body, envelope.id, self._keep_alive), len(raw))
-            answers = self._api.chat(request, caller, traceparent=_traceparent(http))
-            await _Exchange(answers, writer, names, envelope.id, bool(body.stream)).respond(scope, receive, send)
-        except FissileError as error:
-            raise names.translate(error) from error
+    def _names(self, body: ChatBody) -> FieldNames:
+        return chat_names(body)
+
+    async def _writer(self, body: ChatBody, envelope: Envelope, caller: Caller) -> ChatWriter:
+        return ChatWriter(envelope, (body.top_logprobs or 0) if body.logprobs else None)
+
+    def _request(self, body: ChatBody, request_id: str) -> ChatRequest:
+        return chat_request(body, request_id, self._keep_alive)
+
+    def _answers(self, request: ChatRequest, caller: Caller, traceparent: str) -> AsyncGenerator[ChatResponse]:
+        return self._api.chat(request, caller, traceparent=traceparent)
 
 
 async def _made(make: Callable[[], T], num_bytes: int) -> T:
     """What `make` returns; of something large by a thread, so that the event loop is held for no longer than a call of
     `json` or pydantic lets nothing else run."""
     return make() if num_bytes < LARGE_BYTES else await asyncio.to_thread(make)
-
-
-def _traceparent(http: Request) -> str:
-    return valid_traceparent(http.headers.get(TRACEPARENT, ""))
 
 
 @contextmanager
@@ -144,11 +179,6 @@ def _refusals_logged(path: str, body: type[GenerationBody]) -> Iterator[None]:
 def _field_name(path: str, body: type[GenerationBody]) -> str:
     name = path.partition(".")[0].partition("[")[0]
     return name if name in body.model_fields else "another field"
-
-
-async def _envelope(api: GenerationApi, body: GenerationBody, caller: Caller, prefix: str) -> Envelope:
-    model = body.model or (await api.get_model(GetModelRequest(), caller)).model.id
-    return Envelope(f"{prefix}-{uuid.uuid4().hex}", model, body.includes_usage)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ import asyncio
 import json
 import socket
 import threading
+import tracemalloc
 from contextlib import asynccontextmanager
 
 import pytest
@@ -12,12 +13,14 @@ import uvicorn
 from router.admission.budget import Budget
 from router.http import endpoints
 from router.http.connections import ConnectionBounds
+from router.http.middleware import BodyBounds, WholeBody, whole_body
 from tests.fakes.system import until
 from tests.fakes.worker import FakeWorker, counts
 from tests.router.http.front import run_front
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n"
 BODY = {"model": "toy", "prompt": "a", "max_tokens": 2}
+MIB = 1 << 20
 
 
 @asynccontextmanager
@@ -179,3 +182,30 @@ def test_connections_of_one_network_are_those_of_one_host():
 
     asyncio.run(scenario())
     assert budget.held_by("2001:db8:1:2::/64") == 3
+
+
+def test_a_large_body_is_held_once():
+    """Each further copy of 12 MiB would hold up all others for as long as it takes to make."""
+    part, num_parts = bytes(MIB), 12
+    numbers = iter(range(1, num_parts + 1))
+
+    async def receive():
+        if (number := next(numbers, None)) is None:
+            await asyncio.Event().wait()
+        return {"type": "http.request", "body": bytes(bytearray(part)), "more_body": number < num_parts}
+
+    async def app(_scope, receive, _send):
+        body = await whole_body(receive)
+        sizes.append(len(body))
+        # The thread that joined it lets go of the parts a moment later.
+        await until(lambda: tracemalloc.get_traced_memory()[0] < 1.1 * num_parts * MIB)
+
+    sizes, bounds = [], BodyBounds(16 * MIB, Budget(64 * MIB, "bytes", "max-held-bytes"), receive_timeout=20)
+    tracemalloc.start()
+    try:
+        asyncio.run(WholeBody(app, bounds)({"client": None}, receive, None))
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert sizes == [num_parts * MIB]
+    assert most < 2.1 * num_parts * MIB  # while its parts are joined
