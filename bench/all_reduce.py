@@ -1,5 +1,6 @@
 """Sums over the ranks of one host, as layers ask for them: how long one takes inside a graph, and that it is right."""
 
+import faulthandler
 import multiprocessing
 import tempfile
 import time
@@ -21,6 +22,8 @@ ROWS = (1, 8, 64, 256, 1024)
 SUMS_A_GRAPH = 72
 """Of a model of 36 layers."""
 REPLAYS = {"cuda": 20, "cpu": 2}
+MAX_SECONDS = 90.0
+"""Of a rank: after that it says where it stands, and ends."""
 
 
 def all_reduce_figures(size: int, *, is_gpu: bool) -> dict[str, Figure]:
@@ -34,8 +37,8 @@ def all_reduce_figures(size: int, *, is_gpu: bool) -> dict[str, Figure]:
         ]
         for process in ranks:
             process.start()
-        while not any(process.exitcode for process in ranks) and any(process.is_alive() for process in ranks):
-            wait([process.sentinel for process in ranks if process.is_alive()])
+        while (alive := [process for process in ranks if process.is_alive()]) and not any(r.exitcode for r in ranks):
+            wait([process.sentinel for process in alive])
         failed = [rank for rank, process in enumerate(ranks) if process.exitcode]
         for process in ranks:
             process.kill()  # whoever is left waits for the one that failed
@@ -45,6 +48,7 @@ def all_reduce_figures(size: int, *, is_gpu: bool) -> dict[str, Figure]:
 
 
 def _rank(rank: int, size: int, is_gpu: bool, store: Path, answers: "Queue[dict[str, Figure]]") -> None:
+    faulthandler.dump_traceback_later(MAX_SECONDS, exit=True)
     device = torch.device("cuda", rank) if is_gpu else torch.device("cpu")
     if is_gpu:
         torch.cuda.set_device(device)
