@@ -13,6 +13,7 @@ from tests.runner.test_quantization import Type, random_rows
 from tests.runner.test_quantized_checkpoints import FORMATS, checkpoint_of
 from worker.kernels.select import Kernels
 from worker.kernels.weights import Blocks, Dense, Grouped
+from worker.layers.kept_experts import KeptExperts
 from worker.layers.loaded import LoadedWeight
 from worker.layers.loaded_experts import LoadedExperts
 from worker.layers.setup import LayerSetup
@@ -133,3 +134,29 @@ def test_columns_of_a_files_blocks(setup: LayerSetup) -> None:
     wanted = tensor.read(1, 256, 256)
     assert (found.floats() - wanted).abs().max() < 2**-11 * wanted.abs().max()
     assert tensor.stored(1, 16, 256) is None
+
+
+def test_what_waits_for_a_kernel_is_no_larger_than_what_it_packs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU: four bits are half a byte already."""
+    monkeypatch.setattr("worker.layers.setup.quantized_kind", lambda *_: Blocks)
+    setup = LayerSetup(Kernels(torch.device("cpu"), "torch"), ALONE, torch.float32, "stored")
+    weight = LoadedWeight(setup, 6, 768)
+    weight.load_rows(0, GGUFLazyTensor(GGUFTensor((6, 768), Type.Q4_K, random_rows(Type.Q4_K)), None), 0, 6)
+    (waiting,) = weight._pieces.values()
+    found = weight.take(None)
+    assert isinstance(waiting, Grouped) and isinstance(found, Blocks)
+    assert waiting.num_bytes == found.num_bytes == 6 * 768 * 5 // 8
+    assert torch.equal(waiting.floats(), found.floats())
+
+
+@pytest.mark.parametrize("name", ["awq", "w4a16-zeros", "gptq"])
+def test_a_cpus_experts_of_other_checkpoints(tmp_path: Path, setup: LayerSetup, name: str) -> None:
+    maker, section = FORMATS[name]
+    tensors, exact = maker(noise(OUT, INPUTS))
+    tensor = checkpoint_of(tmp_path, {f"a.{part}": made for part, made in tensors.items()}, section).tensor("a.weight")
+    experts = KeptExperts(setup, 2, OUT, INPUTS // 2, "stored")
+    for expert in range(2):
+        experts.load(expert, 0, tensor, 1, expert * INPUTS // 2, INPUTS // 2)
+    found = experts.take(None)
+    assert isinstance(found, Grouped) and found.form == "uint4"
+    assert (found.floats() - torch.stack(exact.chunk(2, 1))).abs().max() < 2e-3

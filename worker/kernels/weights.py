@@ -179,9 +179,10 @@ class Grouped:
 
     def in_bytes(self) -> "Grouped":
         """Of uint8 and uint4: the same weights with a byte for each number."""
-        numbers = self.numbers
-        if self.form == "uint4":
-            numbers = torch.stack((numbers & 15, numbers >> 4), -1).flatten(-2)
+        if self.form == "uint8":
+            return self
+        wide = self.numbers.short()
+        numbers = wide.bitwise_left_shift(4).bitwise_or_(wide).bitwise_and_(0x0F0F).view(torch.uint8)
         return replace(self, form="uint8", numbers=numbers)
 
     def blocks(self) -> Blocks:
@@ -212,10 +213,11 @@ class Grouped:
 
     @classmethod
     def of_blocks(cls, blocks: Blocks) -> "Grouped":
-        numbers = blocks.numbers
         if blocks.bits == 8:
-            return cls("uint8", numbers, blocks.scales, blocks.minima, blocks.bias)
-        return cls("uint4", numbers[:, ::2] | numbers[:, 1::2] << 4, blocks.scales, blocks.minima, blocks.bias)
+            return cls("uint8", blocks.numbers, blocks.scales, blocks.minima, blocks.bias)
+        pairs = blocks.numbers.contiguous().view(torch.int16)  # the first one's byte is the lower one
+        numbers = pairs.bitwise_right_shift(4).bitwise_or_(pairs).to(torch.uint8)
+        return cls("uint4", numbers, blocks.scales, blocks.minima, blocks.bias)
 
     @classmethod
     def joined(cls, parts: Sequence["Grouped"]) -> "Grouped | None":

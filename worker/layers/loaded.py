@@ -81,9 +81,9 @@ class LoadedWeight:
 
     def _piece(self, tensor: LazyTensor, dim: int, start: int, length: int) -> Piece:
         found = tensor.stored(dim, start, length) if self._quantization == "stored" else None
-        if isinstance(found, Blocks) and self._kind is Grouped:
-            return Grouped.of_blocks(found)
-        if self._kind is not None and isinstance(found, self._kind):
+        if isinstance(found, Blocks) and self._kind is not None:
+            return Grouped.of_blocks(found)  # on a CPU because it takes less memory until the kernel packs it
+        if isinstance(found, Grouped) and self._kind is Grouped:
             return found
         return self._cut(tensor.read(dim, start, length))
 
@@ -95,11 +95,11 @@ class LoadedWeight:
 
     def _take_pieces(self, bias: Tensor | None) -> Dense | Blocks | Grouped:
         pieces = self._in_order()
-        blocks = [piece for piece in pieces if isinstance(piece, Blocks)]
-        if len(blocks) == len(pieces):
-            return Blocks.joined(blocks).with_bias(bias)
         grouped = [piece for piece in pieces if isinstance(piece, Grouped)]
-        joined = Grouped.joined(grouped) if len(grouped) == len(pieces) else None
+        is_whole = len(grouped) == len(pieces)
+        if is_whole and self._kind is Blocks:
+            return Blocks.joined([piece.blocks() for piece in grouped]).with_bias(bias)
+        joined = Grouped.joined(grouped) if is_whole else None
         if joined is not None:
             return joined.with_bias(bias)
         dtype = self._setup.dtype
