@@ -35,6 +35,20 @@ def test_experts_of_more_rows_have_larger_tiles(rig: Rig, num_tokens: int, rows:
     rig.assert_close(experts(), experts.exact())
 
 
+def test_tiles_of_half_of_the_experts_are_those_of_all() -> None:
+    """Of as many tokens: each expert has as many pairs."""
+    from worker.kernels.triton.experts_tiles import tiles_of
+    from worker.kernels.triton.machine import Machine
+
+    machine = Machine(num_sms=132, shared_memory=232_448, can_overlap=True)
+    every = ExpertsSpec(128, 2048, 768, 8)
+    half = replace(every, num_experts=64, first_expert=64, num_elsewhere=64)
+    for num_tokens in (1, 64, 128, 256, 1000, 8192):
+        assert tiles_of(num_tokens, half, machine, torch.bfloat16) == tiles_of(
+            num_tokens, every, machine, torch.bfloat16
+        )
+
+
 @pytest.mark.parametrize("num_tokens", [101, 1100])
 def test_pairs_are_sorted_by_blocks(monkeypatch: pytest.MonkeyPatch, num_tokens: int) -> None:
     """Each expert's pairs in their order, then its tiles; what is left of the table is marked."""

@@ -79,6 +79,8 @@ class ExpertsSpec:
     has_bias: bool = False
     kind: type[Weight] = Dense
     """Of both weights."""
+    num_elsewhere: int = 0
+    """Experts of other ranks, which tokens have as often as these."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,7 @@ class RoutedExperts(WeightedLayer):
         spec = ExpertsSpec(
             self.num_experts, hidden_size, self.size, config.top_k, self.first_expert,
             "gelu_tanh" if config.is_gelu else "silu", clamped, config.has_bias,
+            num_elsewhere=config.num_experts - self.num_experts,
         )  # fmt: skip
         self._setup, self._spec = setup, spec
         self._kernel = setup.kernels.choose(EXPERTS, spec, setup.dtype)

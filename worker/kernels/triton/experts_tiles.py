@@ -53,7 +53,7 @@ def down_pair_tile(spec: ExpertsSpec) -> PairTile:
 def tiles_of(num_tokens: int, spec: ExpertsSpec, machine: Machine, dtype: torch.dtype) -> Tiles:
     """Alike for all numbers of tokens between two powers of two: kernels are compiled ahead for those."""
     tokens = min(triton.next_power_of_2(num_tokens), MAX_TOKENS)
-    pairs_of_each = tokens * spec.top_k / spec.num_experts
+    pairs_of_each = tokens * spec.top_k / (spec.num_experts + spec.num_elsewhere)
     if dtype == torch.float32:
         tile = EXACT
     elif pairs_of_each <= 8:
