@@ -249,6 +249,8 @@ def main() -> None:
         TritonLinear(LinearSpec(1024, 6144), machine, torch.bfloat16),
         PackedLinear(empty(6144, 1024), None),
     )
+    linear(empty(8, 1024), packed)
+    linear.gated(empty(8, 1024), packed)
     for is_gated in (False, True):
         linear.of_norm(empty(1, 1024), empty(1, 1024), empty(1024), 1e-6, packed, is_gated=is_gated)
     for rank, dtype in ((0, torch.bfloat16), (1, torch.float32)):

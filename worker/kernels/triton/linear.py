@@ -1,8 +1,8 @@
 """Linear layers of few rows, which are bound by reading the weights; cuBLAS has the others.
 
-One row is a matrix-vector product (`linear_vector`). Up to `MAX_ROWS` a program computes some output
-features of all rows, so that each weight is read once, and streams them in long pieces of the input features. A gated
-product computes a feature's gate and up side by side.
+One row is a matrix-vector product (`linear_vector`); a few rows of a small weight hold it (`linear_held`). Up to
+`MAX_ROWS` a program computes some output features of all rows, so that each weight is read once, and streams them in
+long pieces of the input features. A gated product computes a feature's gate and up side by side.
 """
 
 import torch
@@ -12,6 +12,8 @@ from torch import Tensor
 
 from worker.kernels.linear import LinearSpec
 from worker.kernels.torch.linear import PackedLinear, PlainLinear
+from worker.kernels.triton.linear_held import ROWS as HELD_ROWS
+from worker.kernels.triton.linear_held import HeldTile, held_kernel, held_tile
 from worker.kernels.triton.linear_rows import (
     LATE_ROWS,
     MAX_ROWS,
@@ -27,20 +29,28 @@ from worker.kernels.weights import Dense
 
 LINE = tl.constexpr(64)
 """Elements of two bytes in a line of the L2 cache."""
+AT_A_TIME = 3
+"""Programs of 64 rows and 64 features, in pieces of 64, that a processor has memory for."""
 WIDEST_NORM = 2048
 """Input features of which each program of a product works out the norm: of more, that is more work than a kernel."""
 
 
 def tile_of(num_rows: int, out_features: int, in_features: int, machine: Machine, itemsize: int) -> Tile:
-    """From what was measured on an H100, by how many programs there are for its processors: few of them take the
-    longest pieces, and as many as fit; many take short ones, several programs on a processor."""
+    """By how many programs there are for the device's processors: few of them take the longest pieces, and as many as
+    fit; many take short ones, several programs on a processor. From what was measured on an H100, and, of more than 32
+    rows, on an H200: there the rows, which every program reads, are as many bytes as its weights, and more features
+    read them less often."""
     rows = max(16, triton.next_power_of_2(num_rows))
     if triton.cdiv(out_features, 32) <= machine.num_sms:
         features, piece, most_stages = 32, 256, 5
     elif triton.cdiv(out_features, 64) <= machine.num_sms:
         features, piece, most_stages = 64, 256 if rows <= 32 else 128, 5
+    elif rows <= 32:
+        features, piece, most_stages = 64, 128, 4 if rows == 16 else 3
+    elif triton.cdiv(out_features, 64) <= AT_A_TIME * machine.num_sms:
+        features, piece, most_stages = 64, 64, 4
     else:
-        features, piece, most_stages = 64 if rows <= 32 else 32, 128, 4 if rows == 16 else 3
+        features, piece, most_stages = 128, 64, 3
     piece = min(piece, max(16, triton.next_power_of_2(in_features)))
     return tile_that_fits(rows, features, piece, most_stages, machine, itemsize, itemsize)
 
@@ -63,7 +73,9 @@ def _rows_kernel(
         prefetch(w_rows + tl.minimum(stage * PIECE + line, K - 1), OVERLAPS)
     let_next_begin(OVERLAPS and IS_EARLY)
     wait_for_kernel_before(OVERLAPS)
-    total = tl.zeros([ROWS, FEATURES], tl.float32)
+    # The widest instruction of a tensor core takes 64 rows of its first operand: features, where rows are fewer.
+    IS_TURNED: tl.constexpr = ROWS < 64 and FEATURES >= 64
+    total = tl.zeros([FEATURES, ROWS] if IS_TURNED else [ROWS, FEATURES], tl.float32)
     for start in tl.range(0, K, PIECE, num_stages=STAGES):
         k = start + tl.arange(0, PIECE)[None, :]
         if IS_EVEN:
@@ -72,7 +84,12 @@ def _rows_kernel(
         else:
             a = tl.load(x_rows + k, mask=is_row[:, None] & (k < K), other=0.0)
             b = tl.load(w_rows + k, mask=k < K, other=0.0)
-        total = tl.dot(a, tl.trans(b), total, input_precision="ieee")
+        if IS_TURNED:
+            total = tl.dot(b, tl.trans(a), total, input_precision="ieee")
+        else:
+            total = tl.dot(a, tl.trans(b), total, input_precision="ieee")
+    if IS_TURNED:
+        total = tl.trans(total)
     let_next_begin(OVERLAPS and not IS_EARLY)
     store_sums(total, feature, bias, out, num_rows, N, ROWS, FEATURES, HAS_BIAS, IS_GATED)
 
@@ -85,6 +102,7 @@ class TritonLinear(PlainLinear):
         self._tiles = {
             rows: tile_of(rows, self._out, self._in, machine, dtype.itemsize) for rows in range(2, MAX_ROWS + 1)
         }
+        self._held = held_tile(self._out, self._in, machine)
 
     def __call__(self, x: Tensor, packed: PackedLinear, out: Tensor | None = None) -> Tensor:
         if not self._is_skinny(x):
@@ -109,9 +127,15 @@ class TritonLinear(PlainLinear):
         self._launch_vector(x, packed, out, (residual, norm_weight, new_residual, eps), is_gated=is_gated)
         return out, new_residual
 
+    def held_tile(self, num_rows: int) -> HeldTile | None:
+        """Of so many rows, more than one; None where they stream the weight."""
+        return self._held if num_rows <= HELD_ROWS else None
+
     def _product(self, x: Tensor, packed: PackedLinear, out: Tensor, *, is_gated: bool = False) -> Tensor:
         if len(x) == 1:
             self._launch_vector(x, packed, out, None, is_gated=is_gated)
+        elif (held := self.held_tile(len(x))) is not None:
+            self._launch_held(x, packed, out, held, is_gated=is_gated)
         else:
             self.launch(x, packed, out, self._tiles[len(x)], is_gated=is_gated)
         return out
@@ -129,6 +153,15 @@ class TritonLinear(PlainLinear):
             packed.weight if packed.bias is None else packed.bias, out, eps, num_outputs, self._in,
             tile.outputs, tile.piece, tile.num_held, norm is not None, packed.bias is not None, is_gated, overlaps,
             num_warps=tile.num_warps, **launch_options(overlaps),
+        )  # fmt: skip
+
+    def _launch_held(self, x: Tensor, packed: PackedLinear, out: Tensor, tile: HeldTile, *, is_gated: bool) -> None:
+        overlaps = self._machine.overlaps(len(x))
+        held_kernel[(triton.cdiv(self._out, tile.features),)](
+            x, packed.weight, packed.weight if packed.bias is None else packed.bias, out,
+            len(x), x.stride(0), out.shape[1], self._in,
+            HELD_ROWS, tile.features, tile.num_warps, tile.piece, tile.num_held, packed.bias is not None, is_gated,
+            overlaps, num_warps=tile.num_warps, **launch_options(overlaps),
         )  # fmt: skip
 
     def launch(self, x: Tensor, packed: PackedLinear, out: Tensor, tile: Tile, *, is_gated: bool = False) -> None:
