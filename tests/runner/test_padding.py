@@ -11,6 +11,7 @@ from tests.runner.conftest import greedy_reference, make_driver, random_prompt
 from tests.runner.driver import Driver, cache_of
 from worker.runner.prepare import StepPreparer
 from worker.runner.probe import dummy_batch, largest_batch
+from worker.runner.staging import Staging
 
 pytestmark = pytest.mark.usefixtures("inference_mode")
 
@@ -83,3 +84,32 @@ def test_the_largest_step_has_logits_for_every_draft(tiny: tuple[Path, LlamaForC
     assert pending.token_ids.shape == (40,) and pending.num_new.shape == (16,)
     assert not pending.result().errors
     driver.runner.execute(dummy_batch(1, 16, max_model_len=256))
+
+
+def test_rows_are_sent_to_the_device_when_they_change(
+    tiny: tuple[Path, LlamaForCausalLM], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, model = tiny
+    driver = padded_driver(path, 2, 4)
+    sent: list[list[int]] = []
+    copy = Staging.copy
+
+    def noted(self: Staging, values: list[int], into: Tensor) -> None:
+        sent.append(values)
+        copy(self, values, into)
+
+    monkeypatch.setattr(Staging, "copy", noted)
+    seqs = [driver.add(random_prompt(n, n)) for n in (3, 20, 9)]
+    driver.prefill(*seqs)
+    first, second, third = seqs
+    driver.decode(*seqs, steps=3)
+    driver.decode(first, third, steps=2)
+    driver.runner._parts.preparer.prepare_padding()
+    driver.decode(first, third, steps=2)
+    driver.decode(third, first)
+    driver.decode(*seqs)
+    a, b, c = (seq.slot for seq in seqs)
+    spare = driver.runner._parts.slots.spare_slot
+    assert sent == [[a, b, c, spare], [a, c], [a, c], [c, a], [a, b, c, spare]]
+    for seq, steps in ((first, 9), (second, 4), (third, 9)):
+        assert seq.output == greedy_reference(model, seq.tokens[: seq.num_prompt], 1 + steps)

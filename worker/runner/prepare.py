@@ -84,6 +84,8 @@ class StepPreparer:
         self._ones = torch.ones(max_rows, dtype=torch.int64, device=kernels.device)
         self._row_slots = torch.full_like(self._places, slots.spare_slot)
         """Of uniform rows, in one place, where graphs find them."""
+        self._staged_slots: list[int] = []
+        """What the host last sent there."""
         self._spare_row = StagedRows(self._row_slots[:1].clone(), self._places[:1], self._ones[:1])
 
     def prepare(self, batch: ScheduledBatch, together: Round | None = None) -> StepInputs:
@@ -161,10 +163,13 @@ class StepPreparer:
         self, slots: list[int], max_context_len: int, together: Round | None = None
     ) -> tuple[Step, StagedRows]:
         """A step of uniform rows alone, one of each of these slots, and padding. Its rows stand where those of the
-        last such step stood."""
+        last such step stood, and most steps have the same: nothing is sent then."""
         padding = self._padding(len(slots), together)
-        self._staging.copy(slots + [self._slots.spare_slot] * padding, self._row_slots)
-        num_rows = len(slots) + padding
+        padded = slots + [self._slots.spare_slot] * padding
+        if padded != self._staged_slots:
+            self._staging.copy(padded, self._row_slots)
+            self._staged_slots = padded
+        num_rows = len(padded)
         step = Step(
             num_uniform_rows=num_rows, max_context_len=max_context_len, num_padding_rows=padding, round=together
         )
@@ -186,6 +191,7 @@ class StepPreparer:
         """Fill the buffers with a step of padding rows alone, as many as there can be."""
         num_rows = len(self._places)
         self._row_slots.fill_(self._slots.spare_slot)
+        self._staged_slots = [self._slots.spare_slot] * num_rows
         step = Step(num_uniform_rows=num_rows, max_context_len=1, num_padding_rows=num_rows)
         self.fill(self.uniform_rows(num_rows), step)
 
