@@ -44,7 +44,7 @@ def tile_of(num_rows: int, out_features: int, in_features: int, machine: Machine
     if triton.cdiv(out_features, 32) <= machine.num_sms:
         features, piece, most_stages = 32, 256, 5
     elif triton.cdiv(out_features, 64) <= machine.num_sms:
-        features, piece, most_stages = 64, 256 if rows <= 32 else 128, 5
+        features, piece, most_stages = 64, 128, 5
     elif rows <= 32:
         features, piece, most_stages = 64, 128, 4 if rows == 16 else 3
     elif triton.cdiv(out_features, 64) <= AT_A_TIME * machine.num_sms:
