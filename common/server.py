@@ -81,23 +81,33 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         """`take`: the requests of calls that have one."""
         self._admit = admit
         self._take = take
+        self._handlers: dict[str, Handler] = {}
+        """Of the methods that were called: each is the same for all its calls."""
 
     async def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Handler:
-        handler = await continuation(handler_call_details)
+        method = handler_call_details.method
+        handler = self._handlers.get(method)
         if handler is None:
-            return handler
+            plain = await continuation(handler_call_details)
+            handler = None if plain is None else self._guarded(method, plain)
+            if handler is not None:
+                self._handlers[method] = handler
+        return handler
+
+    def _guarded(self, method: str, handler: Handler) -> Handler | None:
+        """None: nobody has written it, it is of the generated base class."""
         behaviour = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
         if asyncio.iscoroutinefunction(behaviour):
             guard: Callable[..., Any] = _guard_coroutine
         elif inspect.isasyncgenfunction(behaviour):
             guard = _guard_generator
         else:
-            return None  # of the generated base class: nobody has written it. UNIMPLEMENTED
-        method, parse = handler_call_details.method, handler.request_deserializer
+            return None
+        parse = handler.request_deserializer
         if handler.request_streaming:
             read: Read = partial(_read_stream, parse)
         else:

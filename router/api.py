@@ -5,7 +5,6 @@
 
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from copy import copy
 from functools import partial
 from typing import TypeVar
 
@@ -177,7 +176,7 @@ class GenerationApi:
                 OpenRequest(
                     spec,
                     served.tokenizer,
-                    copy(account.watch),
+                    account.watch.another(),
                     self._metrics,
                     self._pacer,
                     news,

@@ -121,6 +121,12 @@ class Stopwatch:
     def __post_init__(self) -> None:
         self.arrived = self.clock()
 
+    def another(self) -> "Stopwatch":
+        """That began when this one did and has seen nothing yet."""
+        watch = Stopwatch(self.clock)
+        watch.arrived = self.arrived
+        return watch
+
     def tokens_came(self, now: float) -> float | None:
         """Note tokens of a message that came at `now`; returns the gap since the message before. None: there was none,
         or these tokens are of the same message."""

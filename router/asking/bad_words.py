@@ -16,6 +16,8 @@ async def bad_token_sequences(words: Sequence[str], tokenizer: Tokenizer) -> lis
     """Each word as it is tokenised at the beginning of a text, after a space and right after another character; equal
     sequences once. A word that the model spells in yet another way is not found. Raises InvalidArgumentError for a word
     without tokens or with too many."""
+    if not words:
+        return []
     found: dict[tuple[int, ...], None] = {}
     variants = [(i, variant) for i, word in enumerate(words) for variant in _variants(word)]
     encoded = await asyncio.gather(*(tokenizer.encode(text, add_special_tokens=False) for _, text in variants))

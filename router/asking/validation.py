@@ -21,6 +21,7 @@ from router.asking.rules_together import broken_together
 
 _ENTRY_BYTES = 128
 """Of an empty message or tool call."""
+_LEAST = Limits(1, 1, 1)
 _VALUE_FACTOR = 20
 """Memory of an empty value of a template's arguments, over its two bytes on the wire."""
 
@@ -38,6 +39,8 @@ class _Node:
     has_presence: bool
     check: Check | None = None
     below: dict[str, "_Node"] = field(default_factory=dict)
+    may_be_empty: bool = False
+    """Nothing is wrong with a list or text that is not there."""
 
 
 def _tree(kind: type[Message], rules: Mapping[str, Check]) -> dict[str, _Node]:
@@ -52,6 +55,7 @@ def _tree(kind: type[Message], rules: Mapping[str, Check]) -> dict[str, _Node]:
             node = level.setdefault(step, _Node(name, step != name, descriptor.has_presence))
             level, holder = node.below, descriptor.message_type
         node.check = check
+        node.may_be_empty = not node.has_presence and (node.is_each or not check(descriptor.default_value, _LEAST))
     return root
 
 
@@ -116,6 +120,8 @@ def _broken(message: Message, tree: dict[str, _Node], limits: Limits, at: str = 
         if (node.has_presence and not message.HasField(node.name)) or node.name in lists_at_fault:
             continue
         value = getattr(message, node.name)
+        if node.may_be_empty and not value:
+            continue
         if not node.is_each:
             for violation in _broken_at(f"{at}{node.name}", node, value, limits):
                 lists_at_fault.add(node.name)
