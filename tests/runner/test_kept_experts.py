@@ -38,6 +38,8 @@ from worker.loader.experts import ExpertsConfig
 from worker.loader.gguf_checkpoint import GGUFLazyTensor
 from worker.loader.gguf_file import GGUFTensor
 from worker.parallel.group import ALONE, Group
+from worker.runner.config import RunnerConfig
+from worker.runner.load import layer_setup, open_model
 
 Type = GGMLQuantizationType
 BACKENDS = ["torch"] if obstacle() else ["torch", "native"]
@@ -194,6 +196,21 @@ def test_ranks_cut_what_is_stored(monkeypatch: pytest.MonkeyPatch, backend: str,
     ranks = [make_experts(tensors, backend, "stored", tp, tp if by_expert else ALONE) for tp in groups]
     found, exact = run(ranks[0]) + run(ranks[1]), run(whole)
     assert (found - exact).abs().max() < 1e-5 * exact.abs().max()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_what_becomes_of_experts_beside_linear_layers(tmp_path: Path, backend: str) -> None:
+    """Ranks that share a model, and torch's kernels, have linear layers in floats."""
+    model = make(tmp_path, qwen3, Type.Q4_0, Type.Q8_0)
+    kernels = Kernels(torch.device("cpu"), backend)
+    for tp, quantization, linear, experts in (
+        (ALONE, "auto", "stored" if backend == "native" else "none", "stored"),
+        (Group(1, 2), "auto", "none", "stored"),
+        (ALONE, "none", "none", "none"),
+    ):
+        config = RunnerConfig(model=str(model.path), device="cpu", quantization=quantization)
+        setup = layer_setup(open_model(config), config, kernels, tp, torch.float32)
+        assert (setup.quantization, setup.expert_quantization) == (linear, experts)
 
 
 # --- forms

@@ -156,7 +156,7 @@ class Grouped:
         """float32 [..., O, I]"""
         numbers = self.numbers
         if self.form in ("uint4", "e2m1"):
-            numbers = torch.stack((numbers & 15, numbers >> 4), -1).flatten(-2)
+            numbers = _in_bytes(numbers)
         if self.form == "e2m1":
             numbers = torch.tensor(_E2M1, device=numbers.device)[numbers.int()]
         scales = self.scales.float()
@@ -181,9 +181,7 @@ class Grouped:
         """Of uint8 and uint4: the same weights with a byte for each number."""
         if self.form == "uint8":
             return self
-        wide = self.numbers.short()
-        numbers = wide.bitwise_left_shift(4).bitwise_or_(wide).bitwise_and_(0x0F0F).view(torch.uint8)
-        return replace(self, form="uint8", numbers=numbers)
+        return replace(self, form="uint8", numbers=_in_bytes(self.numbers))
 
     def blocks(self) -> Blocks:
         """Of uint8 and uint4, [O, I], without the bias: what `of_blocks` made groups of."""
@@ -235,6 +233,12 @@ class Grouped:
             torch.cat([part.scales for part in alike], -2),
             torch.cat(minima, -2) if minima else None,
         )
+
+
+def _in_bytes(halves: Tensor) -> Tensor:
+    """uint8 [..., n] → [..., 2 n]: the lower half of each byte, then the upper one."""
+    wide = halves.short()
+    return wide.bitwise_left_shift(4).bitwise_or_(wide).bitwise_and_(0x0F0F).view(torch.uint8)
 
 
 Weight = Dense | Blocks | Grouped
