@@ -123,6 +123,8 @@ Form = Literal["e4m3", "int8", "uint8", "uint4", "e2m1"]
 """Of a number: float8_e4m3, whole ones with and without a sign, float4_e2m1."""
 MIN_GROUP = 16
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+_TWICE_E2M1 = torch.tensor([int(12 + 2 * low) + 256 * int(12 + 2 * high) for high in _E2M1 for low in _E2M1]).short()
+"""Of a byte, two numbers of it in a byte each: twice the number, and 12."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +184,14 @@ class Grouped:
         if self.form == "uint8":
             return self
         return replace(self, form="uint8", numbers=_in_bytes(self.numbers))
+
+    def in_whole_numbers(self) -> "Grouped | None":
+        """Of e2m1: the same weights as uint8, halves of 0 to 24 around 12; None where half precision has no such
+        scales."""
+        scales = torch.ones(self.scales.shape).ldexp_(self.scales.int() - 128).half()
+        minima = scales * -12
+        numbers = _TWICE_E2M1[self.numbers.int()].view(torch.uint8)
+        return Grouped("uint8", numbers, scales, minima) if minima.isfinite().all() else None
 
     def blocks(self) -> Blocks:
         """Of uint8 and uint4, [O, I], without the bias: what `of_blocks` made groups of."""

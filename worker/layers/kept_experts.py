@@ -18,9 +18,9 @@ Place = tuple[int, int]
 
 
 class KeptExperts:
-    """As `LoadedExperts`: the blocks that a checkpoint has, or blocks of so many bits, cut as its numbers are read.
-    They stand in one piece of memory from the start, so only the pieces in hand are ever in a larger form. Where
-    a piece has no blocks, all of this weight become numbers of the model's dtype."""
+    """As `LoadedExperts`: the blocks that a checkpoint has, float4_e2m1 as such, or blocks of so many bits, cut as
+    numbers are read. They stand in one piece of memory from the start, so only the pieces in hand are ever in a larger
+    form. Where a piece has no blocks, all of this weight become numbers of the model's dtype."""
 
     def __init__(
         self,
@@ -47,12 +47,20 @@ class KeptExperts:
             self._put(expert, at, tensor.read(dim, start, length))
 
     def put(self, at: int, values: Piece) -> None:
-        assert isinstance(values, Tensor)
-        for expert, each in enumerate(values):
-            self._put(expert, at, each)
+        for expert in range(self._shape[0]):
+            each = values[expert]
+            if isinstance(each, Grouped):
+                whole = each.in_whole_numbers()
+                each = each.floats() if whole is None else whole
+            if isinstance(each, Grouped):
+                self._keep(expert, at, each)
+            else:
+                self._put(expert, at, each)
 
-    def stored(self, tensor: LazyTensor, dim: int, start: int, length: int) -> None:
-        """Tensors of all experts have no blocks."""
+    def stored(self, tensor: LazyTensor, dim: int, start: int, length: int) -> Grouped | None:
+        """Of all experts there are float4_e2m1 alone."""
+        found = tensor.stored(dim, start, length) if self._quantization == "stored" else None
+        return found if isinstance(found, Grouped) and found.form == "e2m1" else None
 
     def fill(self, noise: Callable[[Tensor], object]) -> None:
         values = torch.empty(self._shape)

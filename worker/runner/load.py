@@ -57,8 +57,9 @@ def layer_setup(
     quantized = opened.config.quantized
     stored = None if opened.checkpoint is None else _stored_kind(opened.source, quantized)
     quantization = resolve_quantization(config.quantization, kernels, tp, dtype, stored)
+    of_experts = _of_experts(quantization, config.quantization, kernels, stored, quantized)
     return LayerSetup(
-        kernels, tp, dtype, quantization, _of_experts(quantization, config.quantization, kernels, stored), ep, dp,
+        kernels, tp, dtype, quantization, of_experts, ep, dp,
         cache_dtype=torch.float8_e4m3fn if config.kv_cache_dtype == "fp8" else None,
         has_cache_scales=quantized is not None and quantized.has_cache_scales,
         num_drafts=config.num_speculative_tokens,
@@ -125,13 +126,17 @@ def resolve_quantization(
 
 
 def _of_experts(
-    quantization: Quantization, name: str, kernels: Kernels, stored: type[Blocks] | type[Grouped] | None
-) -> Quantization:
+    quantization: Quantization, name: str, kernels: Kernels, stored: type[Blocks] | type[Grouped] | None,
+    quantized: QuantizedWeights | None,
+) -> Quantization:  # fmt: skip
     """Beside linear layers with `quantization`. A CPU keeps a checkpoint's blocks whatever becomes of those, as torch's
     kernels and ranks that share a model read them, too; a GPU cuts no experts."""
     if kernels.device.type != "cpu":
         return "stored" if quantization == "stored" else "none"
-    return ("stored" if stored is Blocks else "none") if name == "auto" else quantization
+    if name != "auto":
+        return quantization
+    is_kept = stored is Blocks or (stored is Grouped and quantized is not None and quantized.has_fp4_experts)
+    return "stored" if is_kept else "none"
 
 
 def _stored_kind(source: ModelSource, quantized: QuantizedWeights | None) -> type[Blocks] | type[Grouped] | None:

@@ -76,6 +76,10 @@ class QuantizedWeights:
         """Whether there are whole numbers in groups, which kernels for `Blocks` may read as they are."""
         return any(isinstance(rule.scheme, PackedInt | Awq | Gptq) for rule in self.rules)
 
+    @property
+    def has_fp4_experts(self) -> bool:
+        return any(isinstance(rule.scheme, MxFp4Experts) for rule in self.rules)
+
     def scheme_of(self, module: str) -> Scheme | None:
         """None where no rule applies to it."""
         return next((rule.scheme for rule in self.rules if rule.applies_to(module)), None)
