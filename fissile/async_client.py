@@ -10,7 +10,7 @@ import grpc
 
 from fissile import requests, responses
 from fissile.channel import aio_channel, call_metadata
-from fissile.errors import UnavailableError, from_rpc_error
+from fissile.errors import CancelledError, UnavailableError, from_rpc_error
 from fissile.options import Options
 from fissile.requests import Message, Prompt, Tool, ToolChoice
 from fissile.results import Delta, Generation, Model, Stats, Token
@@ -45,6 +45,12 @@ class AsyncStream(AsyncIterator[Delta]):
             except grpc.RpcError as error:
                 self._begin(self._calls.after(from_rpc_error(error)))
                 continue
+            except asyncio.CancelledError:
+                if _is_cancelled_itself():
+                    raise
+                # gRPC says so of a call that was cancelled: to the caller's task it would look like its own end.
+                self._calls.ended()
+                raise CancelledError("the stream or its client was closed") from None
             except UnavailableError as error:
                 self._begin(self._calls.after(error))
                 continue
@@ -90,6 +96,12 @@ class AsyncStream(AsyncIterator[Delta]):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _is_cancelled_itself() -> bool:
+    """Whether it is this task that somebody cancels."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 class AsyncClient:
@@ -198,13 +210,17 @@ class AsyncClient:
                 response = await call
             except grpc.RpcError as error:
                 call = calls.after(from_rpc_error(error))
+            except asyncio.CancelledError:
+                if _is_cancelled_itself():
+                    raise
+                raise CancelledError("the client was closed") from None
             else:
                 calls.answered()
                 return response
 
     async def close(self) -> None:
-        """Close the connections; open streams are cancelled. Idempotent."""
-        for opened in self._routers.channels:
+        """Close the connections: streams end in CancelledError, later calls in FailedPreconditionError. Idempotent."""
+        for opened in self._routers.close():
             await opened.close()
 
     async def __aenter__(self) -> Self:

@@ -213,8 +213,8 @@ class Client:
                 return response
 
     def close(self) -> None:
-        """Close the connections; open streams are cancelled. Idempotent."""
-        for opened in self._routers.channels:
+        """Close the connections: streams end in CancelledError, later calls in FailedPreconditionError. Idempotent."""
+        for opened in self._routers.close():
             opened.close()
 
     def __enter__(self) -> Self:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from fissile.errors import FailedPreconditionError
 from fissile.v1 import generation_pb2_grpc
 
 MAX_CALLS = 100
@@ -43,16 +44,19 @@ class Connections(Generic[C]):
         # Reentrant: a place that nobody holds any more may end in the midst of anything.
         self._lock = threading.RLock()
         self._connections = [self._new()]
+        self._is_closed = False
 
-    @property
-    def channels(self) -> list[C]:
-        """All so far; the caller closes them."""
+    def close(self) -> list[C]:
+        """There are no more places. Returns the channels, which the caller closes. Idempotent."""
         with self._lock:
+            self._is_closed = True
             return [connection.channel for connection in self._connections]
 
     def place(self) -> Place:
-        """On the first connection that has room."""
+        """On the first connection that has room. Raises FailedPreconditionError after `close`."""
         with self._lock:
+            if self._is_closed:
+                raise FailedPreconditionError("the client is closed")
             connection = next((each for each in self._connections if each.num_calls < MAX_CALLS), None)
             if connection is None:
                 connection = self._new()

@@ -201,7 +201,7 @@ _BY_CODE: dict[grpc.StatusCode, type[FissileError]] = {
 def from_rpc_error(error: grpc.RpcError) -> FissileError:
     """The typed error behind a failed call. Works for `grpc` and `grpc.aio` errors; both have these methods."""
     code: grpc.StatusCode = error.code()
-    message = error.details() or code.name.lower()
+    message = _plain(code, error.details() or code.name.lower())
     if code is grpc.StatusCode.UNAVAILABLE and message.startswith(_NOT_REACHED):
         return UnreachableError(cause_of(message), message)
     if code is grpc.StatusCode.UNIMPLEMENTED and message == _NO_METHOD:
@@ -231,6 +231,18 @@ def from_rpc_error(error: grpc.RpcError) -> FissileError:
     return result
 
 
+def _plain(code: grpc.StatusCode, message: str) -> str:
+    """What gRPC says of an end of this side's own making, in plain words."""
+    if code not in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED):
+        return message
+    return next((words for own, words in _ENDS.items() if own in message), message)
+
+
+_ENDS = {
+    "Deadline Exceeded": "the deadline passed before the request was finished",
+    "Channel closed!": "the client was closed",
+    "Locally cancelled": "the stream was closed",
+}
 _NO_METHOD = "Method not found!"
 """gRPC's own words."""
 _NOT_REACHED = ("failed to connect to all addresses", "errors resolving", "DNS resolution failed")

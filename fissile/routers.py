@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 from fissile.address import router_target
-from fissile.arguments import seconds
+from fissile.arguments import entries, seconds, wrong
 from fissile.connections import Connections, Place, Stub
 from fissile.errors import FissileError, InvalidArgumentError, UnavailableError
 from fissile.tls import ClientTls
@@ -26,13 +26,16 @@ Metadata = Sequence[tuple[str, str]]
 
 
 class Routers(Generic[C]):
-    """Their connections. Each channel must be closed."""
+    """Their connections; `close` them."""
 
     def __init__(
         self, addresses: str | Sequence[str], channel: Callable[[str, ClientTls | None], C], tls: ClientTls | None
     ) -> None:
         """`addresses`: one, or several, separated by commas where they are one string. Raises InvalidArgumentError."""
-        listed = addresses.split(",") if isinstance(addresses, str) else addresses
+        listed = addresses.split(",") if isinstance(addresses, str) else entries("address", addresses)
+        for address in listed:
+            if not isinstance(address, str):
+                raise wrong("address", address, "a text")
         targets = [router_target(address.strip()) for address in listed]
         if not targets:
             raise InvalidArgumentError.of("address", "at least one router is needed")
@@ -40,9 +43,9 @@ class Routers(Generic[C]):
         self.current = 0
         """Which one answered last."""
 
-    @property
-    def channels(self) -> list[C]:
-        return [channel for connections in self.connections for channel in connections.channels]
+    def close(self) -> list[C]:
+        """No call begins any more. Returns the channels, which the caller closes. Idempotent."""
+        return [channel for connections in self.connections for channel in connections.close()]
 
 
 class Calls:

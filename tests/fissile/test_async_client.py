@@ -5,7 +5,14 @@ import asyncio
 import pytest
 
 from fissile import AsyncClient
-from fissile.errors import DeadlineExceededError, InternalError, InvalidArgumentError, UnavailableError
+from fissile.errors import (
+    CancelledError,
+    DeadlineExceededError,
+    FailedPreconditionError,
+    InternalError,
+    InvalidArgumentError,
+    UnavailableError,
+)
 from fissile.results import Delta
 from tests.fissile.fake_service import Silent, Unavailable, serve
 
@@ -66,8 +73,35 @@ def test_errors_are_typed(address, prompt, error):
 
 
 def test_timeout(address):
-    with pytest.raises(DeadlineExceededError):
+    with pytest.raises(DeadlineExceededError, match=r"^the deadline passed before the request was finished$"):
         run(address, lambda client: client.generate("slow", timeout=0.1).result())
+
+
+@pytest.mark.parametrize("is_client", [True, False])
+def test_what_was_closed_says_so_and_looks_like_no_cancellation_of_the_task(address, is_client):
+    async def use(client):
+        stream = client.generate("slow")
+        await anext(stream)
+        await client.close() if is_client else stream.close()
+        with pytest.raises(CancelledError, match=r"^the stream or its client was closed$"):
+            await anext(stream)
+        if is_client:
+            with pytest.raises(FailedPreconditionError, match=r"^the client is closed$"):
+                await client.models()
+
+    run(address, use)
+
+
+def test_a_task_that_is_cancelled_is(address, service):
+    async def use(client):
+        task = asyncio.create_task(client.generate("slow").result())
+        await asyncio.sleep(0.2)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    run(address, use)
+    assert service.cancelled.wait(5)
 
 
 def test_leaving_the_stream_cancels_the_call(address, service):

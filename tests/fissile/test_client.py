@@ -6,7 +6,14 @@ import sys
 import pytest
 
 from fissile import Client, ClientTls
-from fissile.errors import DeadlineExceededError, InternalError, InvalidArgumentError, UnavailableError
+from fissile.errors import (
+    CancelledError,
+    DeadlineExceededError,
+    FailedPreconditionError,
+    InternalError,
+    InvalidArgumentError,
+    UnavailableError,
+)
 from fissile.results import (
     Completion,
     Delta,
@@ -125,9 +132,36 @@ def test_dropping_the_stream_cancels_the_call(client, service):
 
 
 def test_timeout(client, service):
-    with pytest.raises(DeadlineExceededError):
+    with pytest.raises(DeadlineExceededError, match=r"^the deadline passed before the request was finished$"):
         client.generate("slow", timeout=0.1).result()
     assert service.cancelled.wait(5)
+
+
+def test_a_stream_that_was_closed_says_so(client):
+    stream = client.generate("slow")
+    next(stream)
+    stream.close()
+    with pytest.raises(CancelledError, match=r"^the stream was closed$"):
+        next(stream)
+
+
+def test_a_client_that_was_closed_says_so(address):
+    client = Client(address)
+    stream = client.generate("slow")
+    next(stream)
+    client.close()
+    client.close()
+    with pytest.raises(CancelledError, match=r"^the client was closed$"):
+        next(stream)
+    for call in (client.models, lambda: client.generate("x")):
+        with pytest.raises(FailedPreconditionError, match=r"^the client is closed$"):
+            call()
+
+
+@pytest.mark.parametrize(("address", "said"), [(5, "5 is not a list"), (["a", 5], "5 is not a text"), ([], "at least")])
+def test_an_address_that_is_none(address, said):
+    with pytest.raises(InvalidArgumentError, match=f"^address: {said}"):
+        Client(address)
 
 
 def test_tokenize_and_back(client):

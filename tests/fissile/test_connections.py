@@ -54,19 +54,26 @@ def test_room_is_used_again_once_calls_have_ended(strict, service):
                 assert service.cancelled.wait(5)
             with pytest.raises(InvalidArgumentError):
                 client.generate("fail").result()
-        assert len(client._routers.channels) == 1
+    assert len(client._routers.close()) == 1
 
 
 def test_places_are_given_back_once():
-    opened = Connections(lambda: channel("localhost:1"))
+    made = []
+
+    def make():
+        made.append(channel("localhost:1"))
+        return made[-1]
+
+    opened = Connections(make)
     full = [opened.place() for _ in range(connections.MAX_CALLS)]
     full[0].free()
     full[0].free()
     full[0] = opened.place()
-    assert len(opened.channels) == 1
+    assert len(made) == 1
     beyond = opened.place()
-    assert len(opened.channels) == 2
+    assert len(made) == 2
     del full
     assert beyond.stub is not opened.place().stub
-    for each in opened.channels:
+    assert opened.close() == made
+    for each in made:
         each.close()
