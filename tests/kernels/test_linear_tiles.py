@@ -59,3 +59,19 @@ def test_tiles_of_more_and_of_fewer_features_than_rows(
     tile = Tile(max(16, 1 << (num_rows - 1).bit_length()), features, piece, num_stages=3)
     linear.launch(x, linear.pack(Dense(weight)), out, tile, is_gated=is_gated)  # type: ignore[attr-defined]
     rig.assert_close(out, exact)
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "out_features", "features"),
+    [
+        (64, 4096, 32), (64, 6144, 64),  # a program on each of the 132 processors, or less
+        (64, 24576, 64), (64, 12288, 32), (64, 28672, 32),  # 384 fill three places each; 192 and 448 would not
+        (64, 151936, 128), (64, 75968, 128), (32, 24576, 64), (8, 12288, 64),
+    ],
+)  # fmt: skip
+def test_programs_are_as_wide_as_processors_stay_evenly_busy(num_rows: int, out_features: int, features: int) -> None:
+    from worker.kernels.triton.linear import tile_of
+    from worker.kernels.triton.machine import Machine
+
+    h200 = Machine(num_sms=132, shared_memory=227 * 1024, can_overlap=True)
+    assert tile_of(num_rows, out_features, 4096, h200, 2).features == features

@@ -31,6 +31,8 @@ LINE = tl.constexpr(64)
 """Elements of two bytes in a line of the L2 cache."""
 AT_A_TIME = 3
 """Programs of 64 rows and 64 features, in pieces of 64, that a processor has memory for."""
+LEAST_BUSY = 0.9
+"""Share of the places of all processors: programs that leave more of them empty are made smaller, and so more even."""
 WIDEST_NORM = 2048
 """Input features of which each program of a product works out the norm: of more, that is more work than a kernel."""
 
@@ -47,12 +49,20 @@ def tile_of(num_rows: int, out_features: int, in_features: int, machine: Machine
         features, piece, most_stages = 64, 128, 5
     elif rows <= 32:
         features, piece, most_stages = 64, 128, 4 if rows == 16 else 3
-    elif triton.cdiv(out_features, 64) <= AT_A_TIME * machine.num_sms:
+    elif is_even(triton.cdiv(out_features, 64), machine):
         features, piece, most_stages = 64, 64, 4
-    else:
+    elif triton.cdiv(out_features, 128) > AT_A_TIME * machine.num_sms:
         features, piece, most_stages = 128, 64, 3
+    else:
+        features, piece, most_stages = 32, 128, 3
     piece = min(piece, max(16, triton.next_power_of_2(in_features)))
     return tile_that_fits(rows, features, piece, most_stages, machine, itemsize, itemsize)
+
+
+def is_even(num_programs: int, machine: Machine) -> bool:
+    """All have a place at once, and hardly a processor has fewer than another one."""
+    a_processor = triton.cdiv(num_programs, machine.num_sms)
+    return a_processor <= AT_A_TIME and num_programs >= LEAST_BUSY * a_processor * machine.num_sms
 
 
 @triton.jit(do_not_specialize=["num_rows"])
