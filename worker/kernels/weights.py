@@ -89,6 +89,8 @@ class Blocks:
 
     def in_form(self, bits: int, block: int) -> "Blocks":
         """The same weights with more bits or smaller blocks."""
+        if (bits, block) == (self.bits, self.block):
+            return self
         scales, minima = (x.repeat_interleave(self.block // block, 1) for x in (self.scales, self.minima))
         return Blocks(self.numbers, scales, minima, bits, self.bias)
 
@@ -203,6 +205,8 @@ class Grouped:
 
     def in_groups(self, size: int) -> "Grouped":
         """The same weights in groups of a size that divides theirs."""
+        if size == self.group:
+            return self
         scales, minima = (
             None if x is None else x.repeat_interleave(self.group // size, -1) for x in (self.scales, self.minima)
         )

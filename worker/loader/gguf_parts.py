@@ -3,7 +3,7 @@ own tensors, and the names of all of them say how many there are. No torch."""
 
 from pathlib import Path
 
-from worker.loader.errors import ModelNotFoundError, WeightsError
+from worker.loader.errors import WeightsError
 from worker.loader.gguf_file import GGUFFile, read_gguf
 from worker.loader.source import gguf_parts
 
@@ -13,11 +13,8 @@ NUMBER, COUNT, NUM_TENSORS = "split.no", "split.count", "split.tensors.count"
 
 def read_gguf_parts(path: Path, *, with_texts: bool = True) -> GGUFFile:
     """The model whose first part, or only one, is at `path`: the first one's metadata, the tensors of all of them.
-    Raises WeightsError, or ModelNotFoundError for a part that is not there; both name the file."""
+    Raises WeightsError, naming the file that does not fit."""
     paths = gguf_parts(path)
-    for part in paths:
-        if not part.is_file():
-            raise ModelNotFoundError(f"{part} is missing: the model has {len(paths)} parts, side by side in one folder")
     first = read_gguf(path, with_texts=with_texts)
     tensors = dict(first.tensors)
     for number, part in enumerate(paths):

@@ -74,7 +74,7 @@ def resolve_model(name: str) -> ModelSource:
         first = gguf_parts(path)[0]
         if first != path:
             raise ModelNotFoundError(f"{name} is not the first part of a model; give {first}")
-        return ModelSource(name, path, SourceFormat.GGUF)
+        return _gguf(name, path)
     if path.is_dir():
         return _directory(name, path)
     known = ", ".join(sorted(EMBEDDED_MODELS))
@@ -88,11 +88,19 @@ def _directory(name: str, path: Path) -> ModelSource:
         return ModelSource(name, path, SourceFormat.SAFETENSORS)
     models = {gguf_parts(file)[0] for file in path.glob("*.gguf")}
     if len(models) == 1:
-        return ModelSource(name, models.pop(), SourceFormat.GGUF)
+        return _gguf(name, models.pop())
     raise ModelNotFoundError(
         f"{path} holds no config.json and {len(models)} models in .gguf files; give a directory with a config.json and "
         "*.safetensors, or name one .gguf file"
     )
+
+
+def _gguf(name: str, first: Path) -> ModelSource:
+    parts = gguf_parts(first)
+    for part in parts:
+        if not part.is_file():
+            raise ModelNotFoundError(f"{part} is missing: the model has {len(parts)} parts, side by side in one folder")
+    return ModelSource(name, first, SourceFormat.GGUF)
 
 
 def _embedded_gguf(name: str) -> Path:

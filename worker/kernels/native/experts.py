@@ -10,7 +10,7 @@ from worker.kernels.experts import ExpertsKernel, ExpertsSpec, ExpertWeights
 from worker.kernels.native.library import Experts, Matrix, engine, obstacle, pointer
 from worker.kernels.native.linear import ROW_BLOCK, matrix_of, pack_into
 from worker.kernels.native.memory import arena
-from worker.kernels.weights import Blocks, Dense, Grouped, Weight
+from worker.kernels.weights import Dense, Grouped, Weight
 
 PANELS = 32
 """As the decoder's: a gate and its up lie in panels of the same number."""
@@ -70,9 +70,9 @@ def supports_experts(spec: ExpertsSpec, device: torch.device, dtype: torch.dtype
     return spec.kind is Dense or (spec.kind is Grouped and spec.hidden_size % ROW_BLOCK == 0)
 
 
-def _apart(weight: Dense | Grouped) -> Iterator[Dense | Blocks]:
+def _apart(weight: Dense | Grouped) -> Iterator[Dense | Grouped]:
     """Each expert's, without its bias."""
     if isinstance(weight, Dense):
         yield from map(Dense, weight.weight)
     else:
-        yield from (weight[expert].blocks() for expert in range(len(weight.numbers)))
+        yield from (weight[expert] for expert in range(len(weight.numbers)))

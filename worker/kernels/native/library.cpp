@@ -41,15 +41,22 @@ void pack_floats(const void *task, int panel, int) {
 
 struct PackBlocks {
     Matrix matrix;
-    const uint8_t *numbers;  // [out][in]
+    const uint8_t *numbers;  // [out][in], or with two of them in a byte, the lower half first
+    bool are_halves;
     const uint16_t *scales, *minima;  // [out][in / block]
     uint8_t *to;
 };
 
-uint32_t four_numbers(const uint8_t *from) {
-    uint32_t four;
-    memcpy(&four, from, sizeof four);
-    return four;
+// In a byte each.
+uint32_t four_numbers(const PackBlocks &pack, size_t first) {
+    uint32_t four = 0;
+    if (!pack.are_halves) {
+        memcpy(&four, pack.numbers + first, sizeof four);
+        return four;
+    }
+    memcpy(&four, pack.numbers + first / 2, 2);
+    four = (four | four << 8) & 0x00ff00ff;
+    return (four | four << 4) & 0x0f0f0f0f;
 }
 
 void pack_strip(const PackBlocks &pack, int first, uint8_t *to) {
@@ -62,10 +69,10 @@ void pack_strip(const PackBlocks &pack, int first, uint8_t *to) {
             const size_t row = first + o;
             memcpy(to + 2 * o, pack.scales + row * num_blocks + b, sizeof(uint16_t));
             memcpy(to + 2 * (W + o), pack.minima + row * num_blocks + b, sizeof(uint16_t));
-            const uint8_t *numbers = pack.numbers + row * matrix.in + b * block;
+            const size_t numbers = row * matrix.in + b * block;
             for (int s = 0; s < steps; s++) {
-                uint32_t four = four_numbers(numbers + 4 * s);
-                if (matrix.bits == 4) four |= four_numbers(numbers + block / 2 + 4 * s) << 4;
+                uint32_t four = four_numbers(pack, numbers + 4 * s);
+                if (matrix.bits == 4) four |= four_numbers(pack, numbers + block / 2 + 4 * s) << 4;
                 memcpy(to + 4 * W + 4 * (s * W + o), &four, sizeof four);
             }
         }
@@ -97,11 +104,11 @@ void fissile_pack_floats(void *engine, const Matrix *matrix, const float *weight
     static_cast<Engine *>(engine)->pool.run({{pack_floats, &pack, num_panels(*matrix)}});
 }
 
-// numbers [out][in], scales and minima [out][in / block] in half precision → to.
+// numbers [out][in], in halves of bytes or in bytes, scales and minima [out][in / block] in half precision → to.
 void fissile_pack_blocks(
-    void *engine, const Matrix *matrix, const uint8_t *numbers, const uint16_t *scales, const uint16_t *minima,
-    uint8_t *to) {
-    const PackBlocks pack{*matrix, numbers, scales, minima, to};
+    void *engine, const Matrix *matrix, const uint8_t *numbers, bool are_halves, const uint16_t *scales,
+    const uint16_t *minima, uint8_t *to) {
+    const PackBlocks pack{*matrix, numbers, are_halves, scales, minima, to};
     static_cast<Engine *>(engine)->pool.run({{pack_blocks, &pack, num_panels(*matrix)}});
 }
 

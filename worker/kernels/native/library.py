@@ -99,7 +99,7 @@ _FUNCTIONS = {
     "fissile_destroy": (None, (c_void_p,)),
     "fissile_packed_bytes": (c_size_t, (POINTER(Matrix),)),
     "fissile_pack_floats": (None, (c_void_p, POINTER(Matrix), c_void_p, c_void_p)),
-    "fissile_pack_blocks": (None, (c_void_p, POINTER(Matrix), c_void_p, c_void_p, c_void_p, c_void_p)),
+    "fissile_pack_blocks": (None, (c_void_p, POINTER(Matrix), c_void_p, c_bool, c_void_p, c_void_p, c_void_p)),
     "fissile_rows": (c_bool, (POINTER(Matrix), c_void_p, ctypes.c_int, c_void_p)),
     "fissile_product": (None, (c_void_p, POINTER(Matrix), c_void_p, ctypes.c_int, c_void_p)),
     "fissile_write_qkv": (None, (c_void_p, POINTER(Model), POINTER(Layer), POINTER(StepView), c_void_p)),
@@ -136,10 +136,10 @@ class Engine:
         """To where the matrix points."""
         self.functions.fissile_pack_floats(self._handle, byref(matrix), pointer(weight), matrix.data)
 
-    def pack_blocks(self, matrix: Matrix, numbers: Tensor, scales: Tensor, minima: Tensor) -> None:
-        """The same of the tensors of `Blocks`."""
+    def pack_blocks(self, matrix: Matrix, numbers: Tensor, scales: Tensor, minima: Tensor, *, are_halves: bool) -> None:
+        """The same of the tensors of `Blocks`, or of a `Grouped` weight, whose numbers may be halves of bytes."""
         self.functions.fissile_pack_blocks(
-            self._handle, byref(matrix), pointer(numbers), pointer(scales), pointer(minima), matrix.data
+            self._handle, byref(matrix), pointer(numbers), are_halves, pointer(scales), pointer(minima), matrix.data
         )
 
     def product(self, matrix: Matrix, x: Tensor, out: Tensor) -> None:

@@ -8,7 +8,7 @@ from torch import Tensor
 from worker.kernels.linear import LinearSpec, TableKernel
 from worker.kernels.native.library import Matrix, engine, obstacle, pointer
 from worker.kernels.native.memory import arena
-from worker.kernels.weights import Blocks, Dense, Weight
+from worker.kernels.weights import Blocks, Dense, Grouped, Weight
 
 ROW_BLOCK = 32
 """Inputs of a row that share a scale, where the weights are blocks."""
@@ -48,21 +48,30 @@ class NativeLinear(TableKernel):
         return out
 
 
-def matrix_of(weight: Dense | Blocks, in_features: int, out_features: int) -> Matrix:
+def matrix_of(weight: Weight, in_features: int, out_features: int) -> Matrix:
     """How a weight is read, once it is somewhere."""
-    bits, block = (weight.bits, min(weight.block, ROW_BLOCK)) if isinstance(weight, Blocks) else (32, 0)
+    bits, block = 32, 0
+    if isinstance(weight, Blocks):
+        bits, block = weight.bits, min(weight.block, ROW_BLOCK)
+    elif isinstance(weight, Grouped):
+        bits, block = 4 if weight.form == "uint4" else 8, min(weight.group, ROW_BLOCK)
     return Matrix(None, pointer(weight.bias), in_features, out_features, bits, block)
 
 
-def pack_into(data: Tensor, matrix: Matrix, weight: Dense | Blocks) -> None:
-    """`data`: uint8 [packed bytes], to which the matrix points from then on."""
+def pack_into(data: Tensor, matrix: Matrix, weight: Weight) -> None:
+    """`data`: uint8 [packed bytes], to which the matrix points from then on. Groups must have minima."""
     matrix.data = data.data_ptr()
     if isinstance(weight, Dense):
         engine().pack_floats(matrix, weight.weight.contiguous())
         return
-    if weight.block > matrix.block:
+    are_halves = False
+    if isinstance(weight, Blocks):
         weight = weight.in_form(weight.bits, matrix.block)
-    engine().pack_blocks(matrix, weight.numbers.contiguous(), weight.scales.contiguous(), weight.minima.contiguous())
+    else:
+        are_halves, weight = weight.form == "uint4", weight.in_groups(matrix.block)
+    assert weight.minima is not None
+    parts = (part.contiguous() for part in (weight.numbers, weight.scales, weight.minima))
+    engine().pack_blocks(matrix, *parts, are_halves=are_halves)
 
 
 def supports_linear(spec: LinearSpec, device: torch.device, dtype: torch.dtype) -> bool:
