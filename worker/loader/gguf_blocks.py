@@ -102,7 +102,51 @@ def _q6_k(rows: Tensor) -> Blocks:
     return _blocks((low | high << 4).flatten(2), scales, scales.half().float() * -32, 8)
 
 
+_CRUMBS = torch.arange(0, 8, 2, dtype=torch.uint8)[:, None]
+"""Where the two bits of a byte's four numbers begin, which are of four blocks of 32 bytes' numbers."""
+
+
+def _q2_k(rows: Tensor) -> Blocks:
+    data = rows.unflatten(1, (-1, 84))
+    numbers = (data[..., 16:80].unflatten(-1, (2, 1, 32)) >> _CRUMBS) & 3
+    scales = _halves(data, 80).float()[..., None] * (data[..., :16] & 15)
+    minima = -_halves(data, 82).float()[..., None] * (data[..., :16] >> 4)
+    return _blocks(numbers.flatten(2), scales, minima, 8)
+
+
+def _q3_k(rows: Tensor) -> Blocks:
+    """Numbers of 0 to 7 around 4, their third bits apart from the others; scales of 0 to 63 around 32, as well."""
+    data = rows.unflatten(1, (-1, 110))
+    numbers = ((data[..., 32:96].unflatten(-1, (2, 1, 32)) >> _CRUMBS) & 3).flatten(-3, -2)
+    third = (data[..., None, :32] >> torch.arange(8, dtype=torch.uint8)[:, None]) & 1
+    low = torch.cat((data[..., 96:104] & 15, data[..., 96:104] >> 4), -1)
+    high = (data[..., None, 104:108] >> _CRUMBS) & 3
+    factors = (low | high.flatten(-2) << 4).float() - 32
+    scales = (_halves(data, 108).float()[..., None] * factors).half()
+    return _blocks((numbers | third << 2).flatten(2), scales, scales.float() * -4, 8)
+
+
+_IQ4 = torch.tensor([1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241], dtype=torch.uint8)
+"""What the sixteen numbers of the IQ4 formats mean, and 128."""
+
+
+def _iq4_nl(rows: Tensor) -> Blocks:
+    data = rows.unflatten(1, (-1, 18))
+    scales = _halves(data, 0)
+    return _blocks(_IQ4[_nibbles(data[..., 2:]).int()], scales, scales * -128, 8)
+
+
+def _iq4_xs(rows: Tensor) -> Blocks:
+    data = rows.unflatten(1, (-1, 136))
+    low = torch.stack((data[..., 4:8] & 15, data[..., 4:8] >> 4), -1).flatten(-2)
+    high = ((data[..., 2:4, None] >> _CRUMBS[:, 0]) & 3).flatten(-2)
+    scales = (_halves(data, 0).float()[..., None] * ((low | high << 4).float() - 32)).half()
+    numbers = _IQ4[_nibbles(data[..., 8:].unflatten(-1, (8, 16))).int()]
+    return _blocks(numbers.flatten(2), scales, scales.float() * -128, 8)
+
+
 _READERS: dict[Type, Callable[[Tensor], Blocks]] = {
     Type.Q4_0: _q4_0, Type.Q4_1: _q4_1, Type.Q5_0: _q5_0, Type.Q5_1: _q5_1, Type.Q8_0: _q8_0,
-    Type.Q4_K: _q4_k, Type.Q5_K: _q5_k, Type.Q6_K: _q6_k,
+    Type.Q2_K: _q2_k, Type.Q3_K: _q3_k, Type.Q4_K: _q4_k, Type.Q5_K: _q5_k, Type.Q6_K: _q6_k,
+    Type.IQ4_NL: _iq4_nl, Type.IQ4_XS: _iq4_xs,
 }  # fmt: skip
