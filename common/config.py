@@ -169,7 +169,8 @@ class _Command(click.Command):
 def _option(cls: type[Settings], name: str, field: FieldInfo) -> click.Option:
     """A flag that only carries text: pydantic reads it, and the environment."""
     flag = f"--{name.replace('_', '-')}"
-    default = None if isinstance(field.default, SecretStr) else field.default
+    has_default = not field.is_required() and not isinstance(field.default, SecretStr)
+    default = field.default if has_default else None
     is_bool = field.annotation is bool
     return click.Option(
         [f"{flag}/--no-{flag[2:]}" if is_bool else flag],
@@ -180,7 +181,7 @@ def _option(cls: type[Settings], name: str, field: FieldInfo) -> click.Option:
         show_default=default not in (None, "", ()),
         envvar=variable(cls, name),
         show_envvar=True,
-        help=field.description,
+        help=f"{field.description} Needed." if field.is_required() else field.description,
     )
 
 
@@ -196,10 +197,15 @@ def _metavar(field: FieldInfo) -> str:
 
 
 def _described(fault: ErrorDetails, cls: type[Settings], given: dict[str, object]) -> str:
-    """With the flag or variable and its value, or, of a rule of ours over several flags, what that says."""
+    """With the flag or variable and its value, unless that is a secret, or, of a rule of ours over several flags, what
+    that says."""
     message = fault["msg"].removeprefix("Value error, ")
     if not fault["loc"]:
         return message
     name = str(fault["loc"][0])
-    source = f"--{name.replace('_', '-')}" if name in given else variable(cls, name)
-    return f"{source}: {message} (got {fault['input']!r})"
+    flag = f"--{name.replace('_', '-')}"
+    if fault["type"] == "missing":
+        return f"{flag} or {variable(cls, name)} is needed"
+    source = flag if name in given else variable(cls, name)
+    is_secret = cls.model_fields[name].annotation is SecretStr
+    return f"{source}: {message}" if is_secret else f"{source}: {message} (got {fault['input']!r})"

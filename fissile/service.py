@@ -1,4 +1,4 @@
-"""Run a service in this process: `python -P -m fissile.service router FLAGS...`.
+"""Run a service, or a module of one, in this process: `python -P -m fissile.service router FLAGS...`.
 
 The services' packages are called `common`, `router` and `worker`, as an application's own may be. Ours are put before
 all others here, and in the path of what the service starts; `-P` keeps the current directory from coming first.

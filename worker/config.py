@@ -91,7 +91,7 @@ class WorkerSettings(ServiceSettings):
     remote_ranks: int = Field(
         0,
         ge=0,
-        description="How many of --tensor-parallel-size are started on other hosts (python -m worker.join).",
+        description="How many of --tensor-parallel-size are started on other hosts (fissile join).",
     )
     ranks_host: str = Field("127.0.0.1", description="Address at which they join; nobody else should reach it.")
     ranks_port: int = Field(29500, ge=0, le=65535, description="Port at which they join; 0 takes a free one.")

@@ -1,4 +1,4 @@
-"""`python -m worker.join`: a tensor-parallel rank on this host for a worker on another one.
+"""`fissile join`: a tensor-parallel rank on this host for a worker on another one.
 
 It reads the variables that torchrun and its like set, a process a rank, connects to the worker, and is a rank like the
 others from then on: it ends when the worker does, and the worker when it does. What starts it starts it again.

@@ -13,7 +13,7 @@ from fissile.cli.generate import generate
 from fissile.cli.inspect import models, stats
 from fissile.cli.key import key
 from fissile.cli.options import EXIT_INTERRUPTED
-from fissile.cli.services import router, worker
+from fissile.cli.services import join, router, worker
 from fissile.cli.standard_streams import give_up_unwritten, make_usable
 from fissile.cli.top import top
 from fissile.cli.up import up
@@ -56,5 +56,5 @@ def main() -> None:
     """
 
 
-for command in (up, router, worker, generate, chat, bench, models, stats, top, key, demo, drain, undrain):
+for command in (up, router, worker, join, generate, chat, bench, models, stats, top, key, demo, drain, undrain):
     main.add_command(command)

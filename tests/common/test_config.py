@@ -69,6 +69,37 @@ def test_faults_exit_2_and_name_the_flag(argv, said, capsys):
     assert said in printed and "Traceback" not in printed
 
 
+class Needing(Settings):
+    """With secrets and what has no default."""
+
+    model_config = SettingsConfigDict(env_prefix="EXAMPLE_")
+    secret: SecretStr = Field(description="Secret.", min_length=8)
+    place: str = Field(description="Place.")
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        ((), "example: --secret or EXAMPLE_SECRET is needed\nexample: --place or EXAMPLE_PLACE is needed\n"),
+        (("--secret", "of eight characters"), "example: --place or EXAMPLE_PLACE is needed\n"),
+        (
+            ("--secret", "short", "--place", "a"),
+            "example: --secret: Value should have at least 8 items after validation, not 5\n",
+        ),
+    ],
+)
+def test_no_fault_shows_a_secret(argv, said, capsys):
+    with pytest.raises(SystemExit):
+        parse_settings(Needing, list(argv), "example")
+    assert capsys.readouterr().err == said
+
+
+def test_help_says_what_is_needed(capsys):
+    with pytest.raises(SystemExit):
+        parse_settings(Needing, ["--help"], "example")
+    assert "Place. Needed.  [env var: EXAMPLE_PLACE]" in capsys.readouterr().out
+
+
 HELP = """\
 Usage: fissile example [OPTIONS]
 

@@ -71,12 +71,15 @@ def test_the_wheel_gives_no_name_but_its_own(bin_folder, tmp_path):
     assert run(bin_folder / "python", "-c", code, cwd=tmp_path) == "[]\n"
 
 
-@pytest.mark.parametrize("name", ["router", "worker"])
-def test_a_service_is_ours_also_where_the_application_comes_first(bin_folder, application, name):
+@pytest.mark.parametrize(
+    ("name", "variable"),
+    [("router", "FISSILE_ROUTER_PORT"), ("worker", "FISSILE_WORKER_PORT"), ("join", "FISSILE_RANKS_SECRET")],
+)
+def test_a_service_is_ours_also_where_the_application_comes_first(bin_folder, application, name, variable):
     (application / "common/config.py").write_text("raise AssertionError('the application was taken for ours')\n")
     environment = {"PYTHONPATH": str(application)}
     said = run(bin_folder / "fissile", name, "--help", cwd=application, env=environment)
-    assert f"FISSILE_{name.upper()}_PORT" in said
+    assert variable in said
 
 
 def test_the_command_talks_to_a_router(bin_folder, application, address):

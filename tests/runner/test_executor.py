@@ -186,7 +186,7 @@ def joined(tiny: tuple[Path, LlamaForCausalLM]) -> Iterator[tuple[Executor, int]
     executor = Executor(tiny_config(tiny[0], tensor_parallel_size=2), remote=remote)
     variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "RANK": "1"}
     environment = os.environ | variables | {"LOCAL_RANK": "0", "FISSILE_RANKS_SECRET": secret}
-    process = subprocess.Popen([sys.executable, "-m", "worker.join"], env=environment)
+    process = subprocess.Popen([sys.executable, "-m", "fissile.service", "worker.join"], env=environment)
     try:
         executor.start(WAIT)
         yield executor, process.pid
