@@ -89,8 +89,13 @@ def _are_stops(value: object) -> bool:
     return (
         isinstance(stops, list)
         and len(stops) <= bounds.MAX_STOPS
-        and all(isinstance(stop, str) and 1 <= len(stop) <= bounds.MAX_STOP_CHARACTERS for stop in stops)
+        and all(_is_text(stop) and 1 <= len(stop) <= bounds.MAX_STOP_CHARACTERS for stop in stops)
     )
+
+
+def _is_text(value: object) -> TypeGuard[str]:
+    """JSON may hold halves of surrogate pairs, which no message can."""
+    return isinstance(value, str) and not any("\ud800" <= character <= "\udfff" for character in value)
 
 
 def _are_bad_sequences(value: object) -> bool:

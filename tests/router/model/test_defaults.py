@@ -77,6 +77,7 @@ def test_a_temperature_of_zero_makes_greedy_the_default():
         ("stop_strings", [""]),
         ("stop_strings", [1]),
         ("stop_strings", ["a"] * 17),
+        ("stop_strings", ["a", "\ud800"]),
         ("stop_strings", {"a": 1}),
         ("min_new_tokens", -1),
         ("min_new_tokens", 1.5),
