@@ -10,7 +10,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
 from fissile.errors import FissileError, InternalError, NotFoundError
@@ -115,7 +115,14 @@ async def _http_error(request: Request, error: Exception) -> Response:
     """Of the routes: no such path, or not with this method."""
     assert isinstance(error, HTTPException)
     message = f"{request.method} {request.url.path}: {error.detail}"
+    if error.status_code == 404:
+        message += f"; there are {', '.join(_paths(request.app.routes))}"
     return JSONResponse(plain_error(message), error.status_code, error.headers)
+
+
+def _paths(routes: Sequence[BaseRoute]) -> list[str]:
+    """Without those that are a family."""
+    return [route.path for route in routes if isinstance(route, Route) and "{" not in route.path]
 
 
 async def _fault(_request: Request, _error: Exception) -> Response:

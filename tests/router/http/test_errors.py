@@ -180,6 +180,15 @@ def test_paths_that_are_none(method, path, status):
     assert set(response.json()["error"]) == {"message", "type", "param", "code"}
 
 
+def test_a_path_that_is_none_names_those_that_are():
+    async def scenario(client, system):
+        return await client.post("/chat/completions", json={})
+
+    assert run_front(scenario, FakeWorker(says("b"))).json()["error"]["message"] == (
+        "POST /chat/completions: Not Found; there are /v1/completions, /v1/chat/completions, /v1/models, /health"
+    )
+
+
 REFUSAL = RequestOutput(
     finish_reason=FinishReason.FINISH_REASON_ERROR,
     error_code=3,
