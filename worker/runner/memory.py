@@ -13,6 +13,7 @@ from worker.runner.config import RunnerConfig
 logger = logging.getLogger(__name__)
 
 GIB = 1 << 30
+CGROUP = Path("/sys/fs/cgroup")
 _M_ARENA_MAX = -8  # of malloc.h
 CPU_DEFAULT_SHARE, CPU_DEFAULT_MOST = 0.25, 4 * GIB
 
@@ -70,9 +71,12 @@ def available_host_memory() -> int:
     """Bytes that can be allocated without swapping, within the cgroup's limit."""
     fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
     available = int(fields["MemAvailable"].split()[0]) * 1024
-    limit, usage = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
-    if limit.is_file() and usage.is_file() and (most := limit.read_text().strip()) != "max":
-        available = min(available, int(most) - int(usage.read_text()))
+    limit, usage, stat = (CGROUP / f"memory.{name}" for name in ("max", "current", "stat"))
+    if limit.is_file() and usage.is_file() and stat.is_file() and (most := limit.read_text().strip()) != "max":
+        parts = dict(line.split() for line in stat.read_text().splitlines())
+        # Pages of files that were read count as used, and are given up for whoever needs memory.
+        cached = int(parts["active_file"]) + int(parts["inactive_file"])
+        available = min(available, int(most) - int(usage.read_text()) + cached)
     return max(available, 0)
 
 
@@ -83,7 +87,7 @@ def physical_cores() -> int:
     for cpu in allowed:
         siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
         cores.add(siblings.read_text() if siblings.is_file() else str(cpu))
-    quota = Path("/sys/fs/cgroup/cpu.max")
+    quota = CGROUP / "cpu.max"
     if quota.is_file() and (fields := quota.read_text().split())[0] != "max":
         return max(1, min(len(cores), int(fields[0]) // int(fields[1])))
     return max(1, len(cores))
