@@ -22,6 +22,7 @@ from worker.loader.errors import ModelConfigError, ModelError
 from worker.loader.shards import INDEX
 from worker.parallel.group import Group
 from worker.runner.build import resolve_device
+from worker.runner.host import torch_has_cuda
 from worker.start_checks import RANK_BYTES, check_start
 
 WEIGHTS = "model.safetensors"
@@ -139,12 +140,18 @@ def test_more_ranks_than_gpus(model: Path, monkeypatch: pytest.MonkeyPatch, devi
     check(model, device=device, tensor_parallel_size=2, remote_ranks=1, ranks_secret=secret)
 
 
+def test_a_torch_without_cuda_is_known_without_importing_it() -> None:
+    assert torch.backends.cuda.is_built() or not torch_has_cuda()
+
+
 @pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
-@pytest.mark.parametrize(("status", "found"), [(0, 3), (100, 0)])
-def test_gpus_are_counted_by_their_driver(tmp_path: Path, status: int, found: int) -> None:
+@pytest.mark.parametrize(("status", "has_cuda", "found"), [(0, True, 3), (100, True, 0), (0, False, None)])
+def test_gpus_are_counted_by_their_driver(tmp_path: Path, status: int, has_cuda: bool, found: int | None) -> None:
+    """A torch without CUDA computes on the CPU, whatever GPUs there are."""
     (tmp_path / "driver.c").write_text(DRIVER % (status, 3))
     subprocess.run(["cc", "-shared", "-o", tmp_path / "libcuda.so.1", tmp_path / "driver.c"], check=True)
     code = "from pathlib import Path; from worker.runner import host; host.AMD_DEVICES = Path('/nowhere'); "
+    code += f"host.torch_has_cuda = lambda: {has_cuda}; "
     done = subprocess.run(
         [sys.executable, "-c", code + "print(host.num_visible_gpus())"],
         env=os.environ | {"LD_LIBRARY_PATH": str(tmp_path)}, capture_output=True, text=True, check=True,
