@@ -209,3 +209,27 @@ def test_a_large_body_is_held_once():
         tracemalloc.stop()
     assert sizes == [num_parts * MIB]
     assert most < 2.1 * num_parts * MIB  # while its parts are joined
+
+
+def test_a_body_in_the_smallest_parts_takes_no_more_than_its_bytes():
+    """As many objects as parts would take 50 bytes more for each, which no budget counts."""
+    parts = [(b"%03d" % (i % 1000)) for i in range(20_000)] + [b"x" * 5000, b"end"]
+    numbers = iter(range(len(parts)))
+
+    async def receive():
+        if (number := next(numbers, None)) is None:
+            await asyncio.Event().wait()
+        return {"type": "http.request", "body": bytes(bytearray(parts[number])), "more_body": number < len(parts) - 1}
+
+    async def app(_scope, receive, _send):
+        bodies.append(await whole_body(receive))
+
+    bodies, bounds = [], BodyBounds(MIB, Budget(MIB, "bytes", "max-held-bytes"), receive_timeout=20)
+    tracemalloc.start()
+    try:
+        asyncio.run(WholeBody(app, bounds)({"client": None}, receive, None))
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert bodies == [b"".join(parts)]
+    assert most < 8 * len(bodies[0])
