@@ -188,8 +188,8 @@ class Grouped:
         return replace(self, form="uint8", numbers=_in_bytes(self.numbers))
 
     def in_whole_numbers(self) -> "Grouped | None":
-        """Of e2m1: the same weights as uint8, halves of 0 to 24 around 12; None where half precision has no such
-        scales."""
+        """Of e2m1: the same weights as uint8, halves of 0 to 24 around 12; None where scales are too large for half
+        precision. Of scales that are too small for it, all weights are below 4e-7 and become 0."""
         scales = torch.ones(self.scales.shape).ldexp_(self.scales.int() - 128).half()
         minima = scales * -12
         numbers = _TWICE_E2M1[self.numbers.int()].view(torch.uint8)
