@@ -35,7 +35,8 @@ def test_clients_take_turns_at_small_requests():
         await asyncio.gather(*flood, work(turns, order, "other", 10))
         return order
 
-    assert asyncio.run(scenario()).index("other") < SMALL
+    # Behind those at most that had a place before it came.
+    assert asyncio.run(scenario()).index("other") <= SMALL
 
 
 def test_small_requests_do_not_wait_for_large_ones():
