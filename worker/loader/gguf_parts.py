@@ -4,7 +4,7 @@ own tensors, and the names of all of them say how many there are. No torch."""
 from pathlib import Path
 
 from worker.loader.errors import WeightsError
-from worker.loader.gguf_file import GGUFFile, read_gguf
+from worker.loader.gguf_file import GGUFFile, GGUFTensor, read_gguf
 from worker.loader.source import gguf_parts
 
 NUMBER, COUNT, NUM_TENSORS = "split.no", "split.count", "split.tensors.count"
@@ -16,12 +16,11 @@ def read_gguf_parts(path: Path, *, with_texts: bool = True) -> GGUFFile:
     Raises WeightsError, naming the file that does not fit."""
     paths = gguf_parts(path)
     first = read_gguf(path, with_texts=with_texts)
-    tensors = dict(first.tensors)
+    tensors: dict[str, GGUFTensor] = {}
     for number, part in enumerate(paths):
         file = first if number == 0 else read_gguf(part, with_texts=False)
         _check(part, file, first, number, len(paths))
-        twice = sorted(file.tensors.keys() & tensors.keys()) if number else []
-        if twice:
+        if twice := sorted(file.tensors.keys() & tensors.keys()):
             raise WeightsError(f"{part}: tensor {twice[0]} is in another part, too; are they of one model?")
         tensors |= file.tensors
     wanted = first.metadata.get(NUM_TENSORS)
