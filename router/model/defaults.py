@@ -12,14 +12,13 @@ from functools import partial
 from typing import Any, Final, TypeGuard
 
 from common import bounds
+from common.faults import shown
 from fissile.v1 import LogitBias, SamplingParams, TokenSequence
 
 logger = logging.getLogger(__name__)
 
 MAX_BANNED: Final = 1024
 """Tokens of `suppress_tokens`: they travel with each request."""
-MAX_SHOWN: Final = 200
-"""Characters of a value in the log."""
 _MAX_ID: Final = 2**32 - 1
 _NUMBERS: Final = frozenset({"temperature", "top_k", "top_p", "min_p", "repetition_penalty"})
 
@@ -64,7 +63,7 @@ def _valid(generation_config: Mapping[str, object]) -> dict[str, Any]:
         if is_valid(value):
             valid[name] = value
         else:
-            ignored.append(f"{name} = {value!r}"[:MAX_SHOWN])
+            ignored.append(shown(f"{name} = {value!r}"))
     if ignored:
         logger.warning("generation_config.json: ignored %s", ", ".join(ignored))
     return valid

@@ -96,7 +96,8 @@ def test_a_temperature_of_zero_makes_greedy_the_default():
 def test_an_invalid_value_is_not_used_and_named_in_the_log(name, value, caplog):
     kept = {key: number for key, number in MODELS.items() if key != name}
     assert read_defaults({**MODELS, name: value}) == Defaults(changed(**kept))
-    assert caplog.messages == [f"generation_config.json: ignored {f'{name} = {value!r}'[:200]}"]
+    said = f"{name} = {value!r}"
+    assert caplog.messages == [f"generation_config.json: ignored {said if len(said) <= 128 else said[:128] + '…'}"]
 
 
 def test_lists_that_the_model_recommends_are_taken():
