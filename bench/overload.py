@@ -16,7 +16,7 @@ from worker.core.config import CacheConfig, PreemptionMode, SchedulerConfig
 from worker.core.params import StopConditions
 from worker.core.scheduler import Scheduler
 from worker.core.sequence import Sequence
-from worker.steps import Steps, run_to_end
+from worker.engine.steps import Steps, run_to_end
 
 PROMPT = 100
 SHORTEST, LONGEST = 500, 1500

@@ -17,8 +17,8 @@ from tests.fakes import tokenizer as toys
 from tests.worker.fake_executor import FakeExecutor
 from worker.config import WorkerSettings
 from worker.core.batch import BatchOutput, ScheduledBatch
+from worker.face.served_files import ServedFiles
 from worker.loader.tokenizer import TokenizerFiles
-from worker.served_files import ServedFiles
 from worker.server import WorkerServer
 
 MODEL = "simulated"

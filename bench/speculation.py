@@ -19,13 +19,13 @@ from worker.core.params import SamplingParams, StopConditions
 from worker.core.scheduler import Scheduler
 from worker.core.sequence import Sequence
 from worker.core.tokens import token_array
+from worker.engine.steps import Steps, run_to_end
 from worker.loader.source import resolve_model
 from worker.loader.tokenizer import load_tokenizer_files
 from worker.parallel.group import Group
 from worker.runner.build import build_runner
 from worker.runner.config import RunnerConfig
 from worker.runner.model_runner import ModelRunner
-from worker.steps import Steps, run_to_end
 
 MODEL = "smollm2"
 NUM_ROWS = (1, 4)

@@ -17,9 +17,9 @@ from worker.core.params import SamplingParams, StopConditions
 from worker.core.scheduler import Scheduler
 from worker.core.sequence import Sequence
 from worker.core.tokens import token_array
+from worker.engine.steps import FinishedStep, Steps, run_to_end
 from worker.executor.executor import Executor
 from worker.runner.config import ModelInfo, RunnerConfig
-from worker.steps import FinishedStep, Steps, run_to_end
 
 GREEDY = SamplingParams(temperature=0.0)
 STEP_SECONDS = 120.0

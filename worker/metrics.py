@@ -1,5 +1,6 @@
 """What this worker counts, for Prometheus. Nothing counts before `start`: the warm-up is nobody's request."""
 
+import time
 from collections.abc import Callable, Iterator
 from itertools import accumulate
 
@@ -9,10 +10,9 @@ from prometheus_client.registry import Collector
 
 from common.metrics import ITL_BUCKETS, REQUEST_BUCKETS, Histogram, Series, build_info, loop_lag
 from fissile.errors import FissileError
-from worker.convert_outputs import phase_seconds
 from worker.core.outputs import LoadSnapshot, SequenceOutput
+from worker.engine.steps import FinishedStep
 from worker.runner.config import ModelInfo
-from worker.steps import FinishedStep
 
 GAP_BUCKETS = (0.00001, 0.000025, 0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1)
 BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
@@ -75,7 +75,9 @@ class WorkerMetrics:
         if not self._has_started:
             return
         self._ends.labels(self._model, output.finish_reason.value).inc()
-        phases = phase_seconds(output)
+        if output.timings is None:
+            return
+        phases = output.timings.phases(time.monotonic())
         for histogram, seconds in (
             (self._queued, phases.queued),
             (self._prefill, phases.prefill),

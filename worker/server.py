@@ -22,22 +22,22 @@ from common.stopwatch import Stopwatch
 from common.tracers import tracer_of
 from fissile import v1
 from fissile.errors import UnavailableError
-from worker.access import SERVICE_NAME, Access, Grant, Role
-from worker.broker import Broker
 from worker.config import WorkerSettings
 from worker.config_rules import keys_of
-from worker.convert import ModelLimits
 from worker.core.params import Grammar
 from worker.core.scheduler import Scheduler
-from worker.engine import Engine, EngineExecutor, StepReport
-from worker.engine_watch import until_stuck
+from worker.engine.engine import Engine, EngineExecutor, StepReport
+from worker.engine.reports import Reports, output_rate
+from worker.engine.watch import until_stuck
 from worker.errors import WorkerFailedError
+from worker.face.access import SERVICE_NAME, Access, Grant, Role
+from worker.face.broker import Broker
+from worker.face.convert_group import ModelLimits
+from worker.face.served_files import ServedFiles
+from worker.face.service import LoadedWorker, RankProfiles, WorkerService
 from worker.grammars.in_use import GrammarsInUse
 from worker.metrics import WorkerMetrics
-from worker.reports import Reports, output_rate
 from worker.runner.config import ModelInfo
-from worker.served_files import ServedFiles
-from worker.service import LoadedWorker, RankProfiles, WorkerService
 from worker.threads import in_thread
 from worker.traces import SequenceTraces
 

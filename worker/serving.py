@@ -6,10 +6,10 @@ from contextlib import suppress
 
 from common.server import stop_event_on_signals
 from worker.config import WorkerSettings
+from worker.engine.garbage import leave_to_engine
 from worker.executor.executor import Executor
 from worker.executor.local import LocalRanks
-from worker.garbage import leave_to_engine
-from worker.served_files import files_reader
+from worker.face.served_files import files_reader
 from worker.server import WorkerServer
 
 

@@ -14,7 +14,7 @@ from common.tracing import Attributes, Span, Tracer, valid_traceparent
 from fissile.errors import FissileError
 from worker.core.outputs import SequenceOutput
 from worker.core.stopping import FinishReason
-from worker.steps import FinishedStep
+from worker.engine.steps import FinishedStep
 
 MAX_STEPS = 4096
 """That are remembered: some minutes of large steps, half a minute of small ones."""

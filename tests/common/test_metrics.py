@@ -26,8 +26,8 @@ from worker.config import WorkerSettings
 from worker.core.batch import ScheduledBatch
 from worker.core.scheduler import Scheduler
 from worker.core.tokens import token_array
+from worker.engine.steps import FinishedStep
 from worker.metrics import WorkerMetrics
-from worker.steps import FinishedStep
 
 DOCS = Path(__file__).parents[2] / "docs/operations.md"
 WORKERS = [

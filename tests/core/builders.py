@@ -13,7 +13,7 @@ from worker.core.params import BeamParams, SamplingParams, StopConditions
 from worker.core.scheduler import Scheduler
 from worker.core.sequence import Sequence
 from worker.core.stopping import FinishReason, find_stop
-from worker.steps import Steps
+from worker.engine.steps import Steps
 
 
 class Clock:

@@ -15,11 +15,11 @@ from worker.core.model_drafter import ModelDrafter
 from worker.core.outputs import LoadSnapshot
 from worker.core.params import SamplingParams
 from worker.core.scheduler import Scheduler
+from worker.engine.steps import Steps, run_to_end
 from worker.executor.errors import ExecutorDiedError
 from worker.executor.executor import Executor
 from worker.executor.peers import PeerSettings
 from worker.runner.config import RunnerConfig
-from worker.steps import Steps, run_to_end
 
 HOST = "127.0.0.1"
 WAIT = 120.0

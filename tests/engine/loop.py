@@ -11,9 +11,9 @@ from worker.core.outputs import SequenceOutput
 from worker.core.params import SamplingParams, StopConditions
 from worker.core.scheduler import Scheduler
 from worker.core.sequence import Sequence
+from worker.engine.steps import Steps
 from worker.runner.model_runner import ModelRunner
 from worker.runner.pending import PendingStep
-from worker.steps import Steps
 
 GREEDY = SamplingParams(temperature=0.0)
 

@@ -13,11 +13,11 @@ from fissile.v1 import (
     Sequence,
     SequenceGroup,
 )
-from worker.convert import ModelLimits, group_from_pb
-from worker.convert_outputs import logprobs_to_pb, refusal_to_error
 from worker.core.config import CacheConfig, SchedulerConfig
 from worker.core.errors import InvalidSequenceError
 from worker.core.scheduling.feasibility import check_group, check_sequence
+from worker.face.convert_group import ModelLimits, group_from_pb
+from worker.face.convert_outputs import logprobs_to_pb, refusal_to_error
 
 EOS = 2
 BLOCK_SIZE = 16

@@ -37,9 +37,9 @@ from tests.fakes.asked import (
     logprobs_of,
     refusal_of,
 )
-from worker.access import Access
-from worker.convert_outputs import add_output, error_to_pb, pieces_of
 from worker.core.outputs import SequenceOutput
+from worker.face.access import Access
+from worker.face.convert_outputs import add_output, error_to_pb, pieces_of
 
 NAME = "fissile.v1.WorkerService"
 _epochs = itertools.count(1)

@@ -12,7 +12,7 @@ from router.config import RouterSettings
 from tests.fakes.certificates import Authority
 from tests.fakes.system import error_of, run_system, until
 from tests.fakes.worker import FakeWorker, says
-from worker.access import Access, Grant, Role
+from worker.face.access import Access, Grant, Role
 
 
 @pytest.fixture

@@ -32,8 +32,8 @@ from tests.fakes.system import QUICK, collect, error_of, run_system, until
 from tests.fakes.worker import FakeWorker, counts, says
 from tests.router.http.front import run_front
 from tests.worker.harness import run_worker
+from worker.face.served_files import ServedFiles
 from worker.loader.tokenizer import TokenizerFiles
-from worker.served_files import ServedFiles
 
 TEMPLATE = "{{ raise_exception(messages[0].content) }}"
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"

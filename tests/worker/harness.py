@@ -24,8 +24,8 @@ from fissile.v1 import (
 from tests.core.fake_runner import next_token
 from tests.worker.fake_executor import FakeExecutor
 from worker.config import WorkerSettings
+from worker.face.served_files import ServedFiles
 from worker.loader.tokenizer import TokenizerFiles
-from worker.served_files import ServedFiles
 from worker.server import WorkerServer
 
 WAIT_SECONDS = 60

@@ -10,7 +10,7 @@ from tests.fakes import tokenizer as toys
 from worker.config import WorkerSettings
 from worker.core.model_drafter import ModelDrafter
 from worker.core.ngram_drafter import NgramDrafter
-from worker.served_files import files_reader
+from worker.face.served_files import files_reader
 
 
 def parse(*argv):

@@ -15,7 +15,7 @@ from tests.worker.fake_executor import FakeExecutor
 from worker.core.config import CacheConfig, SchedulerConfig
 from worker.core.scheduler import Scheduler
 from worker.core.stopping import FinishReason
-from worker.engine import Engine
+from worker.engine.engine import Engine
 
 
 class Listener:
@@ -127,7 +127,7 @@ def test_an_idle_engine_notices_a_deadline():
 
 
 def test_a_leak_found_at_idle_is_a_failure(monkeypatch):
-    monkeypatch.setattr("worker.engine.IDLE_CHECK_SECONDS", 0.01)
+    monkeypatch.setattr("worker.engine.engine.IDLE_CHECK_SECONDS", 0.01)
     engine, _, listener = make_engine()
 
     def leak(scheduler):
@@ -139,7 +139,7 @@ def test_a_leak_found_at_idle_is_a_failure(monkeypatch):
 
 
 def test_a_request_does_not_wait_for_the_check_at_idle(monkeypatch):
-    monkeypatch.setattr("worker.engine.IDLE_CHECK_SECONDS", 0.01)
+    monkeypatch.setattr("worker.engine.engine.IDLE_CHECK_SECONDS", 0.01)
     monkeypatch.setattr(Scheduler, "integrity_slices", lambda _: itertools.repeat(None))
     engine, _, listener = make_engine()
     time.sleep(0.05)
@@ -211,7 +211,7 @@ def cycle():
 
 
 def test_garbage_is_collected_when_the_engine_is_idle(monkeypatch, cycle):
-    monkeypatch.setattr("worker.engine.IDLE_CHECK_SECONDS", 0.01)
+    monkeypatch.setattr("worker.engine.engine.IDLE_CHECK_SECONDS", 0.01)
     engine, _, _ = make_engine()
     deadline = time.monotonic() + 20
     while cycle() is not None and time.monotonic() < deadline:
@@ -222,7 +222,7 @@ def test_garbage_is_collected_when_the_engine_is_idle(monkeypatch, cycle):
 
 @pytest.mark.parametrize(("max_seconds", "is_collected"), [(0.0, True), (600.0, False)])
 def test_garbage_of_a_busy_engine_is_collected_once_in_a_while(monkeypatch, cycle, max_seconds, is_collected):
-    monkeypatch.setattr("worker.garbage.MAX_SECONDS", max_seconds)
+    monkeypatch.setattr("worker.engine.garbage.MAX_SECONDS", max_seconds)
     engine, _, listener = make_engine()
     engine.add([make_sequence(1, [1, 2, 3], max_tokens=3)])
     listener.wait(lambda: listener.ends)
@@ -232,7 +232,8 @@ def test_garbage_of_a_busy_engine_is_collected_once_in_a_while(monkeypatch, cycl
 
 def test_what_is_loaded_is_not_walked_through_again():
     program = (
-        "import gc; from worker.garbage import leave_to_engine; loaded = [[] for _ in range(1000)]; leave_to_engine();"
+        "import gc; from worker.engine.garbage import leave_to_engine;"
+        "loaded = [[] for _ in range(1000)]; leave_to_engine();"
         "print(gc.get_freeze_count() > 1000, len(gc.get_objects()) < 1000, gc.get_threshold()[2] > 10**9)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -18,8 +18,8 @@ from fissile.v1 import (
 )
 from tests.worker.fake_executor import EOS
 from tests.worker.harness import connect, expected, group, quiet, run_all, run_worker, sequence
-from worker import convert
-from worker.convert_sampling import check_token_ids
+from worker.face import convert_group
+from worker.face.convert_sampling import check_token_ids
 
 LENGTH = FinishReason.FINISH_REASON_LENGTH
 
@@ -362,7 +362,7 @@ def test_the_prompt_of_a_group_is_checked_once(monkeypatch):
         checked.append((field, len(token_ids)))
         check_token_ids(field, token_ids, vocab_size)
 
-    monkeypatch.setattr(convert, "check_token_ids", check)
+    monkeypatch.setattr(convert_group, "check_token_ids", check)
     message = group(8, 40, max_tokens=1)
 
     async def scenario(system):
@@ -376,7 +376,7 @@ def test_the_prompt_of_a_group_is_checked_once(monkeypatch):
 
 
 def test_tokens_between_the_first_and_the_last_share_a_message_where_steps_come_fast(monkeypatch):
-    monkeypatch.setattr("worker.reports.MAX_PAUSE_SECONDS", 3600.0)
+    monkeypatch.setattr("worker.engine.reports.MAX_PAUSE_SECONDS", 3600.0)
     message = sequence(1, max_tokens=30)
 
     async def scenario(system):

@@ -8,7 +8,7 @@ import pytest
 from common.block_hash import hash_chain
 from fissile.v1 import ClearPrefixCacheRequest, GetWorkerRequest, WatchKvEventsRequest
 from tests.worker.harness import expected, run_all, run_worker, sequence, until
-from worker import kv_watch
+from worker.face import kv_watch
 
 
 class View:
@@ -126,7 +126,7 @@ def test_a_watcher_goes_on_where_it_was():
 
 
 def test_a_watcher_too_far_behind_gets_a_snapshot(monkeypatch):
-    monkeypatch.setattr("worker.kv_watch.EVENT_CAPACITY", 3)
+    monkeypatch.setattr("worker.face.kv_watch.EVENT_CAPACITY", 3)
 
     async def scenario(system):
         view, following = watch(system)

@@ -249,7 +249,7 @@ def stick(system):
 
 
 def test_an_engine_that_stands_still_ends_every_sequence(monkeypatch):
-    monkeypatch.setattr("worker.engine_watch.BEAT_SECONDS", 0.05)
+    monkeypatch.setattr("worker.engine.watch.BEAT_SECONDS", 0.05)
     routers, ends, failure, _, num_open = failing(stick)
     assert [router.ended[1].error_code for router in routers] == [code_pb2.UNAVAILABLE] * 2
     assert (failure, num_open) == ("the engine's thread stands still", 0)
@@ -257,7 +257,7 @@ def test_an_engine_that_stands_still_ends_every_sequence(monkeypatch):
 
 
 def test_an_engine_that_waits_for_a_long_step_or_for_work_does_not_stand_still(monkeypatch):
-    monkeypatch.setattr("worker.engine_watch.BEAT_SECONDS", 0.01)
+    monkeypatch.setattr("worker.engine.watch.BEAT_SECONDS", 0.01)
 
     async def scenario(system):
         await asyncio.sleep(0.2)
@@ -296,7 +296,7 @@ def test_a_device_that_dies_at_idle_is_noticed_without_a_request():
 
 
 def test_a_step_that_hangs_does_not_hang_the_shutdown(monkeypatch):
-    monkeypatch.setattr("worker.broker.ABORT_SECONDS", 0.05)
+    monkeypatch.setattr("worker.face.broker.ABORT_SECONDS", 0.05)
     monkeypatch.setattr("worker.server.ENGINE_STOP_SECONDS", 0.05)
 
     async def scenario(system):

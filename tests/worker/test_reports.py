@@ -8,8 +8,8 @@ import pytest
 
 from worker.core.outputs import SequenceOutput, SequenceTimings
 from worker.core.stopping import FinishReason
-from worker.engine import StepReport
-from worker.reports import MAX_RATE, Reports, joined_outputs, output_rate
+from worker.engine.engine import StepReport
+from worker.engine.reports import MAX_RATE, Reports, joined_outputs, output_rate
 
 NEVER = 1e-9
 """A rate at which each pause is the longest there is."""
@@ -61,7 +61,7 @@ def test_what_comes_after_a_quiet_time_leaves_at_once_and_what_follows_leaves_to
 
 
 def test_what_is_urgent_ends_the_pause_and_takes_along_what_waits(monkeypatch):
-    monkeypatch.setattr("worker.reports.MAX_PAUSE_SECONDS", 3600.0)
+    monkeypatch.setattr("worker.engine.reports.MAX_PAUSE_SECONDS", 3600.0)
 
     async def scenario(reports, deliveries):
         reports.post(report(1))

@@ -8,7 +8,7 @@ import pytest
 from fissile.channel import KeyedChannel, aio_channel
 from fissile.v1 import DrainRequest, FinishReason, GetWorkerRequest, SamplingParams, StructuredOutput, WorkerServiceStub
 from tests.worker.harness import Router, run_worker, sequence, until
-from worker.broker import Broker
+from worker.face.broker import Broker
 from worker.grammars.errors import GrammarError
 
 MARK = "xyzzy"

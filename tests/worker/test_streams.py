@@ -8,10 +8,10 @@ import pytest
 from fissile.channel import aio_channel
 from fissile.v1 import ExecuteResponse, RequestOutput, WorkerLoad
 from tests.worker.harness import Router, connect, expected, group, quiet, run_worker, sequence, until
-from worker import convert_outputs
-from worker.convert_outputs import MAX_PART_ENTRIES, add_output, pieces_of
 from worker.core.outputs import SequenceOutput
-from worker.streams import MAX_JOINED_OUTPUTS, ExecuteStream
+from worker.face import convert_outputs
+from worker.face.convert_outputs import MAX_PART_ENTRIES, add_output, pieces_of
+from worker.face.streams import MAX_JOINED_OUTPUTS, ExecuteStream
 
 EXECUTE = "/fissile.v1.WorkerService/Execute"
 
@@ -117,7 +117,7 @@ def test_endings_without_a_step_share_a_message_and_keep_their_place():
 
 def test_a_reader_that_is_far_behind_in_bytes_is_cut(monkeypatch):
     async def scenario():
-        monkeypatch.setattr("worker.streams.MAX_QUEUED_BYTES", 1000)
+        monkeypatch.setattr("worker.face.streams.MAX_QUEUED_BYTES", 1000)
         stream = ExecuteStream(max_queued=100)
         for _ in range(3):
             stream.push(ExecuteResponse(outputs=[RequestOutput(detail="x" * 400)]))

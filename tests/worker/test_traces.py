@@ -10,7 +10,7 @@ from worker.core.batch import ScheduledBatch
 from worker.core.outputs import SequenceOutput, SequenceTimings
 from worker.core.stopping import FinishReason
 from worker.core.tokens import token_array
-from worker.steps import FinishedStep
+from worker.engine.steps import FinishedStep
 from worker.traces import MAX_STEPS, SequenceTraces
 
 PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"

@@ -6,6 +6,15 @@ from worker.core.batch import TokenLogprobs
 from worker.core.stopping import FinishReason
 
 
+@dataclass(frozen=True, slots=True)
+class PhaseSeconds:
+    """How long a sequence spent in each phase; None for those it did not reach."""
+
+    queued: float | None
+    prefill: float | None
+    decode: float | None
+
+
 @dataclass(slots=True)
 class SequenceTimings:
     """Times on the scheduler's clock, in seconds, None if it never came to that; and what happened in between."""
@@ -17,6 +26,15 @@ class SequenceTimings:
     num_draft_tokens: int = 0
     """Drafts that were tried, and of these, those that were right."""
     num_accepted_tokens: int = 0
+
+    def phases(self, end: float) -> PhaseSeconds:
+        """Of a sequence that ended at `end`, on the same clock."""
+        if self.scheduled is None:
+            return PhaseSeconds(end - self.queued, None, None)
+        queued = self.scheduled - self.queued
+        if self.first_token is None:
+            return PhaseSeconds(queued, end - self.scheduled, None)
+        return PhaseSeconds(queued, self.first_token - self.scheduled, end - self.first_token)
 
 
 @dataclass(slots=True)

@@ -36,8 +36,8 @@ from router.model.served import ServedVersion, Version
 from router.model.tokenizer import Tokenizer, TokenizerFiles
 from tests.fakes import tokenizer as toys
 from tests.router import messages
-from worker.convert import ModelLimits, group_from_pb
 from worker.core import params
+from worker.face.convert_group import ModelLimits, group_from_pb
 
 MAX_MODEL_LEN = 1024
 LIMITS = Limits(messages.VOCAB_SIZE, MAX_MODEL_LEN, 10_000, dp_size=2)

@@ -30,8 +30,8 @@ from tests.fakes.worker import FakeWorker, says
 from tests.worker.fake_executor import FakeExecutor
 from tests.worker.harness import _with_callback
 from worker.config import WorkerSettings
+from worker.face.served_files import ServedFiles
 from worker.loader.tokenizer import TokenizerFiles
-from worker.served_files import ServedFiles
 from worker.server import WorkerServer
 
 PREFIX = [11 + i % 80 for i in range(320)]

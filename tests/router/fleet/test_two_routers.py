@@ -21,8 +21,8 @@ from tests.fakes import tokenizer as toys
 from tests.fakes.system import QUICK, collect, until
 from tests.worker.fake_executor import FakeExecutor
 from worker.config import WorkerSettings
+from worker.face.served_files import ServedFiles
 from worker.loader.tokenizer import TokenizerFiles
-from worker.served_files import ServedFiles
 from worker.server import WorkerServer
 
 FILES = ServedFiles(TokenizerFiles(toys.files(toys.byte_level())), "weights")

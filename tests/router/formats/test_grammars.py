@@ -23,7 +23,7 @@ from router.formats.events import CallArguments, CallStart, Content, Reasoning
 from router.formats.registry import FORMATS
 from router.model.chat_template import ChatTemplate
 from tests.fakes import tokenizer as toys
-from worker.convert_sampling import _grammar_from_pb
+from worker.face.convert_sampling import _grammar_from_pb
 from worker.grammars.compiler import GrammarCompiler
 
 REQUIRED, AUTO, NONE = (getattr(ToolChoiceMode, f"TOOL_CHOICE_MODE_{name}") for name in ("REQUIRED", "AUTO", "NONE"))

@@ -21,9 +21,9 @@ from worker.core.outputs import LoadSnapshot, SequenceOutput
 from worker.core.scheduler import Scheduler
 from worker.core.sequence import Sequence
 from worker.core.stopping import FinishReason
-from worker.garbage import FullCollections
-from worker.inbox import Command, Inbox
-from worker.steps import FinishedStep, StepExecutor, Steps
+from worker.engine.garbage import FullCollections
+from worker.engine.inbox import Command, Inbox
+from worker.engine.steps import FinishedStep, StepExecutor, Steps
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from common import bounds
 from fissile import v1
 from fissile.errors import InvalidArgumentError
 from worker.core.params import Grammar, GrammarKind, SamplingParams
-from worker.requirements import check_token_ids, require, require_at_most, require_in, require_length
+from worker.face.requirements import check_token_ids, require, require_at_most, require_in, require_length
 
 _DEFAULTS = SamplingParams()
 

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from google.protobuf import duration_pb2
 from google.rpc import code_pb2
@@ -17,7 +16,7 @@ from fissile.errors import (
 )
 from worker.core.batch import TokenLogprobs
 from worker.core.errors import InvalidSequenceError, QueueFullError
-from worker.core.outputs import LoadSnapshot, SequenceOutput
+from worker.core.outputs import LoadSnapshot, SequenceOutput, SequenceTimings
 from worker.core.stopping import FinishReason
 
 _FINISH_REASONS: dict[FinishReason, v1.FinishReason] = {
@@ -86,7 +85,7 @@ def _add_news(response: v1.ExecuteResponse, output: SequenceOutput, sequence_id:
         message.logprobs.extend([logprobs_to_pb(entries) for entries in output.logprobs])
     if output.timings is not None:
         message.num_cached_tokens = output.num_cached_tokens
-        message.timings.CopyFrom(timings_to_pb(phase_seconds(output), output.timings.num_preemptions))
+        message.timings.CopyFrom(_timings_to_pb(output.timings))
     if output.finish_reason is not None:
         _add_ending(message, output, output.finish_reason)
 
@@ -117,32 +116,10 @@ def _add_ending(message: v1.RequestOutput, output: SequenceOutput, reason: Finis
             )
 
 
-@dataclass(frozen=True, slots=True)
-class PhaseSeconds:
-    """How long a sequence spent in each phase; None for those it did not reach."""
-
-    queued: float | None
-    prefill: float | None
-    decode: float | None
-
-
-def phase_seconds(output: SequenceOutput) -> PhaseSeconds:
-    """Of a terminal output that has just been reported."""
-    timings = output.timings
-    if timings is None:
-        return PhaseSeconds(None, None, None)
-    now = time.monotonic()
-    if timings.scheduled is None:
-        return PhaseSeconds(now - timings.queued, None, None)
-    queued = timings.scheduled - timings.queued
-    if timings.first_token is None:
-        return PhaseSeconds(queued, now - timings.scheduled, None)
-    return PhaseSeconds(queued, timings.first_token - timings.scheduled, now - timings.first_token)
-
-
-def timings_to_pb(phases: PhaseSeconds, num_preemptions: int) -> v1.WorkerTimings:
+def _timings_to_pb(timings: SequenceTimings) -> v1.WorkerTimings:
+    phases = timings.phases(time.monotonic())
     return v1.WorkerTimings(
-        num_preemptions=num_preemptions,
+        num_preemptions=timings.num_preemptions,
         queued=duration_to_pb(phases.queued),
         prefill=duration_to_pb(phases.prefill),
         decode=duration_to_pb(phases.decode),

@@ -9,7 +9,7 @@ from common.block_hash import ROOT_HASH
 from fissile import v1
 from worker.core.cache.kv_events import BlockRemoved, BlockStored, KvEvent, KvEvents
 from worker.core.scheduler import Scheduler
-from worker.engine import Engine
+from worker.engine.engine import Engine
 
 EVENT_CAPACITY = 16_384
 """Events kept for watchers. One that falls further behind gets a snapshot."""

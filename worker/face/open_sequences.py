@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from worker.core.params import Grammar
 from worker.core.sequence import Sequence
+from worker.face.streams import ExecuteStream
 from worker.grammars.in_use import GrammarsInUse
-from worker.streams import ExecuteStream
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 
 from common import bounds
 from fissile import v1
-from worker.convert_sampling import check_together, sampling_from_pb
 from worker.core.params import BeamParams, SamplingParams, StopConditions
 from worker.core.sequence import Sequence
 from worker.core.tokens import token_array
-from worker.requirements import check_token_ids, require, require_at_most, require_in, require_length
+from worker.face.convert_sampling import check_together, sampling_from_pb
+from worker.face.requirements import check_token_ids, require, require_at_most, require_in, require_length
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,18 +17,18 @@ from common.block_hash import HASH_SCHEME
 from common.version import package_version
 from fissile import v1
 from fissile.errors import FissileError, UnavailableError, UnimplementedError
-from worker.broker import Broker
 from worker.config import WorkerSettings
-from worker.convert_outputs import duration_to_pb, load_to_pb
 from worker.core.scheduler import Scheduler
-from worker.engine import Engine
+from worker.engine.engine import Engine
 from worker.executor.errors import ExecutorError
-from worker.kv_watch import watch_kv_events
+from worker.face.broker import Broker
+from worker.face.convert_outputs import duration_to_pb, load_to_pb
+from worker.face.kv_watch import watch_kv_events
+from worker.face.requirements import require
+from worker.face.served_files import ServedFiles
+from worker.face.streams import ExecuteStream
 from worker.loader.tokenizer import TokenizerFiles
-from worker.requirements import require
 from worker.runner.config import ModelInfo
-from worker.served_files import ServedFiles
-from worker.streams import ExecuteStream
 
 logger = logging.getLogger(__name__)
 

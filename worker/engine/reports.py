@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from worker.core.outputs import SequenceOutput
-from worker.engine import StepReport
+from worker.engine.engine import StepReport
 
 MAX_PAUSE_SECONDS = 0.05
 """A router looks for stop strings in what it has: what is generated after one meanwhile is in vain."""

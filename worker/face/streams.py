@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from fissile.errors import FissileError, ResourceExhaustedError
 from fissile.v1 import ExecuteResponse, WorkerLoad
-from worker.convert_outputs import pieces_of
+from worker.face.convert_outputs import pieces_of
 
 MAX_JOINED_OUTPUTS = 1024
 """Endings in one message."""

@@ -20,28 +20,28 @@ from fissile.errors import (
     InvalidArgumentError,
     UnavailableError,
 )
-from worker.convert import ModelLimits, group_from_pb
-from worker.convert_outputs import (
+from worker.core.outputs import SequenceOutput, SequenceTimings
+from worker.core.sequence import Sequence
+from worker.core.stopping import FinishReason
+from worker.engine.engine import Engine, StepReport
+from worker.engine.reports import joined_outputs
+from worker.face.convert_group import ModelLimits, group_from_pb
+from worker.face.convert_outputs import (
     EngineLostError,
     add_output,
     error_to_pb,
     load_to_pb,
     refusal_to_error,
 )
-from worker.core.outputs import SequenceOutput, SequenceTimings
-from worker.core.sequence import Sequence
-from worker.core.stopping import FinishReason
-from worker.door import Door
-from worker.engine import Engine, StepReport
+from worker.face.door import Door
+from worker.face.kv_watch import Progress
+from worker.face.open_sequences import OpenSequences
+from worker.face.requirements import require_at_most
+from worker.face.streams import MAX_JOINED_OUTPUTS, ExecuteStream, Messages
 from worker.grammars.errors import GrammarError
 from worker.grammars.in_use import GrammarsInUse
 from worker.grammars.uncompiled import UncompiledRequests
-from worker.kv_watch import Progress
 from worker.metrics import WorkerMetrics
-from worker.open_sequences import OpenSequences
-from worker.reports import joined_outputs
-from worker.requirements import require_at_most
-from worker.streams import MAX_JOINED_OUTPUTS, ExecuteStream, Messages
 from worker.traces import SequenceTraces
 
 logger = logging.getLogger(__name__)
