@@ -138,8 +138,8 @@ def variable(cls: type[Settings], name: str) -> str:
 
 def _flags(cls: type[Settings], argv: list[str], prog: str) -> dict[str, object]:
     """What `argv` sets, as written. Raises click.UsageError; `--help` ends the process."""
-    inherited = {name for base in cls.__bases__ if issubclass(base, Settings) for name in base.model_fields}
-    fields = sorted(cls.model_fields.items(), key=lambda field: field[0] in inherited)
+    shared = ServiceSettings.model_fields if issubclass(cls, ServiceSettings) else {}
+    fields = sorted(cls.model_fields.items(), key=lambda field: field[0] in shared)
     command = _Command(
         prog,
         params=[_option(cls, name, field) for name, field in fields],

@@ -22,8 +22,7 @@ from common.stopwatch import Stopwatch
 from common.tracers import tracer_of
 from fissile import v1
 from fissile.errors import UnavailableError
-from worker.config import WorkerSettings
-from worker.config_rules import keys_of
+from worker.config import WorkerSettings, keys_of
 from worker.core.params import Grammar
 from worker.core.scheduler import Scheduler
 from worker.engine.engine import Engine, EngineExecutor, StepReport
