@@ -5,7 +5,7 @@ from functools import partial
 import torch
 
 from bench.common import finish, parse_arguments
-from bench.kernels import QWEN3_8B, TINY, Bench, measure_copy
+from bench.kernel_rig import QWEN3_8B, TINY, Bench
 from worker.kernels.delta import DELTA, GATED_NORM, DeltaParameters, DeltaSpec, DeltaState, GatedNormSpec
 from worker.kernels.select import Kernels
 from worker.kernels.step import Chunk, Step, StepBuffers
@@ -53,7 +53,7 @@ def measure_layer(bench: Bench, backend: str, step: Step, name: str) -> None:
 
 
 def measure(bench: Bench, rows: tuple[int, ...], prompts: tuple[int, ...], backends: tuple[str, ...]) -> None:
-    measure_copy(bench)
+    bench.measure_copy()
     for backend in backends:
         for num_rows in rows:
             measure_layer(bench, backend, Step(num_uniform_rows=num_rows, max_context_len=9), f"delta_rows_{num_rows}")

@@ -5,8 +5,7 @@ that a whole model would have displaced. `--tiles` also tries other tiles of the
 """
 
 import itertools
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -14,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from bench.bandwidth import copy_bandwidth
-from bench.common import Figure, finish, parse_arguments
+from bench.common import finish, parse_arguments
+from bench.kernel_rig import BLOCK_SIZE, QWEN3_8B, TINY, Bench
 from worker.kernels.elementwise import (
     EMBEDDING,
     GATED_ACTIVATION,
@@ -28,42 +27,12 @@ from worker.kernels.elementwise import (
 from worker.kernels.gqa import GQA, GqaCache, GqaKernel, GqaMetadata, GqaSpec, QkNorm
 from worker.kernels.linear import LINEAR, LinearSpec
 from worker.kernels.prepare import PREPARE_STEP
-from worker.kernels.select import Kernels
 from worker.kernels.step import Chunk, SlotTables, StagedRows, Step, StepBuffers
 from worker.kernels.weights import Dense
 from worker.parallel.group import Group
 
-BLOCK_SIZE = 16
 LONGEST_TABLE = 640
 """Blocks that a row may have: kernels prepare for rows longer than those here."""
-L2_BYTES = 200e6
-"""More than any card's L2 cache holds."""
-
-
-@dataclass(frozen=True)
-class Shapes:
-    hidden: int
-    intermediate: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    vocab: int
-
-    @property
-    def linears(self) -> dict[str, tuple[int, int]]:
-        """Name → (output, input features)."""
-        width = self.heads * self.head_dim
-        return {
-            "qkv": (width + 2 * self.kv_heads * self.head_dim, self.hidden),
-            "o": (self.hidden, width),
-            "gate_up": (2 * self.intermediate, self.hidden),
-            "down": (self.hidden, self.intermediate),
-            "head": (self.vocab, self.hidden),
-        }
-
-
-QWEN3_8B = Shapes(4096, 12288, 32, 8, 128, 151936)
-TINY = Shapes(64, 96, 4, 2, 16, 128)
 
 
 @dataclass(frozen=True)
@@ -85,57 +54,6 @@ FULL = Loads(
     linear=[1, 4, 8, 16, 32, 64],
 )
 SMALL = Loads([(4, 64)], [(2, 32, 3)], [(32, 0), (16, 32)], [4], [1, 4])
-
-
-class Bench:
-    def __init__(self, shapes: Shapes, device: torch.device, dtype: torch.dtype) -> None:
-        self.shapes, self.device, self.dtype = shapes, device, dtype
-        self.kernels = Kernels(device)
-        self.figures: dict[str, Figure] = {}
-        self.bandwidth = 0.0
-        """Bytes a second, of a copy."""
-
-    def noise(self, *shape: int) -> Tensor:
-        return torch.randn(shape, device=self.device, dtype=self.dtype) * 0.02
-
-    def integers(self, *shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
-        return torch.zeros(shape, device=self.device, dtype=dtype)
-
-    def time_us(self, calls: Sequence[Callable[[], object]], replays: int = 20) -> float:
-        """Microseconds of one call, of a graph of all of them."""
-        for call in calls[:2]:
-            call()
-        if self.device.type == "cpu":
-            start = time.perf_counter()
-            for call in calls:
-                call()
-            return (time.perf_counter() - start) / len(calls) * 1e6
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            for call in calls:
-                call()
-        graph.replay()
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        for _ in range(replays):
-            graph.replay()
-        end.record()
-        end.synchronize()
-        return begin.elapsed_time(end) / replays / len(calls) * 1e3
-
-    def keep(self, name: str, value: float, digits: int = 2) -> None:
-        self.figures[name] = round(value, digits)
-        print(f"{name} {self.figures[name]}", flush=True)
-
-    def copies(self, num_bytes: float, most: int = 256) -> int:
-        """How many of such tensors the L2 cache cannot hold."""
-        return max(2, min(most, int(L2_BYTES / num_bytes) + 1)) if self.device.type == "cuda" else 2
-
-
-def measure_copy(bench: Bench) -> None:
-    bench.bandwidth = copy_bandwidth(bench.device)
-    bench.keep("copy_gb_s", bench.bandwidth / 1e9, 0)
 
 
 def measure_linear(bench: Bench, rows: Sequence[int], *, tiles: bool) -> None:
@@ -293,7 +211,7 @@ def measure_prepare_step(bench: Bench, num_rows: int) -> None:
 
 
 def measure(bench: Bench, loads: Loads, *, tiles: bool) -> None:
-    measure_copy(bench)
+    bench.measure_copy()
     for num_rows, context_len in loads.decode:
         measure_decode(bench, num_rows, context_len)
     for num_rows, context_len, num_tokens in loads.verify:

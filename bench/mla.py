@@ -6,7 +6,7 @@ from functools import partial
 import torch
 
 from bench.common import finish, parse_arguments
-from bench.kernels import BLOCK_SIZE, QWEN3_8B, TINY, Bench, measure_copy
+from bench.kernel_rig import BLOCK_SIZE, QWEN3_8B, TINY, Bench
 from worker.kernels.mla import MLA, MlaSpec
 from worker.kernels.step import Step, StepBuffers
 
@@ -50,7 +50,7 @@ def measure_decode(bench: Bench, num_heads: int, num_rows: int, context_len: int
 
 
 def measure(bench: Bench, loads: Sequence[tuple[int, int]]) -> None:
-    measure_copy(bench)
+    bench.measure_copy()
     for num_heads in HEADS:
         for num_rows, context_len in loads:
             measure_decode(bench, num_heads, num_rows, context_len)

@@ -1,6 +1,6 @@
 """Quantised weights on one GPU: products alone, and models of Qwen3-8B's shape, beside those of bf16.
 
-Products by CUDA graph, each call with weights of its own (see `bench.kernels`). Models have random weights: in bf16,
+Products by CUDA graph, each call with weights of its own (see `bench.kernel_rig`). Models have random weights: in bf16,
 and stored as float8 in blocks of 128 × 128 and as 4 bits in groups of 128. Greedy, 128 tokens in, 128 out.
 """
 
@@ -14,7 +14,7 @@ import torch
 
 from bench.common import Figure, finish, median, parse_arguments
 from bench.gpu import FULL, GIB, PACKAGES, QUICK, Plan, run_once
-from bench.kernels import QWEN3_8B, TINY, Bench
+from bench.kernel_rig import QWEN3_8B, TINY, Bench
 from bench.models import GROUP, QUANTIZED, write_model
 from worker.kernels.linear import LINEAR, LinearSpec
 from worker.kernels.weights import Blocks, Dense, Grouped, Weight
