@@ -21,12 +21,26 @@ class Committer:
         self._beams = beams
 
     def commit(self, step: InFlightStep, output: BatchOutput) -> None:
-        """The hot loop: in the common case one token per row that does not stop anything (see stopping.py)."""
+        """Takes in what `step` brought. After it the state is whole."""
         state = self._state
-        number = step.batch.step
-        state.retire(number)
+        state.retire(step.batch.step)
+        state.counters.generated_tokens += self._commit_rows(step, output)
+        for row in step.batch.beam_rows:
+            # A search that ended meanwhile has dropped its beams.
+            if row in output.candidates and not step.rows[row].is_ended:
+                self._beams.receive(step.rows[row], output.candidates[row])
+        if state.groups.num_parked:
+            self._unpark(step.rows)
+        if state.leaders:
+            state.requeue(state.leaders.advance(step.rows))
+        if step.has_prefill:
+            state.last_prefill_seconds = output.run_seconds
+
+    def _commit_rows(self, step: InFlightStep, output: BatchOutput) -> int:
+        """The hot loop: in the common case one token per row that does not stop anything (see stopping.py). Returns
+        how many tokens are kept."""
+        state = self._state
         now = state.clock()
-        emit = state.outputs.append
         publish = self._blocks.publish
         running = SequenceStatus.RUNNING
         over = (SequenceStatus.FINISHED, SequenceStatus.ABORTED)
@@ -41,14 +55,14 @@ class Committer:
                 strict=True,
             )
         ):
-            status = seq.status
             if special and row in special:
                 num_generated += self._commit_special(row, step, output)
                 continue
+            status = seq.status
             if status is not running and status in over:
                 continue
             # Only what this step wrote: a sequence that came back meanwhile has other blocks, which a later step fills.
-            if computed + scheduled >= seq.publish_at and status is running and number >= seq.bound_step:
+            if computed + scheduled >= seq.publish_at and status is running and step.batch.step >= seq.bound_step:
                 publish(seq, computed + scheduled)
             if output.prompt_logprobs and row in output.prompt_logprobs:
                 self._report_prompt_logprobs(seq, computed, output.prompt_logprobs[row])
@@ -62,30 +76,18 @@ class Committer:
                 seq.time_first_token = now
                 state.has_urgent_outputs = True
             # One token that ends nothing, be it a stop sequence, below every limit: find_stop would go on.
-            if len(tokens) > 1 or tokens[0] in seq.stopping_token_ids or len(token_ids) + 1 >= seq.max_length:
-                num_generated += self._commit_with_stops(seq, tokens, logprobs)
-                if is_first:
-                    state.outputs[-1].num_cached_tokens, state.outputs[-1].timings = seq.num_cached_tokens, seq.timings
-                continue
-            num_generated += 1
-            token_ids.append(tokens[0])
-            news = SequenceOutput(seq.id, seq.index, len(token_ids) - 1 - seq.num_prompt_tokens, tokens)
-            if is_first:
-                news.num_cached_tokens, news.timings = seq.num_cached_tokens, seq.timings
-            if logprobs is not None:
+            if len(tokens) == 1 and tokens[0] not in seq.stopping_token_ids and len(token_ids) + 1 < seq.max_length:
+                num_generated += 1
+                token_ids.append(tokens[0])
+                news = SequenceOutput(seq.id, seq.index, len(token_ids) - 1 - seq.num_prompt_tokens, tokens)
                 news.logprobs = logprobs
-            emit(news)
-        for row in step.batch.beam_rows:
-            # A search that ended meanwhile has dropped its beams.
-            if row in output.candidates and step.rows[row].status not in over:
-                self._beams.receive(step.rows[row], output.candidates[row])
-        if state.groups.num_parked:
-            self._unpark(step.rows)
-        if state.leaders:
-            state.requeue(state.leaders.advance(step.rows))
-        state.counters.generated_tokens += num_generated
-        if step.has_prefill:
-            state.last_prefill_seconds = output.run_seconds
+                state.outputs.append(news)
+            else:
+                num_generated += self._commit_with_stops(seq, tokens, logprobs)
+            if is_first:
+                news = state.outputs[-1]
+                news.num_cached_tokens, news.timings = seq.num_cached_tokens, seq.timings
+        return num_generated
 
     def _commit_special(self, row: int, step: InFlightStep, output: BatchOutput) -> int:
         """A row that failed, or one with drafts. Returns how many tokens are kept."""
