@@ -6,11 +6,14 @@ from contextlib import aclosing
 
 import grpc
 from grpc_reflection.v1alpha import reflection_pb2
-from grpc_reflection.v1alpha.reflection import aio
+from grpc_reflection.v1alpha.reflection import SERVICE_NAME, aio
 
 from common.host_bound import HostBound
 from fissile.errors import InvalidArgumentError
 
+SERVICE_NAMES = (SERVICE_NAME, "grpc.reflection.v1.ServerReflection")
+"""The same on the wire: old tools know v1alpha alone, some others v1 alone. The package that we use has only the first,
+which is therefore the one that is listed and described."""
 MAX_STREAMS_OF_HOST = 32
 MAX_STREAMS = 1024
 MAX_REQUEST_BYTES = 4096
@@ -20,12 +23,23 @@ PAUSE_SECONDS = 0.005
 
 
 class ReflectionServicer(aio.ReflectionServicer):
-    """Of one server, with all its listeners."""
+    """Of one server, with all its listeners. It lists itself after `service_names`."""
 
     def __init__(self, service_names: Sequence[str]) -> None:
-        super().__init__(service_names)
+        super().__init__([*service_names, SERVICE_NAME])
         self._bound = HostBound("streams of server reflection", MAX_STREAMS_OF_HOST, MAX_STREAMS)
         self._turn = asyncio.Lock()
+
+    def serve(self, server: grpc.aio.Server) -> None:
+        """Before it starts, under each name."""
+        method = grpc.stream_stream_rpc_method_handler(
+            self.ServerReflectionInfo,
+            reflection_pb2.ServerReflectionRequest.FromString,
+            reflection_pb2.ServerReflectionResponse.SerializeToString,
+        )
+        server.add_generic_rpc_handlers(
+            [grpc.method_handlers_generic_handler(name, {"ServerReflectionInfo": method}) for name in SERVICE_NAMES]
+        )
 
     async def ServerReflectionInfo(
         self,

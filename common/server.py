@@ -17,13 +17,12 @@ from typing import Any, TypeVar
 import grpc
 from grpc_channelz.v1.channelz import add_channelz_servicer
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection_pb2_grpc
-from grpc_reflection.v1alpha.reflection import SERVICE_NAME as REFLECTION
 
 from common.decoding import decode
 from common.faults import log_fault
 from common.health import HealthServicer
 from common.ports import check_can_listen
+from common.reflection import SERVICE_NAMES as REFLECTION
 from common.reflection import ReflectionServicer
 from fissile.channel import MAX_MESSAGE_BYTES, SERVER_OPTIONS
 from fissile.errors import STATUS_DETAILS_KEY, FissileError, InternalError, InvalidArgumentError, UnavailableError
@@ -32,7 +31,7 @@ from fissile.tls import ServerTls
 logger = logging.getLogger(__name__)
 
 CHANNELZ = "grpc.channelz.v1.Channelz"
-OPEN_SERVICES = frozenset({health.SERVICE_NAME, REFLECTION})
+OPEN_SERVICES = frozenset({health.SERVICE_NAME, *REFLECTION})
 """For everybody: load balancers and tools have no key, and what these say is no secret."""
 
 S = TypeVar("S")
@@ -226,13 +225,13 @@ class ServiceServer:
         ]
         self._health = HealthServicer()
         names = [service_name, health.SERVICE_NAME, *([CHANNELZ] if channelz else ())]
-        self._reflection = ReflectionServicer([*names, REFLECTION])
+        self._reflection = ReflectionServicer(names)
         for listener in self._listeners:
             health_pb2_grpc.add_HealthServicer_to_server(self._health, listener)
             if channelz:
                 add_channelz_servicer(listener)
             if reflection:
-                reflection_pb2_grpc.add_ServerReflectionServicer_to_server(self._reflection, listener)
+                self._reflection.serve(listener)
 
     def serve(self, add_to_server: Callable[[S, grpc.aio.Server], None], servicer: S) -> None:
         """Before `start`. `add_to_server`: of the servicer's class, from its stubs."""

@@ -71,14 +71,24 @@ def test_health_follows_set_serving():
     assert with_server(scenario) == [NOT_SERVING] * 2 + [SERVING] * 2 + [NOT_SERVING] * 2
 
 
-def test_reflection_lists_the_service():
-    async def scenario(service, channel, port):
-        stub = reflection_pb2_grpc.ServerReflectionStub(channel)
-        call = stub.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))
-        response = await anext(aiter(call))
-        return [entry.name for entry in response.list_services_response.service]
+@pytest.mark.parametrize("version", ["v1alpha", "v1"])
+def test_reflection_lists_and_describes_the_services(version):
+    """Tools ask by either name, some by one alone."""
 
-    assert NAME in with_server(scenario)
+    async def scenario(service, channel, port):
+        ask = channel.stream_stream(
+            f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo",
+            reflection_pb2.ServerReflectionRequest.SerializeToString,
+            reflection_pb2.ServerReflectionResponse.FromString,
+        )
+        (listed,) = [r async for r in ask(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))]
+        names = [entry.name for entry in listed.list_services_response.service]
+        symbols = [reflection_pb2.ServerReflectionRequest(file_containing_symbol=name) for name in names]
+        described = [r.file_descriptor_response.file_descriptor_proto async for r in ask(iter(symbols))]
+        return names, [len(files) > 0 for files in described]
+
+    names, is_described = with_server(scenario)
+    assert NAME in names and is_described == [True] * len(names)
 
 
 def test_reflection_and_channelz_are_there_where_they_are_wanted():
