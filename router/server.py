@@ -13,10 +13,8 @@ from common.exposure import warn_if_exposed
 from common.garbage import freeze_loaded
 from common.loop_lag import LoopLag
 from common.metrics import new_registry, serve_metrics
-from common.open_files import affordable_connections, allow_open_files
 from common.ports import write_port_file
 from common.server import ServiceServer, stop_event_on_signals
-from common.state_log import StateLog
 from common.tracers import tracer_of
 from fissile.errors import UnavailableError
 from fissile.v1 import add_GenerationServiceServicer_to_server
@@ -41,10 +39,12 @@ from router.fleet.workers import WorkerSet
 from router.metrics import Gauges, RouterMetrics, WorkerGauge
 from router.model.chat_template import template_of_operator
 from router.model.tokenizer import TokenizerStore
+from router.open_files import affordable_connections, allow_open_files
 from router.open_requests import OpenRequests
 from router.preparing import Preparation
 from router.reception import Reception
 from router.service import GenerationService
+from router.state_log import StateLog
 
 if TYPE_CHECKING:
     from router.http.server import HttpServer

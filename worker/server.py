@@ -18,7 +18,6 @@ from common.loop_lag import LoopLag
 from common.metrics import new_registry, serve_metrics
 from common.ports import write_port_file
 from common.server import ServiceServer
-from common.stopwatch import Stopwatch
 from common.tracers import tracer_of
 from fissile import v1
 from fissile.errors import UnavailableError
@@ -35,6 +34,7 @@ from worker.face.convert_group import ModelLimits
 from worker.face.served_files import ServedFiles
 from worker.face.service import LoadedWorker, RankProfiles, WorkerService
 from worker.grammars.in_use import GrammarsInUse
+from worker.lap_watch import LapWatch
 from worker.metrics import WorkerMetrics
 from worker.runner.config import ModelInfo
 from worker.threads import in_thread
@@ -125,7 +125,7 @@ class WorkerServer:
 
     async def load(self) -> None:
         """Load the model and serve. Raises ModelError, ExecutorError, ConfigError or UnavailableError."""
-        watch = Stopwatch()
+        watch = LapWatch()
         files, model = await asyncio.gather(self._offer_files(), self._start_executor())
         watch.lap("files and ranks")
         self._engine = engine = self._make_engine(model)

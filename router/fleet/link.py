@@ -15,7 +15,6 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from common.state_log import StateLog
 from fissile.channel import MAX_MESSAGE_BYTES, aio_channel
 from fissile.errors import (
     FissileError,
@@ -49,6 +48,7 @@ from router.fleet.session import Session
 from router.latency import LatencyWindows
 from router.model.served import Version
 from router.model.tokenizer import Tokenizer, TokenizerStore
+from router.state_log import StateLog
 
 logger = logging.getLogger(__name__)
 

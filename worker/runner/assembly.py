@@ -5,12 +5,12 @@ from dataclasses import dataclass
 
 import torch
 
-from common.stopwatch import Stopwatch
 from worker.attention.interface import CacheBuilder
 from worker.core.cache.pools import PoolKind, PoolPlan, PoolSpec, bytes_of
 from worker.grammars.masks import SlotGrammars
 from worker.kernels.select import Kernels
 from worker.kernels.step import StepBuffers
+from worker.lap_watch import LapWatch
 from worker.models.base import CausalLM
 from worker.models.state_head import StateHead
 from worker.parallel.group import Group
@@ -152,7 +152,7 @@ def _peak(assembly: Assembly) -> PeakMemory:
     return measure_peak(assembly.runner(NOTHING), largest, sizes.largest() if sizes else None, assembly.kernels.device)
 
 
-def compile_ahead(assembly: Assembly, watch: Stopwatch) -> None:
+def compile_ahead(assembly: Assembly, watch: LapWatch) -> None:
     """What the kernels' backend compiles, all together; otherwise each of the first steps would wait for some of it."""
     compiler = assembly.kernels.compiler(torch.get_num_threads())
     if compiler is not None:

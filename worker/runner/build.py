@@ -4,13 +4,13 @@ import logging
 
 import torch
 
-from common.stopwatch import Stopwatch
 from worker.attention.interface import make_builders
 from worker.core.cache.pools import PoolKind, bytes_of
 from worker.grammars.compiler import GrammarCompiler
 from worker.grammars.masks import SlotGrammars
 from worker.kernels.native.build import this_cpu
 from worker.kernels.select import Kernels
+from worker.lap_watch import LapWatch
 from worker.layers.setup import LayerSetup
 from worker.loader.config import CommonConfig
 from worker.loader.errors import ModelConfigError
@@ -53,14 +53,14 @@ def build_runner(
     config: RunnerConfig,
     tp: Group,
     local_rank: int = 0,
-    watch: Stopwatch | None = None,
+    watch: LapWatch | None = None,
     *,
     ep: Group = ALONE,
     dp: Group = ALONE,
 ) -> tuple[ModelRunner, ModelInfo]:
     """`watch` is told of each part. All ranks of `ep` must call alike. Raises ModelError, KernelBackendError,
     CacheMemoryError or ValueError, each with what to do about it."""
-    watch = watch or Stopwatch()
+    watch = watch or LapWatch()
     device = resolve_device(config.device, local_rank)
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -104,7 +104,7 @@ def build_runner(
 
 
 def _draft_model(
-    config: RunnerConfig, opened: OpenedModel, setup: LayerSetup, model: CausalLM, max_model_len: int, watch: Stopwatch
+    config: RunnerConfig, opened: OpenedModel, setup: LayerSetup, model: CausalLM, max_model_len: int, watch: LapWatch
 ) -> tuple[DraftModel | None, int]:
     """Who drafts beside `model`, if somebody does in the ranks, and the bytes of its weights."""
     match config.drafter:

@@ -5,9 +5,9 @@ from typing import cast
 
 import torch
 
-from common.stopwatch import Stopwatch
 from worker.kernels.select import Kernels
 from worker.kernels.weights import Blocks, Grouped, Quantization
+from worker.lap_watch import LapWatch
 from worker.layers.experts import RoutedExperts
 from worker.layers.setup import LayerSetup, quantized_kind
 from worker.loader.checkpoint import Checkpoint
@@ -67,7 +67,7 @@ def layer_setup(
 
 
 def load_model(
-    opened: OpenedModel, config: RunnerConfig, setup: LayerSetup, max_model_len: int, watch: Stopwatch
+    opened: OpenedModel, config: RunnerConfig, setup: LayerSetup, max_model_len: int, watch: LapWatch
 ) -> tuple[CausalLM, int]:
     """The model, its weights filled and packed, and their bytes as loaded. Raises ModelError."""
     checkpoint, model_config = opened.checkpoint, replace(opened.config, max_model_len=max_model_len)

@@ -3,8 +3,8 @@
 import logging
 from dataclasses import replace
 
-from common.stopwatch import Stopwatch
 from worker.attention.interface import make_builders
+from worker.lap_watch import LapWatch
 from worker.layers.setup import LayerSetup
 from worker.loader.config import CommonConfig
 from worker.loader.errors import ModelConfigError, ModelError
@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 
 def load_draft(
-    config: RunnerConfig, target: CommonConfig, like: LayerSetup, max_model_len: int, watch: Stopwatch
+    config: RunnerConfig, target: CommonConfig, like: LayerSetup, max_model_len: int, watch: LapWatch
 ) -> tuple[DraftModel, int]:
     """The draft model beside `target`, on the devices and in the dtype of `like`, and the bytes of its weights. Raises
     ModelConfigError, with its name."""

@@ -6,8 +6,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from common.stopwatch import Stopwatch
 from worker.attention.interface import make_builders
+from worker.lap_watch import LapWatch
 from worker.layers.kept_states import KeptStates
 from worker.layers.setup import LayerSetup
 from worker.loader.checkpoint import Checkpoint
@@ -33,7 +33,7 @@ MAP = "d2t"
 
 
 def load_eagle3(
-    config: RunnerConfig, target: CommonConfig, like: LayerSetup, model: CausalLM, max_model_len: int, watch: Stopwatch
+    config: RunnerConfig, target: CommonConfig, like: LayerSetup, model: CausalLM, max_model_len: int, watch: LapWatch
 ) -> tuple[DraftModel, int]:
     """The draft of `model`, on the devices and in the dtype of `like`, and the bytes of its weights; `model` keeps the
     states that it needs from now on. Raises ModelConfigError, with its name."""

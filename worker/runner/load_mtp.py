@@ -3,8 +3,8 @@
 import logging
 from dataclasses import replace
 
-from common.stopwatch import Stopwatch
 from worker.attention.interface import make_builders
+from worker.lap_watch import LapWatch
 from worker.layers.setup import LayerSetup
 from worker.loader.config import ModelConfig
 from worker.loader.errors import ModelConfigError
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 def load_mtp(
-    opened: OpenedModel, config: RunnerConfig, setup: LayerSetup, model: CausalLM, max_model_len: int, watch: Stopwatch
+    opened: OpenedModel, config: RunnerConfig, setup: LayerSetup, model: CausalLM, max_model_len: int, watch: LapWatch
 ) -> tuple[DraftModel, int]:
     """The layers for multi-token prediction of `model`, no more than there can be drafts, and the bytes of their
     weights. Raises ModelError."""

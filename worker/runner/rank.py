@@ -23,13 +23,13 @@ import torch.distributed as dist
 
 from common.faults import log_fault
 from common.garbage import freeze_loaded
-from common.stopwatch import Stopwatch, process_seconds
 from fissile.parent import EXIT_ORPHANED
 from worker.core.batch import ScheduledBatch
 from worker.grammars.compiler import GrammarCompiler
 from worker.grammars.errors import GrammarError
 from worker.kernels.operation import KernelBackendError
 from worker.kernels.step import Round
+from worker.lap_watch import LapWatch, process_seconds
 from worker.loader.errors import ModelError
 from worker.processes.messages import Receiver, Sender, receive, send
 from worker.runner.build import build_runner, resolve_device
@@ -164,7 +164,7 @@ def _compile(compiler: GrammarCompiler, message: Compile, replies: Replies) -> N
 
 
 def _start(setup: Setup, place: Place, replies: Replies) -> tuple[ModelRunner, Meeting]:
-    config, watch = setup.config, Stopwatch()
+    config, watch = setup.config, LapWatch()
     watch.lap("process and imports", process_seconds())
     torch.set_num_threads(config.num_threads or max(1, physical_cores() // place.num_local_ranks))
     device = resolve_device(config.device, place.local_rank)

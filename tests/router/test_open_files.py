@@ -4,7 +4,7 @@ import resource
 
 import pytest
 
-from common.open_files import affordable_connections
+from router.open_files import affordable_connections
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 import asyncio
 
-from common.state_log import StateLog
+from router.state_log import StateLog
 
 QUIET = 0.1
 

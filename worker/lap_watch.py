@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 
-class Stopwatch:
+class LapWatch:
     """Runs from when it is made."""
 
     def __init__(self) -> None:

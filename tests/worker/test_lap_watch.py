@@ -2,13 +2,13 @@
 
 import time
 
-from common.stopwatch import Stopwatch, process_seconds
+from worker.lap_watch import LapWatch, process_seconds
 
 
 def test_parts_are_told_in_order_and_add_up(monkeypatch):
     now = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    watch = Stopwatch()
+    watch = LapWatch()
     watch.lap("imports", 1.5)
     now = 102.0
     watch.lap("weights")
