@@ -6,6 +6,7 @@ One asyncio event loop per process (grpc.aio needs that).
 import asyncio
 import inspect
 import logging
+import math
 import os
 import signal
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -31,6 +32,9 @@ from fissile.tls import ServerTls
 logger = logging.getLogger(__name__)
 
 CHANNELZ = "grpc.channelz.v1.Channelz"
+RETRY_PUSHBACK_KEY = "grpc-retry-pushback-ms"
+"""What RetryInfo says to programs, for gRPC's own retries, which read none."""
+MAX_PUSHBACK_MS = 2**31 - 1
 OPEN_SERVICES = frozenset({health.SERVICE_NAME, *REFLECTION})
 """For everybody: load balancers and tools have no key, and what these say is no secret."""
 
@@ -175,8 +179,11 @@ async def abort(context: grpc.aio.ServicerContext, error: Exception, method: str
         log_fault(logger, error, "%s failed", method)
         error = InternalError("internal error; the server's log has the details")
     status = error.to_status()
+    trailers: list[tuple[str, str | bytes]] = [(STATUS_DETAILS_KEY, status.SerializeToString())]
+    if error.retry_after is not None:
+        trailers.append((RETRY_PUSHBACK_KEY, str(min(math.ceil(error.retry_after * 1000), MAX_PUSHBACK_MS))))
     try:
-        await context.abort(error.code, status.message, ((STATUS_DETAILS_KEY, status.SerializeToString()),))
+        await context.abort(error.code, status.message, tuple(trailers))
     except grpc.aio.InternalError as gone:
         raise asyncio.CancelledError from gone
 

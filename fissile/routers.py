@@ -17,7 +17,7 @@ from fissile.errors import FissileError, InvalidArgumentError, UnavailableError
 from fissile.tls import ClientTls
 
 ANSWER_SECONDS = 5.0
-"""For the headers of a stream, which a router sends at once: one that does not is stopped or cut off."""
+"""For the headers of a stream, which a router sends within a second: one that does not is stopped or cut off."""
 
 C = TypeVar("C")
 Method = Callable[[Stub], Callable[..., Any]]

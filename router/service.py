@@ -1,8 +1,9 @@
 """GenerationService on gRPC: hands calls to the `GenerationApi`."""
 
+import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Any
+from typing import Any, Self
 
 from google.protobuf.message import Message
 
@@ -30,10 +31,11 @@ from router.callers.callers import Callers
 
 Context = Any  # grpc.aio.ServicerContext, which has no types
 
+HEADERS_SECONDS = 1.0
+"""Clients with several routers go on to the next one when none have come within `ANSWER_SECONDS`."""
+
 
 class GenerationService(GenerationServiceServicer):
-    """Streams send their initial metadata at once: a quiet one must not look like a dead server."""
-
     def __init__(self, api: GenerationApi, callers: Callers, readers: Readers) -> None:
         self._api = api
         self._callers = callers
@@ -69,13 +71,14 @@ class GenerationService(GenerationServiceServicer):
 
     async def _send(self, answers: AsyncGenerator[Message], caller: Caller, context: Context) -> None:
         """Written, not yielded to gRPC: each layer between would need a generator that every message goes through."""
-        await context.send_initial_metadata(())
         answer: Message | None = None
         try:
-            async with aclosing(answers):
+            async with aclosing(answers), Headers(context) as headers:
                 try:
                     async with self._readers.watched() as reader:
                         async for answer in answers:
+                            if not headers.are_sent:
+                                await headers.send()
                             reader.begin()
                             await context.write(answer)
                             reader.end()
@@ -84,6 +87,36 @@ class GenerationService(GenerationServiceServicer):
         except StalledReaderError as error:
             with self._readers.lingering(caller.name, answer.ByteSize() if answer else 0):
                 await abort(context, error, "a stream")
+
+
+class Headers:
+    """The initial metadata of a stream: sent before its first message, or when it has been quiet for HEADERS_SECONDS,
+    lest it look like a dead server. Not at once: gRPC's own retries (a client's `retryPolicy`) are for calls that end
+    without any, as one does that is refused within the block."""
+
+    def __init__(self, context: Context) -> None:
+        self.are_sent = False
+        self._context = context
+        self._sending: asyncio.Future[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        self._timer = asyncio.get_running_loop().call_later(HEADERS_SECONDS, self._begin)
+        return self
+
+    async def __aexit__(self, *_error: object) -> None:
+        """Nobody ends the call while they are on their way: gRPC would send them once more."""
+        self._timer.cancel()
+        if self._sending is not None and not self.are_sent:
+            await self._sending
+
+    async def send(self) -> None:
+        """Once, by whoever is about to write."""
+        self._timer.cancel()
+        await (self._sending or self._context.send_initial_metadata(()))
+        self.are_sent = True
+
+    def _begin(self) -> None:
+        self._sending = asyncio.ensure_future(self._context.send_initial_metadata(()))
 
 
 def _traceparent(context: Context) -> str:
