@@ -6,7 +6,7 @@ python -m tests.models.table    writes it into the README
 from bench.readme import README, replaced
 from tests.models.cases import Family, all_families
 from worker.loader.families.registry import FAMILIES
-from worker.loader.gguf_families import FAMILIES as GGUF_FAMILIES
+from worker.loader.gguf.families import FAMILIES as GGUF_FAMILIES
 
 BEGIN, END = "<!-- models: python -m tests.models.table -->\n", "<!-- end of models -->\n"
 HEADER = "| models | `architectures` | attention | GGUF |\n|---|---|---|---|\n"

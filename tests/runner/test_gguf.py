@@ -24,8 +24,8 @@ from tests.runner.gguf_files import write_gguf
 from tests.runner.test_logits import assert_logits, capture_logits
 from worker.loader.config import ModelConfig
 from worker.loader.errors import ModelConfigError, UnknownArchitectureError, WeightsError
-from worker.loader.gguf_config import config_from_gguf
-from worker.loader.gguf_file import GGUFFile, GGUFTensor, read_gguf
+from worker.loader.gguf.config import config_from_gguf
+from worker.loader.gguf.file import GGUFFile, GGUFTensor, read_gguf
 from worker.loader.load_config import load_model_config
 from worker.loader.rope import RopeConfig, YarnScaling
 from worker.loader.source import resolve_model

@@ -24,7 +24,7 @@ from tests.runner.gguf_files import metadata_of, write_metadata
 from tests.runner.test_logits import capture_logits
 from worker.core.model_drafter import ModelDrafter
 from worker.loader.errors import ModelConfigError, WeightsError
-from worker.loader.gguf_file import GGUFTensor
+from worker.loader.gguf.file import GGUFTensor
 
 EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(.*)")
 

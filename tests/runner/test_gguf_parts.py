@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from tests.runner.gguf_files import metadata_of, tensors_of, write_gguf, write_metadata
 from worker.loader.errors import ModelError, ModelNotFoundError
 from worker.loader.fingerprint import model_fingerprint
-from worker.loader.gguf_checkpoint import GGUFCheckpoint
+from worker.loader.gguf.checkpoint import GGUFCheckpoint
 from worker.loader.load_config import load_model_config
 from worker.loader.open import open_checkpoint
 from worker.loader.source import default_served_name, resolve_model

@@ -35,8 +35,8 @@ from worker.layers.kept_experts import KeptExperts
 from worker.layers.setup import LayerSetup
 from worker.loader.checkpoint import fill
 from worker.loader.experts import ExpertsConfig
-from worker.loader.gguf_checkpoint import GGUFLazyTensor
-from worker.loader.gguf_file import GGUFTensor
+from worker.loader.gguf.checkpoint import GGUFLazyTensor
+from worker.loader.gguf.file import GGUFTensor
 from worker.parallel.group import ALONE, Group
 from worker.runner.config import RunnerConfig
 from worker.runner.load import layer_setup, open_model

@@ -17,8 +17,8 @@ from worker.layers.kept_experts import KeptExperts
 from worker.layers.loaded import LoadedWeight
 from worker.layers.loaded_experts import LoadedExperts
 from worker.layers.setup import LayerSetup
-from worker.loader.gguf_checkpoint import GGUFLazyTensor
-from worker.loader.gguf_file import GGUFTensor
+from worker.loader.gguf.checkpoint import GGUFLazyTensor
+from worker.loader.gguf.file import GGUFTensor
 from worker.loader.quantized.mxfp4 import MxFp4Tensor
 from worker.loader.quantized.parts import Parts
 from worker.loader.safetensors_file import SafetensorsCheckpoint

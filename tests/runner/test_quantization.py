@@ -19,9 +19,9 @@ from worker.kernels.weights import Blocks, Dense
 from worker.layers.loaded import LoadedWeight
 from worker.layers.setup import LayerSetup
 from worker.loader.errors import ModelConfigError
-from worker.loader.gguf_blocks import read_blocks
-from worker.loader.gguf_checkpoint import GGUFLazyTensor
-from worker.loader.gguf_file import GGUFTensor
+from worker.loader.gguf.blocks import read_blocks
+from worker.loader.gguf.checkpoint import GGUFLazyTensor
+from worker.loader.gguf.file import GGUFTensor
 from worker.parallel.group import ALONE, Group
 from worker.runner.build import build_runner
 from worker.runner.config import RunnerConfig

@@ -10,7 +10,7 @@ from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerBas
 from tests.data.greedy_reference import FILE, greedy, load_model
 from tests.runner.conftest import make_driver
 from tests.runner.driver import Driver
-from worker.loader.gguf_checkpoint import GGUFCheckpoint
+from worker.loader.gguf.checkpoint import GGUFCheckpoint
 from worker.loader.load_config import load_model_config
 from worker.loader.source import resolve_model
 from worker.loader.tokenizer import load_tokenizer_files

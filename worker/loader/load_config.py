@@ -18,7 +18,7 @@ def load_common_config(source: ModelSource, model_impl: str) -> CommonConfig:
 def load_model_config(source: ModelSource) -> ModelConfig:
     """Raises as `load_common_config`."""
     if source.format is SourceFormat.GGUF:
-        from worker.loader.gguf_config import load_gguf_config
+        from worker.loader.gguf.config import load_gguf_config
 
         return load_gguf_config(source.path)
     return load_hf_config(source.path)

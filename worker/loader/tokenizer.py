@@ -29,7 +29,7 @@ def load_tokenizer_files(source: ModelSource) -> TokenizerFiles:
     """Read the tokenizer of a directory, or make one from a GGUF file's metadata. Raises ModelError naming the file
     that is at fault."""
     if source.format is SourceFormat.GGUF:
-        from worker.loader.gguf_tokenizer import gguf_tokenizer_files
+        from worker.loader.gguf.tokenizer import gguf_tokenizer_files
 
         return TokenizerFiles(gguf_tokenizer_files(source.path))
     files = read_tokenizer_files(source.path)

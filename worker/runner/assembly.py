@@ -15,7 +15,9 @@ from worker.models.base import CausalLM
 from worker.models.state_head import StateHead
 from worker.parallel.group import Group
 from worker.runner.config import RunnerConfig
-from worker.runner.drafting import Drafting, DraftModel
+from worker.runner.drafting.drafting import Drafting, DraftModel
+from worker.runner.drafting.from_states import StateDrafting
+from worker.runner.drafting.recurrent import RecurrentDrafting
 from worker.runner.entries import EntryMover
 from worker.runner.forward import ForwardPass
 from worker.runner.graphs import GraphSizes, graph_contexts
@@ -23,10 +25,8 @@ from worker.runner.memory import GIB, CacheMemoryError, plan_on_cpu, plan_on_gpu
 from worker.runner.model_runner import ModelRunner, RunnerParts
 from worker.runner.prepare import StepPreparer
 from worker.runner.probe import PeakMemory, dummy_batch, largest_batch, measure_peak
-from worker.runner.recurrent_drafting import RecurrentDrafting
 from worker.runner.rehearsal import compile_kernels
 from worker.runner.slots import SlotState
-from worker.runner.state_drafting import StateDrafting
 
 NOTHING = PoolPlan(num_blocks=0, num_groups=0, num_page_bytes=0, num_state_bytes=0)
 """The spare block and group alone: what a dummy step needs."""

@@ -20,14 +20,14 @@ from worker.models.base import CausalLM
 from worker.parallel.group import ALONE, Group
 from worker.runner.assembly import Assembly, SizedCache, compile_ahead, size_cache, warm_up
 from worker.runner.config import MemoryReport, ModelInfo, RunnerConfig
-from worker.runner.drafting import DraftModel
+from worker.runner.drafting.drafting import DraftModel
+from worker.runner.drafting.load_draft import load_draft
+from worker.runner.drafting.load_eagle3 import load_eagle3
+from worker.runner.drafting.load_mtp import load_mtp
 from worker.runner.dtypes import is_emulated, resolve_dtype
 from worker.runner.fit import check_devices, check_fit
 from worker.runner.graphs import MANY_TOKENS, GraphSizes
 from worker.runner.load import OpenedModel, layer_setup, load_model, open_model
-from worker.runner.load_draft import load_draft
-from worker.runner.load_eagle3 import load_eagle3
-from worker.runner.load_mtp import load_mtp
 from worker.runner.memory import GIB, physical_cores
 from worker.runner.model_runner import ModelRunner
 

@@ -18,7 +18,7 @@ from worker.kernels.transfer import indices
 from worker.models.base import CausalLM
 from worker.parallel.group import Group
 from worker.runner.cuda_graphs import CudaGraphs
-from worker.runner.drafting import Drafting
+from worker.runner.drafting.drafting import Drafting
 from worker.runner.entries import EntryMover
 from worker.runner.forward import ForwardPass
 from worker.runner.graphs import GraphDevice, GraphSizes, Outputs

@@ -6,7 +6,7 @@ from torch import Tensor
 from worker.kernels.select import Kernels
 from worker.models.state_head import StateHead
 from worker.parallel.group import Group
-from worker.runner.drafting import Drafting, DraftModel
+from worker.runner.drafting.drafting import Drafting, DraftModel
 from worker.runner.graphs import GraphDevice, GraphSizes, GreedyChoice, Outputs
 from worker.runner.prepare import StepInputs, StepPreparer
 from worker.runner.slots import SlotState

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from worker.loader.errors import ModelConfigError
 from worker.loader.fields import Fields
-from worker.loader.gguf_config import ENDING_KEYS, ENDING_TEXTS, TOKENIZER
-from worker.loader.gguf_file import read_gguf
-from worker.loader.gguf_sentence_piece import sentence_piece
+from worker.loader.gguf.config import ENDING_KEYS, ENDING_TEXTS, TOKENIZER
+from worker.loader.gguf.file import read_gguf
+from worker.loader.gguf.sentence_piece import sentence_piece
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -16,7 +16,7 @@ from worker.kernels.select import Kernels
 from worker.kernels.step import Round
 from worker.kernels.transfer import to_device
 from worker.parallel.group import Group
-from worker.runner.drafting import Drafting, DraftModel
+from worker.runner.drafting.drafting import Drafting, DraftModel
 from worker.runner.prepare import StepPreparer
 from worker.runner.slots import SlotState
 

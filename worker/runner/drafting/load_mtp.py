@@ -13,7 +13,7 @@ from worker.models.base import CausalLM
 from worker.models.registry import MTP_KINDS, create_mtp
 from worker.models.weights import pack_weights
 from worker.runner.config import RunnerConfig
-from worker.runner.drafting import DraftModel
+from worker.runner.drafting.drafting import DraftModel
 from worker.runner.load import OpenedModel, fill, has_experts
 from worker.runner.memory import GIB
 

@@ -7,11 +7,11 @@ from worker.loader.ending_tokens import ending_tokens
 from worker.loader.errors import UnknownArchitectureError, WeightsError
 from worker.loader.families.dense import head_dim, num_kv_heads
 from worker.loader.fields import Fields
-from worker.loader.gguf_families import ARCHITECTURE, FAMILIES
-from worker.loader.gguf_file import GGUFFile
-from worker.loader.gguf_gemma3 import gemma3_from_gguf
-from worker.loader.gguf_moe import glm4_moe_from_gguf, qwen3_moe_from_gguf
-from worker.loader.gguf_parts import read_gguf_parts
+from worker.loader.gguf.families import ARCHITECTURE, FAMILIES
+from worker.loader.gguf.file import GGUFFile
+from worker.loader.gguf.gemma3 import gemma3_from_gguf
+from worker.loader.gguf.moe import glm4_moe_from_gguf, qwen3_moe_from_gguf
+from worker.loader.gguf.parts import read_gguf_parts
 from worker.loader.rope import YARN_BETA_FAST, YARN_BETA_SLOW, RopeConfig, YarnScaling, yarn_attention_factor
 
 TOKENIZER = "tokenizer.ggml."

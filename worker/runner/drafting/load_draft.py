@@ -9,7 +9,7 @@ from worker.layers.setup import LayerSetup
 from worker.loader.config import CommonConfig
 from worker.loader.errors import ModelConfigError, ModelError
 from worker.runner.config import RunnerConfig
-from worker.runner.drafting import DraftModel
+from worker.runner.drafting.drafting import DraftModel
 from worker.runner.load import layer_setup, load_model, open_model
 from worker.runner.memory import GIB
 

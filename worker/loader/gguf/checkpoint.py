@@ -9,10 +9,10 @@ from torch import Tensor
 from worker.kernels.weights import Blocks
 from worker.loader.config import ModelConfig
 from worker.loader.errors import WeightsError
-from worker.loader.gguf_blocks import read_blocks
-from worker.loader.gguf_families import ARCHITECTURE, FAMILIES
-from worker.loader.gguf_file import GGUFTensor
-from worker.loader.gguf_parts import read_gguf_parts
+from worker.loader.gguf.blocks import read_blocks
+from worker.loader.gguf.families import ARCHITECTURE, FAMILIES
+from worker.loader.gguf.file import GGUFTensor
+from worker.loader.gguf.parts import read_gguf_parts
 
 _IN_CONFIG = {"rope_freqs.weight"}
 

@@ -4,7 +4,7 @@ own tensors, and the names of all of them say how many there are. No torch."""
 from pathlib import Path
 
 from worker.loader.errors import WeightsError
-from worker.loader.gguf_file import GGUFFile, GGUFTensor, read_gguf
+from worker.loader.gguf.file import GGUFFile, GGUFTensor, read_gguf
 from worker.loader.source import gguf_parts
 
 NUMBER, COUNT, NUM_TENSORS = "split.no", "split.count", "split.tensors.count"

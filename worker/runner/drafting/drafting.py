@@ -45,7 +45,7 @@ class DraftModel:
 
     @property
     def has_state(self) -> bool:
-        """Of each request, which cannot take back what it took in: see `worker.runner.recurrent_drafting`."""
+        """Of each request, which cannot take back what it took in: see `worker.runner.drafting.recurrent`."""
         return any(spec.kind is PoolKind.STATE for builder in self.builders for spec in builder.pool_specs())
 
     def pool_specs(self) -> list[PoolSpec]:

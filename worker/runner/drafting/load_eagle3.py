@@ -23,9 +23,9 @@ from worker.models.dense import DecoderForCausalLM
 from worker.models.eagle3 import Eagle3Head
 from worker.models.weights import pack_weights
 from worker.runner.config import RunnerConfig
-from worker.runner.drafting import DraftModel
+from worker.runner.drafting.drafting import DraftModel
+from worker.runner.drafting.load_draft import check_vocabulary, warn_of_context
 from worker.runner.load import OpenedModel, fill, layer_setup
-from worker.runner.load_draft import check_vocabulary, warn_of_context
 from worker.runner.memory import GIB
 
 logger = logging.getLogger(__name__)
