@@ -223,6 +223,8 @@ class ServiceServer:
             "grpc.max_receive_message_length": max_request_bytes,
             **options,
             "grpc.so_reuseport": int(num_listeners > 1),
+            # Would note each call and message, whether anybody may ask for it or not.
+            "grpc.enable_channelz": int(channelz),
         }
         self._listeners = [
             grpc.aio.server(
