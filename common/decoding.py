@@ -7,7 +7,7 @@ from typing import Any
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import DecodeError
 
-from common.field_count import check_num_fields
+from common.field_count import FEW_BYTES, check_num_fields
 from common.wire_format import length_delimited_fields
 from fissile.errors import MAX_VIOLATIONS, FieldViolation, InvalidArgumentError
 
@@ -21,7 +21,8 @@ async def decode(raw: bytes, parse: Callable[[bytes], Any]) -> Any:
     """A message by its `FromString`. Raises InvalidArgumentError, naming string fields that are not UTF-8, the field
     that nests too deeply, and the one that was too many."""
     descriptor = parse.__self__.DESCRIPTOR  # type: ignore[attr-defined]
-    await check_num_fields(raw, descriptor)
+    if len(raw) > FEW_BYTES:
+        await check_num_fields(raw, descriptor)
     try:
         return parse(raw)
     except DecodeError as error:

@@ -38,7 +38,10 @@ def all_of(*checks: Check) -> Check:
     """The first fault of several checks."""
 
     def check(value: Any, limits: Limits) -> Fault | str | None:
-        return next((fault for one in checks if (fault := one(value, limits))), None)
+        for one in checks:
+            if fault := one(value, limits):
+                return fault
+        return None
 
     return check
 

@@ -93,6 +93,8 @@ def _structured_output(options: GenerationOptions) -> Iterator[FieldViolation]:
 
 def _token_choice(sampling: SamplingParams, limits: Limits) -> Iterator[FieldViolation]:
     """Some token must be left."""
+    if not sampling.banned_token_ids and not sampling.bad_token_sequences:
+        return
     banned = set(sampling.banned_token_ids)
     banned.update(sequence.token_ids[0] for sequence in sampling.bad_token_sequences if len(sequence.token_ids) == 1)
     if sampling.allowed_token_ids and banned.issuperset(sampling.allowed_token_ids):

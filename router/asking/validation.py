@@ -36,11 +36,10 @@ class _Node:
 
     name: str
     is_each: bool
-    has_presence: bool
+    may_be_absent: bool
+    """Nothing is wrong with it where it is not set, or with a list or text that is empty."""
     check: Check | None = None
     below: dict[str, "_Node"] = field(default_factory=dict)
-    may_be_empty: bool = False
-    """Nothing is wrong with a list or text that is not there."""
 
 
 def _tree(kind: type[Message], rules: Mapping[str, Check]) -> dict[str, _Node]:
@@ -52,10 +51,11 @@ def _tree(kind: type[Message], rules: Mapping[str, Check]) -> dict[str, _Node]:
         for step in path.split("."):
             name = step.removesuffix("[]")
             descriptor = holder.fields_by_name[name]
-            node = level.setdefault(step, _Node(name, step != name, descriptor.has_presence))
+            is_each = step != name
+            node = level.setdefault(step, _Node(name, is_each, may_be_absent=is_each or descriptor.has_presence))
             level, holder = node.below, descriptor.message_type
         node.check = check
-        node.may_be_empty = not node.has_presence and (node.is_each or not check(descriptor.default_value, _LEAST))
+        node.may_be_absent = node.may_be_absent or not check(descriptor.default_value, _LEAST)
     return root
 
 
@@ -115,24 +115,32 @@ def check_length(field: str, num_tokens: int, limits: Limits) -> None:
 
 
 def _broken(message: Message, tree: dict[str, _Node], limits: Limits, at: str = "") -> Iterator[FieldViolation]:
+    values = {field.name: value for field, value in message.ListFields()}
     lists_at_fault = set()
     for node in tree.values():
-        if (node.has_presence and not message.HasField(node.name)) or node.name in lists_at_fault:
+        name = node.name
+        if (node.may_be_absent and name not in values) or name in lists_at_fault:
             continue
-        value = getattr(message, node.name)
-        if node.may_be_empty and not value:
+        value = values[name] if name in values else getattr(message, name)
+        if node.is_each:
+            for i, entry in enumerate(value):
+                yield from _broken_at(f"{at}{name}[{i}]", node, entry, limits)
             continue
-        if not node.is_each:
-            for violation in _broken_at(f"{at}{node.name}", node, value, limits):
-                lists_at_fault.add(node.name)
-                yield violation
-            continue
-        for i, entry in enumerate(value):
-            yield from _broken_at(f"{at}{node.name}[{i}]", node, entry, limits)
+        for violation in _broken_at(f"{at}{name}", node, value, limits):
+            lists_at_fault.add(name)
+            yield violation
 
 
-def _broken_at(path: str, node: _Node, value: Any, limits: Limits) -> Iterator[FieldViolation]:
+def _broken_at(path: str, node: _Node, value: Any, limits: Limits) -> Iterable[FieldViolation]:
     fault = node.check(value, limits) if node.check else None
+    if not node.below and not fault:
+        return ()
+    return _violations(path, node, value, limits, fault)
+
+
+def _violations(
+    path: str, node: _Node, value: Any, limits: Limits, fault: Fault | str | None
+) -> Iterator[FieldViolation]:
     if isinstance(fault, Fault):
         yield FieldViolation(path + fault.at, fault.text)
     elif fault:
