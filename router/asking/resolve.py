@@ -29,8 +29,9 @@ def resolve(
     if n * len(prompt.token_ids) > bounds.MAX_FANOUT_TOKENS:
         raise InvalidArgumentError.of("options.n", f"n × prompt tokens must not exceed {bounds.MAX_FANOUT_TOKENS}")
     skip_special_tokens = options.skip_special_tokens if options.HasField("skip_special_tokens") else True
-    is_free = not (prompt.grammar or options.sampling.HasField("structured_output"))
-    is_beam_search = options.sampling.HasField("beam_search")
+    own = options.sampling
+    is_free = not (prompt.grammar or own.HasField("structured_output"))
+    is_beam_search = own.HasField("beam_search")
     stops = tuple(options.stop) or (served.tokenizer.defaults.stop if is_free and not is_beam_search else ())
     # As with bad words: what is a token that the model does not have never comes.
     special = ((served.tokenizer.special_token_id(stop), stop) for stop in stops)
@@ -42,11 +43,12 @@ def resolve(
         prompt=prompt,
         n=n,
         sampling=_sampling(options, served, bad_token_sequences, prompt),
+        seed=own.seed if own.HasField("seed") else secrets.randbits(64),
         max_tokens=options.max_tokens if options.HasField("max_tokens") else None,
         text=TextRules(
             send_text=output.text if output.HasField("text") else True,
             send_token_ids=output.token_ids,
-            send_logprobs=options.sampling.HasField("num_logprobs"),
+            send_logprobs=own.HasField("num_logprobs"),
             stops=stops,
             special_stops=special_stops,
             include_stop=options.include_stop,
@@ -84,8 +86,7 @@ def _sampling(
     for name in ("num_logprobs", "num_prompt_logprobs"):
         if sampling.HasField(name):
             setattr(sampling, name, min(getattr(sampling, name), served.info.vocab_size))
-    if not sampling.HasField("seed"):
-        sampling.seed = secrets.randbits(64)
+    sampling.ClearField("seed")
     return sampling
 
 

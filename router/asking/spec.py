@@ -56,6 +56,9 @@ class RequestSpec:
     prompt: Prompt
     n: int
     sampling: SamplingParams
+    """Without a seed."""
+    seed: int
+    """Of the first completion."""
     max_tokens: int | None
     """None: what context and cache of the worker leave."""
     text: TextRules
@@ -103,15 +106,10 @@ class RequestSpec:
         self, generated: Mapping[int, List[int]], *, asks_prompt_logprobs: bool, deadline: float | None
     ) -> SequenceGroup:
         """For the completions with these indices, each going on behind its tokens so far. `deadline`: seconds left."""
-        sampling = SamplingParams()
-        sampling.CopyFrom(self.sampling)
-        sampling.ClearField("seed")
-        if not asks_prompt_logprobs:
-            sampling.ClearField("num_prompt_logprobs")
-        return SequenceGroup(
+        group = SequenceGroup(
             request_id=self.request_id,
             prompt_token_ids=self.prompt.token_ids,
-            sampling=sampling,
+            sampling=self.sampling,
             stop_token_ids=self.stop_token_ids,
             stop_token_sequences=self.stop_token_sequences,
             max_tokens=self.max_tokens,
@@ -121,7 +119,10 @@ class RequestSpec:
             priority=self.priority,
             cache_salt=self.cache_salt,
             sequences=[
-                Sequence(index=index, seed=(self.sampling.seed + index) % 2**64, token_ids=token_ids)
+                Sequence(index=index, seed=(self.seed + index) % 2**64, token_ids=token_ids)
                 for index, token_ids in generated.items()
             ],
         )
+        if not asks_prompt_logprobs:
+            group.sampling.ClearField("num_prompt_logprobs")
+        return group

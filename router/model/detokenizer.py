@@ -19,7 +19,7 @@ from itertools import dropwhile, islice, takewhile
 from typing import Protocol
 
 REPLACEMENT = "\ufffd"
-_MAX_CHARACTER_BYTES = 4
+MAX_CHARACTER_BYTES = 4
 MAX_HELD_BYTES = 64
 """Of a run of byte tokens that may still turn out to be no text: what is longer is shown as it comes."""
 _MAX_WINDOW = 64
@@ -39,9 +39,9 @@ class Detokenizer(Protocol):
         """The rest, at the end."""
 
 
-def last_shown(prompt: Sequence[int], hidden: Set[int]) -> list[int]:
+def last_shown(prompt: Sequence[int], hidden: Set[int], most: int = MAX_HELD_BYTES + 1) -> list[int]:
     """The last tokens of a prompt that have text: as many as the text of what follows can depend on."""
-    return list(islice((i for i in reversed(prompt) if i not in hidden), MAX_HELD_BYTES + 1))[::-1]
+    return list(islice((i for i in reversed(prompt) if i not in hidden), most))[::-1]
 
 
 class ByteDetokenizer:
@@ -53,7 +53,7 @@ class ByteDetokenizer:
         self._table = table
         self._begun = b""
         """A character that is not complete, of the prompt at first."""
-        self.feed(prompt[-_MAX_CHARACTER_BYTES:])
+        self.feed(prompt[-MAX_CHARACTER_BYTES:])
 
     def feed(self, token_ids: Sequence[int]) -> str:
         table = self._table
@@ -97,7 +97,7 @@ class WindowDetokenizer:
         is_held = text.endswith(REPLACEMENT)
         delta = self._show(text[:-1] if is_held else text)
         if is_held and len(self._ids) > _MAX_WINDOW:
-            self._ids = self._ids[-_MAX_CHARACTER_BYTES:]
+            self._ids = self._ids[-MAX_CHARACTER_BYTES:]
             self._num_context, self._shown = 0, self._decode(self._ids)[:-1]
         elif delta and not is_held:
             self._move()

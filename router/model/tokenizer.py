@@ -18,6 +18,7 @@ from fissile.v1 import GetTokenizerResponse
 from router.model.chat_template import ChatTemplate, json_object, load_template
 from router.model.defaults import Defaults, read_defaults
 from router.model.detokenizer import (
+    MAX_CHARACTER_BYTES,
     ByteDetokenizer,
     Detokenizer,
     FallbackDetokenizer,
@@ -166,9 +167,10 @@ class Tokenizer:
         """Makes a new one for each completion of `prompt`. Special tokens in `shown` are never skipped. `is_eager`: a
         character comes with the token that completes it, see `FallbackDetokenizer`."""
         hidden = self._hidden(frozenset(shown)) if skip_special_tokens else frozenset()
-        before = last_shown(prompt, hidden)
         if self._byte_level:
+            before = last_shown(prompt, hidden, MAX_CHARACTER_BYTES)
             return partial(ByteDetokenizer, self._visible(hidden) if hidden else self._bytes, before)
+        before = last_shown(prompt, hidden)
         if self._byte_of:
             return partial(FallbackDetokenizer, self._decode_all, self._byte_of, hidden, before, is_eager=is_eager)
         return partial(WindowDetokenizer, self._decode_all, hidden, before)

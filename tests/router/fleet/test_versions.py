@@ -247,6 +247,7 @@ def test_a_prompt_is_made_by_tokenizer_and_template_of_the_version_that_gets_it(
 def spec(version, max_tokens):
     return RequestSpec(
         request_id="r", model="m", version=version, prompt=Prompt("text", [1] * 10), n=1, sampling=SamplingParams(),
+        seed=0,
         max_tokens=max_tokens, text=TextRules(),
     )  # fmt: skip
 
