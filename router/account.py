@@ -52,16 +52,13 @@ class Account:
         self._opened = requests
 
     def close(self, metrics: RouterMetrics) -> None:
-        workers = list(dict.fromkeys(request.worker for request in self._opened if request.worker))
-        totals = RequestTotals(
-            end=self.end,
-            model=self.model,
-            worker=workers[0] if workers else "",
-            num_prompt_tokens=sum(len(request.spec.prompt.token_ids) for request in self._opened),
-            num_cached_tokens=sum(request.num_cached_tokens for request in self._opened),
-            num_expected_cached_tokens=sum(request.num_expected_cached_tokens for request in self._opened),
-            num_completion_tokens=sum(request.num_completion_tokens for request in self._opened),
-        )
+        workers = list(dict.fromkeys([request.worker for request in self._opened if request.worker]))
+        totals = RequestTotals(self.end, self.model, workers[0] if workers else "")
+        for request in self._opened:
+            totals.num_prompt_tokens += len(request.spec.prompt.token_ids)
+            totals.num_cached_tokens += request.num_cached_tokens
+            totals.num_expected_cached_tokens += request.num_expected_cached_tokens
+            totals.num_completion_tokens += request.num_completion_tokens
         metrics.ended(totals)
         if self._tracer.is_on:
             self._end_span(totals)

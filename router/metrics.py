@@ -129,8 +129,10 @@ class _OfModel:
     def add(self, totals: RequestTotals) -> None:
         self.prompt.observe(totals.num_prompt_tokens)
         self.completion.observe(totals.num_completion_tokens)
-        self.cached.inc(totals.num_cached_tokens)
-        self.expected_cached.inc(totals.num_expected_cached_tokens)
+        if totals.num_cached_tokens:
+            self.cached.inc(totals.num_cached_tokens)
+        if totals.num_expected_cached_tokens:
+            self.expected_cached.inc(totals.num_expected_cached_tokens)
 
 
 class RouterMetrics:

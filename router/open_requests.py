@@ -32,15 +32,16 @@ class OpenRequests:
         key = client, request_id
         if key in self._by_id:
             raise AlreadyExistsError(f"request_id: {request_id!r} is open already")
-        with self._places.taken(client, num_prompts):
-            self._by_id[key] = ()
-            self._empty.clear()
-            try:
-                yield
-            finally:
-                del self._by_id[key]
-                if not self._by_id:
-                    self._empty.set()
+        self._places.take(client, num_prompts)
+        self._by_id[key] = ()
+        self._empty.clear()
+        try:
+            yield
+        finally:
+            self._places.give(client, num_prompts)
+            del self._by_id[key]
+            if not self._by_id:
+                self._empty.set()
 
     def add(self, request_id: str, client: str, requests: Sequence[OpenRequest]) -> None:
         """Into the places of that id."""

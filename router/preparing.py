@@ -32,6 +32,8 @@ class Preparation:
             options.routing_key,
         )
         *shorter, longest = self._versions.in_order(model, wish)
+        if not shorter and len(model.versions) == 1:  # nobody chooses by what is on its way
+            return longest, await self._specs(request, longest, longest, request_id, cache_salt)
         for served in shorter:
             try:
                 with self._versions.counted(served):

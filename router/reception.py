@@ -41,7 +41,9 @@ class Reception:
         """The request of a call. Raises DeadlineExceededError if it does not come."""
         self._connections.begun(context)
         client = self._client(context)
-        gate = self._gates.setdefault(client, Gate(MAX_INCOMING))
+        gate = self._gates.get(client)
+        if gate is None:
+            gate = self._gates[client] = Gate(MAX_INCOMING)
         try:
             async with gate.entered(client, 1.0):
                 await self._ration.granted(client, 1.0)

@@ -7,7 +7,7 @@ for clients that are not there.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 from fissile.errors import ResourceExhaustedError
 
@@ -69,11 +69,21 @@ class Budget:
         else:
             self._held.pop(client, None)
 
-    @contextmanager
-    def taken(self, client: str, amount: int) -> Iterator[None]:
+    def taken(self, client: str, amount: int) -> AbstractContextManager[None]:
         """For as long as the block lasts. Raises as `take` does."""
-        self.take(client, amount)
-        try:
-            yield
-        finally:
-            self.give(client, amount)
+        return _Taken(self, client, amount)
+
+
+class _Taken(AbstractContextManager[None]):
+    __slots__ = ("_amount", "_budget", "_client")
+
+    def __init__(self, budget: Budget, client: str, amount: int) -> None:
+        self._budget = budget
+        self._client = client
+        self._amount = amount
+
+    def __enter__(self) -> None:
+        self._budget.take(self._client, self._amount)
+
+    def __exit__(self, *_: object) -> None:
+        self._budget.give(self._client, self._amount)

@@ -106,7 +106,9 @@ class FairQueue(Generic[T]):
 
     def serve(self, client: str, cost: float) -> None:
         """Count what is served, here or without having waited."""
-        self._floor = max(self._floor, self._served.get(client, 0.0))
+        served = self._served.get(client, 0.0)
+        if served > self._floor:
+            self._floor = served
         self._set(client, self._floor + cost)
 
     def charge(self, client: str, cost: float) -> None:

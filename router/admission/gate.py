@@ -1,8 +1,7 @@
 """So many at a time. Others wait, and their clients take turns."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 
 from router.admission.fair_queue import FairQueue
 
@@ -23,14 +22,9 @@ class Gate:
     def is_idle(self) -> bool:
         return self._num_free == self._limit
 
-    @asynccontextmanager
-    async def entered(self, client: str, cost: float) -> AsyncIterator[None]:
+    def entered(self, client: str, cost: float) -> AbstractAsyncContextManager[None]:
         """While the block lasts, it is one of them. `cost`: how much of its share the client takes by it."""
-        await self.enter(client, cost)
-        try:
-            yield
-        finally:
-            self.leave()
+        return _Entered(self, client, cost)
 
     async def enter(self, client: str, cost: float) -> None:
         """Exactly one `leave` must follow, unless it is cancelled."""
@@ -56,3 +50,18 @@ class Gate:
             if not passed.done():
                 self._num_free -= 1
                 passed.set_result(None)
+
+
+class _Entered(AbstractAsyncContextManager[None]):
+    __slots__ = ("_client", "_cost", "_gate")
+
+    def __init__(self, gate: Gate, client: str, cost: float) -> None:
+        self._gate = gate
+        self._client = client
+        self._cost = cost
+
+    async def __aenter__(self) -> None:
+        await self._gate.enter(self._client, self._cost)
+
+    async def __aexit__(self, *_: object) -> None:
+        self._gate.leave()

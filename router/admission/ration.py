@@ -28,7 +28,7 @@ class Ration:
 
     def __init__(self) -> None:
         self._left = UNITS_PER_TURN
-        """Of this turn; below zero it is taken from the next ones."""
+        """Until it is used up, whatever turns that takes; below zero it is taken from the next ones."""
         self._urgent: FairQueue[Callback] = FairQueue()
         self._line: FairQueue[Callback] = FairQueue()
         self._is_coming_back = False
@@ -47,7 +47,7 @@ class Ration:
     def spend(self, cost: float) -> None:
         """What is done in this turn costs so much more than was thought."""
         self._left -= cost
-        if not self._is_coming_back:
+        if self._left <= 0 and not self._is_coming_back:
             self._is_coming_back = True
             asyncio.get_running_loop().call_soon(self._next_turn)
 
@@ -69,8 +69,7 @@ class Ration:
             ticket = line.pop()
             self.spend(ticket.cost)
             ticket.item()
-        if self._left < UNITS_PER_TURN:
-            self.spend(0.0)
+        self.spend(0.0)
 
 
 def _grant(waiting: "asyncio.Future[None]") -> None:

@@ -6,9 +6,10 @@ HTTP needs none of this: there a reader that takes nothing holds up its connecti
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Self
 
 from fissile.errors import ResourceExhaustedError
 from router.admission.admission import Admission
@@ -18,13 +19,32 @@ class StalledReaderError(ResourceExhaustedError):
     """It read nothing for too long."""
 
 
-@dataclass(slots=True, eq=False)
 class Reader:
-    """`begin` and `end` stand around each write: cheaper by far than a time-out of its own for each."""
+    """An `async with` block in which a client is written to. `begin` and `end` stand around each write: cheaper by far
+    than a time-out of its own for each."""
 
-    limit: asyncio.Timeout
-    since: float | None = None
-    """When the write began that is going on."""
+    __slots__ = ("_readers", "limit", "since")
+
+    def __init__(self, readers: "Readers") -> None:
+        self._readers = readers
+        self.limit = asyncio.timeout(None)
+        self.since: float | None = None
+        """When the write began that is going on."""
+
+    async def __aenter__(self) -> Self:
+        await self.limit.__aenter__()
+        self._readers.add(self)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._readers.remove(self)
+        try:
+            await self.limit.__aexit__(kind, error, traceback)
+        except TimeoutError as late:
+            text = f"nothing of the answer was read for {self._readers.timeout:g} s (write-timeout)"
+            raise StalledReaderError(text) from late
 
     def begin(self) -> None:
         self.since = time.monotonic()
@@ -37,29 +57,23 @@ class Readers:
     """Used on one event loop; looks at all that are written to a few times within `timeout` seconds."""
 
     def __init__(self, timeout: float, admission: Admission) -> None:
-        self._timeout = timeout
+        self.timeout = timeout
         self._admission = admission
         self._readers: set[Reader] = set()
         self._timer: asyncio.TimerHandle | None = None
 
-    @asynccontextmanager
-    async def watched(self) -> AsyncIterator[Reader]:
+    def watched(self) -> Reader:
         """For as long as the block lasts. A write that takes too long ends the block with StalledReaderError."""
-        try:
-            async with asyncio.timeout(None) as limit:
-                reader = Reader(limit)
-                self._readers.add(reader)
-                self._come_back()
-                try:
-                    yield reader
-                finally:
-                    self._readers.discard(reader)
-        except TimeoutError as error:
-            if not limit.expired():
-                raise
-            raise StalledReaderError(
-                f"nothing of the answer was read for {self._timeout:g} s (write-timeout)"
-            ) from error
+        return Reader(self)
+
+    def add(self, reader: Reader) -> None:
+        """Called by the reader."""
+        self._readers.add(reader)
+        self._come_back()
+
+    def remove(self, reader: Reader) -> None:
+        """Called by the reader."""
+        self._readers.remove(reader)
 
     @contextmanager
     def lingering(self, client: str, num_bytes: int) -> Iterator[None]:
@@ -70,11 +84,11 @@ class Readers:
 
     def _come_back(self) -> None:
         if self._timer is None and self._readers:
-            self._timer = asyncio.get_running_loop().call_later(self._timeout / 4, self._look)
+            self._timer = asyncio.get_running_loop().call_later(self.timeout / 4, self._look)
 
     def _look(self) -> None:
         self._timer = None
-        now, too_old = asyncio.get_running_loop().time(), time.monotonic() - self._timeout
+        now, too_old = asyncio.get_running_loop().time(), time.monotonic() - self.timeout
         for reader in self._readers:
             if reader.since is not None and reader.since < too_old:
                 reader.limit.reschedule(now)

@@ -6,8 +6,7 @@ empty after each, for as long as others may need to catch up. In both lines clie
 """
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from contextlib import AbstractAsyncContextManager, nullcontext
 
 from router.admission.gate import Gate
 from router.admission.ration import CALL, Ration
@@ -34,20 +33,37 @@ class Turns:
     def num_waiting(self) -> int:
         return self._small.num_waiting + self._large.num_waiting
 
-    @asynccontextmanager
-    async def turn(self, client: str, num_bytes: int) -> AsyncIterator[None]:
+    def turn(self, client: str, num_bytes: int) -> AbstractAsyncContextManager[None]:
         """Wait for it; it lasts as long as the block."""
-        gate = self._small if num_bytes < LARGE_BYTES else self._large
-        await gate.enter(client, num_bytes + BASE_BYTES)
-        try:
-            await self._ration.granted(client, CALL)
-            yield
-        finally:
-            if gate is self._small:
-                gate.leave()
-            else:
-                asyncio.get_running_loop().call_later(num_bytes * PAUSE_SECONDS, gate.leave)
+        return _Turn(self._small if num_bytes < LARGE_BYTES else self._large, self._ration, client, num_bytes)
 
     def turn_if_large(self, client: str, num_bytes: int) -> AbstractAsyncContextManager[None]:
         """For what costs a small request next to nothing."""
         return nullcontext() if num_bytes < LARGE_BYTES else self.turn(client, num_bytes)
+
+
+class _Turn(AbstractAsyncContextManager[None]):
+    __slots__ = ("_client", "_gate", "_num_bytes", "_ration")
+
+    def __init__(self, gate: Gate, ration: Ration, client: str, num_bytes: int) -> None:
+        self._gate = gate
+        self._ration = ration
+        self._client = client
+        self._num_bytes = num_bytes
+
+    async def __aenter__(self) -> None:
+        await self._gate.enter(self._client, self._num_bytes + BASE_BYTES)
+        try:
+            await self._ration.granted(self._client, CALL)
+        except BaseException:
+            self._leave()
+            raise
+
+    async def __aexit__(self, *_: object) -> None:
+        self._leave()
+
+    def _leave(self) -> None:
+        if self._num_bytes < LARGE_BYTES:
+            self._gate.leave()
+        else:
+            asyncio.get_running_loop().call_later(self._num_bytes * PAUSE_SECONDS, self._gate.leave)

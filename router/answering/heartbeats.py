@@ -3,7 +3,7 @@ for many of them gets fewer."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 MAX_PER_SECOND = 100
 """Of all streams of a client together."""
@@ -19,12 +19,12 @@ class Heartbeats:
         self._num_streams: Counter[str] = Counter()
         """That want some, by client."""
 
-    @contextmanager
-    def counted(self, client: str, wanted: float | None) -> Iterator[Silence | None]:
+    def counted(self, client: str, wanted: float | None) -> AbstractContextManager[Silence | None]:
         """A stream of this client, for as long as the block lasts. `wanted`: seconds between two; None: none."""
-        if wanted is None:
-            yield None
-            return
+        return nullcontext() if wanted is None else self._counted(client, wanted)
+
+    @contextmanager
+    def _counted(self, client: str, wanted: float) -> Iterator[Silence]:
         self._num_streams[client] += 1
         try:
             yield lambda: max(wanted, self._num_streams[client] / MAX_PER_SECOND)

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 
 from fissile.errors import QuotaExceededError
@@ -90,15 +90,17 @@ class Quotas:
         self._clock = clock
         self._usages: dict[str, _Usage] = {}
 
-    @contextmanager
-    def opened(self, caller: Caller, num_requests: int = 1) -> Iterator[Tab]:
+    def opened(self, caller: Caller, num_requests: int = 1) -> AbstractContextManager[Tab]:
         """While its block lasts, so many requests more are open. Raises QuotaExceededError, and counts nothing, if that
         is more than the caller may have."""
-        usage = self._admitted(caller, num_requests) if caller.quota.has_limits else None
+        if not caller.quota.has_limits:
+            return nullcontext(Tab(caller, None, self._clock))
+        return self._opened(caller, num_requests)
+
+    @contextmanager
+    def _opened(self, caller: Caller, num_requests: int) -> Iterator[Tab]:
+        usage = self._admitted(caller, num_requests)
         tab = Tab(caller, usage, self._clock)
-        if usage is None:
-            yield tab
-            return
         usage.tabs.add(tab)
         usage.num_open += num_requests
         try:

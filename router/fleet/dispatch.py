@@ -4,8 +4,8 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 
 from common.tracing import Span
@@ -54,24 +54,37 @@ class Dispatcher:
     queue: WorkerQueue
     ration: Ration
 
-    @asynccontextmanager
-    async def dispatched(self, requests: Sequence[OpenRequest], time_left: TimeLeft) -> AsyncIterator[None]:
+    def dispatched(self, requests: Sequence[OpenRequest], time_left: TimeLeft) -> AbstractAsyncContextManager[None]:
         """While its block lasts, the requests are on workers or on their way to one; what cannot be helped fails them.
         Raises InvalidArgumentError for one that is too large for a worker, ResourceExhaustedError where too many wait.
         """
-        journeys = [_Journey(self, request, time_left) for request in requests]
+        return Journeys([_Journey(self, request, time_left) for request in requests])
+
+
+class Journeys(AbstractAsyncContextManager[None]):
+    """Of one call."""
+
+    __slots__ = ("_journeys",)
+
+    def __init__(self, journeys: Sequence["_Journey"]) -> None:
+        self._journeys = journeys
+
+    async def __aenter__(self) -> None:
         try:
-            for journey in journeys:
+            for journey in self._journeys:
                 await journey.turn_of_loop()
                 journey.begin()
-            yield
-        finally:
-            await self._end(journeys)
+        except BaseException:
+            await self._end()
+            raise
 
-    async def _end(self, journeys: Sequence["_Journey"]) -> None:
+    async def __aexit__(self, *_: object) -> None:
+        await self._end()
+
+    async def _end(self) -> None:
         """One after the other, in turns of the loop that have room for them: a call may have 4,096 sequences to abort.
         Whoever is cancelled once more meanwhile ends the rest at once."""
-        left = deque(journeys)
+        left = deque(self._journeys)
         try:
             while left:
                 left.popleft().end()

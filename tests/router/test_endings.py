@@ -3,14 +3,14 @@
 import asyncio
 import gc
 import tracemalloc
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import grpc
 import pytest
 
 from fissile.v1 import FinishReason, GenerateRequest, GenerationOptions, GenerationServiceStub, OutputOptions, Prompt
 from router.answering.request import OpenRequest
-from router.fleet.dispatch import Dispatcher
+from router.fleet.dispatch import Journeys
 from router.fleet.outbox import MAX_BATCH_COMMANDS
 from tests.fakes import tokenizer as toys
 from tests.fakes.system import collect, error_of, run_system, until
@@ -331,10 +331,10 @@ class Journey:
 
 def test_a_call_that_is_cancelled_while_it_ends_ends_whole():
     ended = []
-    dispatcher = Dispatcher(*[None] * len(fields(Dispatcher)))
+    journeys = Journeys([Journey(ended, number) for number in range(9)])
 
     async def scenario():
-        ending = asyncio.create_task(dispatcher._end([Journey(ended, number) for number in range(9)]))
+        ending = asyncio.create_task(journeys.__aexit__(None, None, None))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         assert ended == [0, 1]
