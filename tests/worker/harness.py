@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from fissile.channel import aio_channel
 from fissile.v1 import (
@@ -31,6 +32,7 @@ from worker.server import WorkerServer
 WAIT_SECONDS = 60
 TOKENIZER = TokenizerFiles({"tokenizer.json": b"x" * 2_500_000, "empty.json": b""})
 FILES = ServedFiles(TOKENIZER, model_fingerprint="f1")
+SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 
 _prompts = itertools.count(11)
 
@@ -228,3 +230,15 @@ async def quiet(system: System) -> None:
             await asyncio.sleep(0.002)
     await asyncio.wrap_future(engine.call(lambda s: s.check_integrity()))
     assert (load.num_running, load.num_waiting, load.num_swapped) == (0, 0, 0)
+
+
+async def health(system: System, service: str = "") -> int:
+    async with aio_channel(system.address) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        return (await stub.Check(health_pb2.HealthCheckRequest(service=service))).status
+
+
+async def until_health(system: System, status: int) -> None:
+    async with asyncio.timeout(20):
+        while await health(system) != status:
+            await asyncio.sleep(0.002)

@@ -7,8 +7,7 @@ from click.testing import CliRunner
 
 from fissile.cli import main
 from fissile.v1 import UndrainRequest
-from tests.worker.harness import connect, run_worker, sequence, until
-from tests.worker.test_lifecycle import NOT_SERVING, SERVING, health, until_health
+from tests.worker.harness import NOT_SERVING, SERVING, connect, health, run_worker, sequence, until, until_health
 
 
 async def command(*arguments, **environment):
