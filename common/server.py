@@ -20,10 +20,10 @@ from grpc_channelz.v1.channelz import add_channelz_servicer
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from common.decoding import decode
+from common.entrance import Admit, Entrance, admit_all
 from common.faults import log_fault
 from common.health import HealthServicer
 from common.ports import check_can_listen
-from common.reflection import SERVICE_NAMES as REFLECTION
 from common.reflection import ReflectionServicer
 from fissile.channel import MAX_MESSAGE_BYTES, SERVER_OPTIONS
 from fissile.errors import STATUS_DETAILS_KEY, FissileError, InternalError, InvalidArgumentError, UnavailableError
@@ -35,8 +35,7 @@ CHANNELZ = "grpc.channelz.v1.Channelz"
 RETRY_PUSHBACK_KEY = "grpc-retry-pushback-ms"
 """What RetryInfo says to programs, for gRPC's own retries, which read none."""
 MAX_PUSHBACK_MS = 2**31 - 1
-OPEN_SERVICES = frozenset({health.SERVICE_NAME, *REFLECTION})
-"""For everybody: load balancers and tools have no key, and what these say is no secret."""
+
 
 S = TypeVar("S")
 Handler = Any  # grpc.RpcMethodHandler, which has no types
@@ -44,19 +43,6 @@ Parse = Callable[[bytes], Any]
 """`FromString` of a message."""
 Decode = Callable[[bytes], Awaitable[Any]]
 """Raises InvalidArgumentError for bytes that will not do."""
-Admit = Callable[[str, grpc.aio.ServicerContext], None]
-"""Looks at who calls a method (`/package.Service/Method`), and raises a FissileError if they may not."""
-
-
-def admit_all(_method: str, _context: grpc.aio.ServicerContext) -> None:
-    pass
-
-
-def service_of(method: str) -> str:
-    """`package.Service` of `/package.Service/Method`; of what is no such name, none that there is."""
-    return method.partition("/")[2].partition("/")[0]
-
-
 Read = Callable[[Any, grpc.aio.ServicerContext], Awaitable[Any]]
 """From the messages of a call, as bytes, to its request or an iterator of requests."""
 Take = Callable[[Decode, grpc.aio.ServicerContext], Awaitable[Any]]
@@ -217,6 +203,7 @@ class ServiceServer:
         """
         self._service_name = service_name
         self._tls = tls
+        self._entrance = Entrance(admit)
         self._closing = asyncio.Lock()
         all_options = {
             **dict(SERVER_OPTIONS),
@@ -228,7 +215,8 @@ class ServiceServer:
         }
         self._listeners = [
             grpc.aio.server(
-                interceptors=[*interceptors, ErrorInterceptor(admit, take)], options=list(all_options.items())
+                interceptors=[*interceptors, ErrorInterceptor(self._entrance.let_in, take)],
+                options=list(all_options.items()),
             )
             for _ in range(num_listeners)
         ]
@@ -275,6 +263,7 @@ class ServiceServer:
     async def stop(self, grace: float) -> None:
         """Refuse new calls, give open ones `grace` seconds, then cancel them. Whoever watches health hears of it."""
         await self._health.enter_graceful_shutdown()
+        await self._entrance.shut()
         await self.close(grace)
 
     async def close(self, grace: float) -> None:

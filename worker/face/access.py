@@ -9,7 +9,7 @@ from enum import IntEnum
 import grpc
 
 from common.authentication import KeyTable, digest_of, header_of
-from common.server import OPEN_SERVICES, service_of
+from common.entrance import OPEN_SERVICES, service_of
 from fissile.errors import PermissionDeniedError, UnauthenticatedError
 
 logger = logging.getLogger(__name__)
