@@ -47,6 +47,18 @@ def test_a_row_is_the_same_alone_and_in_any_batch(rig: Rig, rows: int) -> None:
     assert torch.equal(linear(x[:rows], packed), linear(x, packed)[:rows])
 
 
+@pytest.mark.parametrize(("bits", "block"), [(4, 32), (8, 32), (8, 16)])
+@pytest.mark.parametrize("in_features", [1056, 96])
+def test_a_row_of_blocks_is_the_same_alone_and_among_many(rig: Rig, bits: int, block: int, in_features: int) -> None:
+    """Of more inputs, and more rows, than are taken at a time where blocks are unpacked; a panel that is not full."""
+    linear = rig.choose(LINEAR, LinearSpec(in_features, 70, Blocks))
+    packed = linear.pack(Blocks.of(rig.noise(70, in_features, seed=1), bits).in_form(bits, block))
+    x = rig.noise(110, in_features)
+    alone = torch.cat([linear(row[None], packed) for row in x])
+    for rows in (6, 13, 14, 15, 97, 110):
+        assert torch.equal(linear(x[:rows], packed), alone[:rows])
+
+
 def test_a_row_attends_the_same_alone_and_in_any_batch(rig: Rig) -> None:
     """Of more keys than are taken at a time, and cut among the threads."""
     rows = Rows(rig, (6, 2, 16), [1, 1, 1], [700, 3, 300], 16)

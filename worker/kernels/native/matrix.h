@@ -4,7 +4,7 @@
 // inputs, in one chain, whatever the number of rows: a row comes out the same alone and in any batch.
 #pragma once
 
-#include "blocks.h"
+#include "unpacked.h"
 #include "vector.h"
 
 constexpr int PANEL = 2 * W;
@@ -97,4 +97,31 @@ static void tile(
         if (num_rows > R) return tile<R + 1>(rows, first, num_rows, matrix, panel, pass, sums);
     }
     tile_of<R>(rows, first, matrix, panel, pass, sums);
+}
+
+constexpr int MAX_PASS_ROWS = std::max(MAX_TILE_ROWS, UNPACKED_ROWS);
+
+// How many of so many rows pass over a panel together. To unpack it is worth while for more than two tiles.
+static inline int rows_of_a_pass(const Matrix &matrix, int num_rows) {
+    return matrix.bits != 32 && num_rows > 2 * MAX_TILE_ROWS ? MAX_PASS_ROWS : MAX_TILE_ROWS;
+}
+
+// The sums of a pass: of more rows than a tile has, the panel is unpacked.
+static inline void pass_over(
+    const Rows &rows, int first, int num_rows, const Matrix &matrix, int panel, Pass pass, float *sums) {
+#if !defined(__AVX512F__)
+    if (num_rows > MAX_TILE_ROWS) {
+        const size_t size = panel_bytes(matrix);
+        const uint8_t *data = static_cast<const uint8_t *>(matrix.data) + panel * size;
+        const uint8_t *ahead = data + pass.next * size;
+        if (matrix.bits == 4)
+            unpacked_sums<4, 32>(rows.quantized, first, num_rows, data, ahead, sums);
+        else if (matrix.block == 32)
+            unpacked_sums<8, 32>(rows.quantized, first, num_rows, data, ahead, sums);
+        else
+            unpacked_sums<8, 16>(rows.quantized, first, num_rows, data, ahead, sums);
+        return;
+    }
+#endif
+    tile(rows, first, num_rows, matrix, panel, pass, sums);
 }

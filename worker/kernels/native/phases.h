@@ -98,16 +98,16 @@ static void run_product(const void *task, int chunk, int) {
     const int end = std::min(panels, begin + product.panels_per_chunk);
     const int first = chunk / product.panel_chunks * product.rows_per_chunk;
     const int last = std::min(product.num_rows, first + product.rows_per_chunk);
-    const int tiles = (last - first + MAX_TILE_ROWS - 1) / MAX_TILE_ROWS;
-    const int rows_per_tile = (last - first + tiles - 1) / tiles;
-    Pass pass{0, tiles, product.panels_per_chunk > 1 ? 1 : product.num_threads};
-    alignas(64) float sums[2][MAX_TILE_ROWS * PANEL];
+    const int most = rows_of_a_pass(product.matrix, last - first), passes = (last - first + most - 1) / most;
+    const int rows_per_pass = (last - first + passes - 1) / passes;
+    Pass pass{0, passes, product.panels_per_chunk > 1 ? 1 : product.num_threads};
+    alignas(64) float sums[2][MAX_PASS_ROWS * PANEL];
     for (int panel = begin; panel < end; panel++)
-        for (int row = first; row < last; row += rows_per_tile) {
-            const int num = std::min(rows_per_tile, last - row);
-            pass.number = (row - first) / rows_per_tile;
-            tile(product.rows, row, num, product.matrix, panel, pass, sums[0]);
-            if (is_gated) tile(product.rows, row, num, product.matrix, panels + panel, pass, sums[1]);
+        for (int row = first; row < last; row += rows_per_pass) {
+            const int num = std::min(rows_per_pass, last - row);
+            pass.number = (row - first) / rows_per_pass;
+            pass_over(product.rows, row, num, product.matrix, panel, pass, sums[0]);
+            if (is_gated) pass_over(product.rows, row, num, product.matrix, panels + panel, pass, sums[1]);
             for (int r = 0; r < num; r++) {
                 if (is_gated)
                     write_gated(product, row + r, panel, sums[0] + r * PANEL, sums[1] + r * PANEL);
