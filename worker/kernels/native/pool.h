@@ -5,16 +5,45 @@
 // arrive, neither at the beginning nor at the end; those that come late find nothing left to do.
 #pragma once
 
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
 #include <atomic>
+#include <climits>
 #include <memory>
 #include <mutex>
 #include <thread>
 #include <vector>
 
+
 struct Phase {
     void (*run)(const void *task, int chunk, int thread);
     const void *task;
     int chunks;
+};
+
+// A number whose changes threads wait for, asleep at once. The standard library's wait calls sched_yield before it
+// sleeps, which Linux may take for a whole slice of time used: beside busy processes a thread of the model would come
+// last for milliseconds, where one that slept comes first.
+class Awaited {
+  public:
+    std::atomic<int> value{0};
+
+    // Until it may have changed from `seen`.
+    void wait(int seen) {
+        num_asleep_.fetch_add(1);
+        syscall(SYS_futex, &value, FUTEX_WAIT_PRIVATE, seen, nullptr, nullptr, 0);
+        num_asleep_.fetch_sub(1);
+    }
+
+    // After a change. Whoever is not counted yet will see the change, and not sleep.
+    void notify() {
+        if (num_asleep_.load() > 0) syscall(SYS_futex, &value, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
+    }
+
+  private:
+    std::atomic<int> num_asleep_{0};
 };
 
 class Pool {
@@ -25,8 +54,8 @@ class Pool {
 
     ~Pool() {
         stopping_ = true;
-        round_.fetch_add(1);
-        round_.notify_all();
+        round_.value.fetch_add(1);
+        round_.notify();
         for (auto &thread : threads_) thread.join();
     }
 
@@ -40,8 +69,8 @@ class Pool {
         job.is_open = true;
         current_ = &job;
         if (num_threads_ > 1) {
-            round_.fetch_add(1);
-            round_.notify_all();
+            round_.value.fetch_add(1);
+            round_.notify();
         }
         job.work(0);
         job.is_open = false;
@@ -50,7 +79,7 @@ class Pool {
   private:
     struct alignas(64) State {
         std::atomic<int> next{0};
-        alignas(64) std::atomic<int> left{0};
+        alignas(64) Awaited left;
     };
 
     // A job's memory is used again only when no thread is inside.
@@ -69,7 +98,7 @@ class Pool {
             }
             for (size_t i = 0; i < wanted.size(); i++) {
                 states[i].next.store(0, std::memory_order_relaxed);
-                states[i].left.store(wanted[i].chunks, std::memory_order_relaxed);
+                states[i].left.value.store(wanted[i].chunks, std::memory_order_relaxed);
             }
         }
 
@@ -80,19 +109,19 @@ class Pool {
                 int chunk;
                 while ((chunk = state.next.fetch_add(1)) < phase.chunks) {
                     phase.run(phase.task, chunk, thread);
-                    if (state.left.fetch_sub(1) == 1) state.left.notify_all();
+                    if (state.left.value.fetch_sub(1) == 1) state.left.notify();
                 }
                 wait_for(state.left);
             }
         }
 
         // A little while awake, since a chunk takes microseconds; then asleep, since its thread may not be running.
-        static void wait_for(std::atomic<int> &left) {
+        static void wait_for(Awaited &left) {
             for (int i = 0; i < 400; i++) {
-                if (left.load() <= 0) return;
+                if (left.value.load() <= 0) return;
                 __builtin_ia32_pause();
             }
-            for (int now = left.load(); now > 0; now = left.load()) left.wait(now);
+            for (int now = left.value.load(); now > 0; now = left.value.load()) left.wait(now);
         }
     };
 
@@ -104,10 +133,10 @@ class Pool {
     }
 
     void serve(int thread) {
-        unsigned seen = 0;
+        int seen = 0;
         while (true) {
-            round_.wait(seen);
-            seen = round_;
+            while (round_.value.load() == seen) round_.wait(seen);
+            seen = round_.value.load();
             if (stopping_) return;
             Job *job = current_;
             if (job == nullptr) continue;
@@ -122,7 +151,7 @@ class Pool {
     std::mutex mutex_;
     std::vector<std::unique_ptr<Job>> jobs_;
     std::atomic<Job *> current_{nullptr};
-    std::atomic<unsigned> round_{0};
+    Awaited round_;
     std::atomic<bool> stopping_{false};
     std::vector<std::thread> threads_;
 };
