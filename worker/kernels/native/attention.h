@@ -15,6 +15,7 @@
 constexpr int KEYS = 256;
 constexpr int LINE = 64;  // bytes
 constexpr int TILE_QUERIES = 96;  // of a chunk of a prompt: tokens times heads that share keys
+constexpr int SCORE_SUMS = W == 16 ? 8 : 12, MIX_SUMS = W == 16 ? 16 : 12;  // vectors that a tile has in registers
 
 struct Shape {
     int heads, kv_heads, head_dim, block_size;
@@ -81,11 +82,11 @@ static inline void score_tile(
         Vec key[N];
         for (int n = 0; n < N; n++) key[n] = load(keys + size_t(d) * key_stride + n * W);
         if ((d & last) == 0) __builtin_prefetch(next + size_t(d) * key_stride);
-#pragma GCC unroll 8
+#pragma GCC unroll 12
         for (int r = 0; r < R; r++)
             for (int n = 0; n < N; n++) total[r][n] += key[n] * q[r][d];
     }
-#pragma GCC unroll 8
+#pragma GCC unroll 12
     for (int r = 0; r < R; r++)
         for (int n = 0; n < N; n++) store(scores + r * (KEYS + W) + n * W, total[r][n]);
 }
@@ -94,7 +95,7 @@ static inline void score_tile(
 template <int R, int N, typename Entry>
 static void scores_of(
     const float *const *q, int num, const Entry *keys, const Entry *next, int key_stride, int dim, float *scores) {
-    if constexpr (R * N < 8) {
+    if constexpr ((R + 1) * N <= SCORE_SUMS) {
         if (num > R) return scores_of<R + 1, N>(q, num, keys, next, key_stride, dim, scores);
     }
     score_tile<R, N>(q, keys, next, key_stride, dim, scores);
@@ -162,18 +163,18 @@ struct ItemWork {
         }
     }
 
-    // Few queries are too few sums for a processor to be busy with: they take two vectors of keys together, where a
-    // block has them. A tile that ends with a block writes W scores all the same; the next one writes over those that
-    // are none.
+    // A tile of queries takes two vectors of keys together, where a block has them: of the widest vectors only if there
+    // are few queries, which have too few sums with one for a processor to be busy. A tile that ends with a block writes
+    // W scores all the same; the next one writes over those that are none.
     void score(int first, int last) {
         for (int at = first; at < last;) {
             const int room = shape.block_size - at % shape.block_size;
-            const bool is_wide = num_queries <= 4 && room >= 2 * W && at + 2 * W <= first + KEYS;
-            const int num_keys = std::min(is_wide ? 2 * W : W, room);
+            const bool is_wide = (W == 8 || num_queries <= 4) && room >= 2 * W && at + 2 * W <= first + KEYS;
+            const int num_keys = std::min(is_wide ? 2 * W : W, room), most = is_wide ? SCORE_SUMS / 2 : SCORE_SUMS;
             const Entry *tile = keys(at), *next = at + num_keys < last ? keys(at + num_keys) : tile;
-            for (int i = 0; i < num_queries; i += 8) {
-                const int num = std::min(8, num_queries - i);
-                const float *queries[8];
+            for (int i = 0; i < num_queries; i += most) {
+                const int num = std::min(most, num_queries - i);
+                const float *queries[SCORE_SUMS];
                 for (int r = 0; r < num; r++) queries[r] = query(i + r);
                 float *row = scores + i * (KEYS + W) + at - first;
                 const auto score = is_wide ? scores_of<1, 2, Entry> : scores_of<1, 1, Entry>;
@@ -201,20 +202,30 @@ struct ItemWork {
         found[i * (shape.head_dim + 2) + shape.head_dim + 1] = largest;
     }
 
+    // Many queries are taken together where registers are few, so that values are read from the second cache less often.
     void mix(int first, int last) {
-        for (int i = 0; i < num_queries; i += 4) {
-            const int num = std::min(4, num_queries - i);
+        const int most_vectors = W == 16 || num_queries <= 3 ? 4 : 2, most = MIX_SUMS / most_vectors;
+        for (int i = 0; i < num_queries; i += most) {
+            const int num = std::min(most, num_queries - i);
             const int end = std::max(first, std::min(last, limit(i + num - 1)));
-            for (int d = 0; d < shape.head_dim; d += 4 * W) mix_queries(i, num, first, end, d);
+            for (int d = 0; d < shape.head_dim; d += most_vectors * W)
+                mix_queries(i, num, first, end, d, std::min(most_vectors, (shape.head_dim - d) / W));
         }
     }
 
-    void mix_queries(int i, int num, int first, int end, int d) {
-        const int vectors = std::min(4, (shape.head_dim - d) / W);
-        if (num == 4 && vectors == 4) return mix_tile<4, 4>(i, first, end, d);
-        if (num == 3 && vectors == 4) return mix_tile<3, 4>(i, first, end, d);
+    void mix_queries(int i, int num, int first, int end, int d, int vectors) {
+        if (vectors == 4) return mix_of<1, 4>(i, num, first, end, d);
+        if (vectors == 2) return mix_of<1, 2>(i, num, first, end, d);
         for (int r = 0; r < num; r++)
             for (int at = 0; at < vectors; at++) mix_tile<1, 1>(i + r, first, end, d + at * W);
+    }
+
+    template <int R, int N>
+    void mix_of(int i, int num, int first, int end, int d) {
+        if constexpr ((R + 1) * N <= MIX_SUMS) {
+            if (num > R) return mix_of<R + 1, N>(i, num, first, end, d);
+        }
+        mix_tile<R, N>(i, first, end, d);
     }
 
     template <int R, int N>
@@ -231,7 +242,7 @@ struct ItemWork {
                     parts[n] = load(value + n * W);
                     if (i == 0 && n * W * sizeof(Entry) % LINE == 0) __builtin_prefetch(value + n * W + ahead);
                 }
-#pragma GCC unroll 4
+#pragma GCC unroll 8
                 for (int r = 0; r < R; r++) {
                     const float weight = scores[(i + r) * (KEYS + W) + key];
 #pragma GCC unroll 4
