@@ -12,7 +12,7 @@ import torch
 from tests.engine.conftest import MAX_MODEL_LEN, NUM_TOKENS, PROMPTS, TinyModel
 from tests.engine.loop import Loop, make_sequence
 from tests.engine.mix import MIX
-from tests.engine.test_ranks import Ranks
+from tests.engine.ranks import Ranks
 from tests.fakes.graphs import RecordedGraphs
 from tests.runner.conftest import save_llama
 from worker.core.config import CacheConfig, SchedulerConfig

@@ -11,10 +11,10 @@ from torch import Tensor
 from tests.engine.lockstep import MAX_NUM_SEQS, MAX_STEP_TOKENS, Worker, running_workers
 from tests.engine.loop import make_sequence
 from tests.models.cases import all_cases
+from tests.models.draft_rig import PROMPTS, build, make_loop
+from tests.models.eagle3 import CASES, Eagle
 from tests.models.mtp import FORMS, Mtp
 from tests.models.saved import Saved, save
-from tests.models.test_eagle3 import CASES, Eagle
-from tests.models.test_mtp import PROMPTS, build, make_loop
 from worker.core.batch import ScheduledBatch
 from worker.core.model_drafter import ModelDrafter
 from worker.core.params import SamplingParams

@@ -6,27 +6,13 @@ import pytest
 
 from tests.engine.conftest import MAX_MODEL_LEN, NUM_TOKENS, PROMPTS, TinyModel
 from tests.engine.loop import Loop, make_sequence
-from tests.engine.test_speculation import Reciter
-from worker.core.batch import BatchOutput, ScheduledBatch
+from tests.engine.ranks import Ranks
+from tests.engine.reciter import Reciter
 from worker.core.config import CacheConfig, SchedulerConfig
 from worker.executor.executor import Executor
 from worker.runner.config import RunnerConfig
 
 NUM_BLOCKS = 8
-
-
-class Ranks:
-    """An executor in the place of a runner."""
-
-    def __init__(self, executor: Executor) -> None:
-        self._executor = executor
-
-    def submit(self, batch: ScheduledBatch) -> "Ranks":
-        self._executor.submit(batch)
-        return self
-
-    def result(self) -> BatchOutput:
-        return self._executor.collect(60)
 
 
 @pytest.fixture(scope="module")

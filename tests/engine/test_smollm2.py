@@ -6,7 +6,7 @@ import pytest
 
 from tests.data.greedy_reference import FILE
 from tests.engine.loop import Loop, make_sequence
-from tests.engine.test_speculation import Reciter
+from tests.engine.reciter import Reciter
 from worker.core.config import CacheConfig, SchedulerConfig
 from worker.parallel.group import Group
 from worker.runner.build import build_runner

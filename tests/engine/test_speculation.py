@@ -1,6 +1,5 @@
 """With drafts, right or wrong, each request gets what it gets without: tokens, ends, log probabilities."""
 
-import random
 from dataclasses import replace
 
 import pytest
@@ -9,6 +8,7 @@ from tests.engine.conftest import PROMPTS, TinyModel
 from tests.engine.loop import GREEDY, Loop, make_sequence
 from tests.engine.mix import MIX as COMMON_MIX
 from tests.engine.mix import NUM_TOKENS
+from tests.engine.reciter import Reciter
 from worker.core.params import SamplingParams, StopConditions
 from worker.core.sequence import Sequence
 
@@ -21,21 +21,6 @@ STOPS = [
     StopConditions(max_tokens=NUM_TOKENS, min_tokens=9, eos_token_ids=frozenset(range(0, 128, 3))),
     StopConditions(max_tokens=NUM_TOKENS, stop_token_ids=frozenset(range(0, 128, 11)), min_tokens=5),
 ]
-
-
-class Reciter:
-    """Knows what each sequence will say, and is wrong now and then."""
-
-    def __init__(self, tokens: dict[int, list[int]], seed: int) -> None:
-        self._tokens, self._random = tokens, random.Random(seed)
-
-    def begin_step(self) -> None:
-        pass
-
-    def propose(self, seq: Sequence, most: int) -> list[int]:
-        at = seq.num_generated_tokens
-        drafts = self._tokens[seq.id][at : at + self._random.randint(0, most)]
-        return [token if self._random.random() < 0.8 else (token + 1) % 128 for token in drafts]
 
 
 def sequences(stop: StopConditions) -> list[Sequence]:

@@ -9,8 +9,8 @@ import torch
 
 from tests.engine.conftest import MAX_MODEL_LEN
 from tests.engine.loop import Loop, make_sequence
-from tests.engine.test_ranks import Ranks
-from tests.engine.test_speculation import Reciter
+from tests.engine.ranks import Ranks
+from tests.engine.reciter import Reciter
 from tests.runner.byte_tokenizer import END, save_byte_model, text_of
 from worker.core.config import CacheConfig, SchedulerConfig
 from worker.core.model_drafter import ModelDrafter

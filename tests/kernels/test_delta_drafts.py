@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from tests.fakes.graphs import RecordedGraphs
+from tests.kernels.delta_rig import SPECS, exact_rule
 from tests.kernels.rig import Rig
-from tests.kernels.test_delta import SPECS, exact_rule
 from worker.attention.delta import DeltaBuilder
 from worker.core.cache.pools import PoolKind, PoolPlan, bytes_of
 from worker.kernels.delta import DeltaParameters, DeltaSpec, DeltaState

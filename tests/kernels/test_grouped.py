@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.kernels.experts_rig import SPEC, Experts
 from tests.kernels.rig import BACKENDS, IS_INTERPRETED, TOLERANCE, Rig
-from tests.kernels.test_experts import SPEC, Experts
 from tests.runner.conftest import make_driver, random_prompt
-from tests.runner.test_logits import capture_logits
-from tests.runner.test_quantized_checkpoints import FORMATS, make
+from tests.runner.logits import capture_logits
+from tests.runner.quantized import FORMATS, make
 from worker.kernels.experts import EXPERTS, ExpertWeights
 from worker.kernels.linear import LINEAR, LinearSpec
 from worker.kernels.select import Kernels

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.kernels.experts_rig import CLAMPED, SPEC, Experts
 from tests.kernels.rig import CPU, HAS_NATIVE, Rig
-from tests.kernels.test_experts import CLAMPED, SPEC, Experts
-from tests.runner.test_quantization import rounded_rows
+from tests.runner.rounding import rounded_rows
 from worker.kernels.experts import EXPERTS, ExpertsSpec, ExpertWeights
 from worker.kernels.select import Kernels
 from worker.kernels.weights import Blocks, Dense, Grouped

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.kernels.rig import CPU, HAS_NATIVE, Rig, Rows
-from tests.kernels.test_sampling import MANY, Asks, draws_of
+from tests.kernels.sampling_rig import MANY, Asks, draws_of
 from worker.kernels.linear import LINEAR, TABLE, LinearSpec
 from worker.kernels.native import build, library
 from worker.kernels.native.build import LEVELS, BuildError, best_level

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+from tests.kernels.experts_rig import SPEC, Experts
 from tests.kernels.rig import BACKENDS, DTYPES, Rig
-from tests.kernels.test_experts import SPEC, Experts
 from worker.kernels.experts import ROUTE_EXPERTS, ExpertsSpec, RouteSpec
 from worker.kernels.select import Kernels
 from worker.kernels.weights import Dense

@@ -7,7 +7,7 @@ from tests.engine.loop import Loop, make_sequence
 from tests.models.cases import VOCABULARY
 from tests.models.saved import Saved
 from tests.runner.conftest import make_driver, random_prompt
-from tests.runner.test_logits import capture_logits
+from tests.runner.logits import capture_logits
 from worker.core.config import CacheConfig, SchedulerConfig
 
 NUM_TOKENS = 64

@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 from tests.models.cases import VOCABULARY, all_cases
 from tests.models.saved import Saved, save
 from tests.runner.conftest import make_driver, random_prompt
+from tests.runner.logits import capture_logits
 from tests.runner.quantized_files import packed
-from tests.runner.test_logits import capture_logits
 from tests.runner.test_nested_config import INT4
 
 GROUP = 16

@@ -11,7 +11,7 @@ from transformers import LlamaForCausalLM
 
 from tests.runner.conftest import make_driver, random_prompt, save_llama
 from tests.runner.driver import Driver, cache_of
-from tests.runner.test_logits import capture_logits
+from tests.runner.logits import capture_logits
 from worker.loader.errors import WeightsError
 from worker.parallel.group import Group
 from worker.runner.build import build_runner

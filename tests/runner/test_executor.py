@@ -17,34 +17,15 @@ from transformers import LlamaForCausalLM
 
 from common.version import package_version
 from tests.runner.conftest import greedy_reference, random_prompt
-from tests.runner.driver import Driver
-from worker.core.batch import BatchOutput, ScheduledBatch
+from tests.runner.executors import WAIT, alive, driver_of, rank_pid, tiny_config
 from worker.executor.errors import ExecutorDiedError, ExecutorStartError, ExecutorTimeoutError
 from worker.executor.executor import Executor
-from worker.executor.local import LocalRank, LocalRanks
+from worker.executor.local import LocalRanks
 from worker.executor.remote import RemoteRanks
 from worker.processes.messages import receive, send
 from worker.processes.tcp import TcpConnection, connect
 from worker.runner.config import RunnerConfig
 from worker.runner.messages import Failed, Join, Setup
-
-WAIT = 60.0
-
-
-class Synchronous:
-    """An executor as the driver wants it."""
-
-    def __init__(self, executor: Executor) -> None:
-        self.executor = executor
-
-    def execute(self, batch: ScheduledBatch) -> BatchOutput:
-        self.executor.submit(batch)
-        return self.executor.collect(WAIT)
-
-
-def tiny_config(path: Path | str, **options: object) -> RunnerConfig:
-    defaults = {"model": str(path), "device": "cpu", "num_blocks": 64, "max_num_seqs": 16, "num_threads": 1}
-    return RunnerConfig(**(defaults | options))  # type: ignore[arg-type]
 
 
 @contextmanager
@@ -76,23 +57,6 @@ def shared_pair(tiny: tuple[Path, LlamaForCausalLM]) -> Iterator[Executor]:
     """The same of two ranks."""
     with running(tiny_config(tiny[0], tensor_parallel_size=2)) as started:
         yield started
-
-
-def driver_of(executor: Executor) -> Driver:
-    return Driver(Synchronous(executor), 64, 16)  # type: ignore[arg-type]
-
-
-def rank_pid(executor: Executor, rank: int = 0) -> int:
-    transport = executor._ranks[rank]._transport
-    assert isinstance(transport, LocalRank) and transport.pid is not None
-    return transport.pid
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def wait_until_gone(pid: int) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.runner.byte_tokenizer import save_byte_model
 from tests.runner.conftest import random_prompt
-from tests.runner.test_executor import WAIT, alive, driver_of, rank_pid, tiny_config
+from tests.runner.executors import WAIT, alive, driver_of, rank_pid, tiny_config
 from worker.core.params import Grammar, GrammarKind
 from worker.executor import link as module
 from worker.executor.errors import ExecutorDiedError, ExecutorError

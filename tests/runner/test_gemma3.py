@@ -8,7 +8,7 @@ from tokenizers import Tokenizer
 
 from tests.data.gemma3_reference import FILE, MODEL, NUM_TOKENS
 from tests.runner.conftest import make_driver
-from tests.runner.test_logits import capture_logits
+from tests.runner.logits import capture_logits
 from worker.loader.source import resolve_model
 from worker.loader.tokenizer import load_tokenizer_files
 

@@ -21,7 +21,7 @@ from transformers import (
 
 from tests.runner.conftest import TINY, make_driver, random_prompt, save_llama
 from tests.runner.gguf_files import write_gguf
-from tests.runner.test_logits import assert_logits, capture_logits
+from tests.runner.logits import assert_logits, capture_logits
 from worker.loader.config import ModelConfig
 from worker.loader.errors import ModelConfigError, UnknownArchitectureError, WeightsError
 from worker.loader.gguf.config import config_from_gguf

@@ -10,7 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests.runner.conftest import greedy_reference, make_driver, random_prompt, save_llama
 from tests.runner.driver import Driver, cache_of
-from tests.runner.test_executor import WAIT, Synchronous, tiny_config
+from tests.runner.executors import WAIT, Synchronous, tiny_config
 from worker.core.params import SamplingParams
 from worker.executor.executor import Executor
 

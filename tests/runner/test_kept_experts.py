@@ -24,10 +24,10 @@ from tests.models.cases.qwen3_moe import QWEN3_MOE
 from tests.models.saved import Saved, save
 from tests.runner.conftest import make_driver, random_prompt
 from tests.runner.gguf_files import Quantised, write_metadata
-from tests.runner.test_gguf_moe import gguf_tensors, glm_metadata, qwen3_metadata
-from tests.runner.test_logits import capture_logits
-from tests.runner.test_quantization import HALVES, random_rows
-from worker.kernels.native.library import obstacle
+from tests.runner.gguf_moe import gguf_tensors, glm_metadata, qwen3_metadata
+from tests.runner.kept import BACKENDS, HIDDEN, INNER, NUM, run
+from tests.runner.logits import capture_logits
+from tests.runner.rounding import HALVES, random_rows
 from worker.kernels.select import Kernels
 from worker.kernels.weights import Blocks, Dense, Grouped, Quantization
 from worker.layers.experts import RoutedExperts, apart
@@ -42,8 +42,6 @@ from worker.runner.config import RunnerConfig
 from worker.runner.load import layer_setup, open_model
 
 Type = GGMLQuantizationType
-BACKENDS = ["torch"] if obstacle() else ["torch", "native"]
-NUM, HIDDEN, INNER = 4, 256, 256
 SIZES = {"hidden_size": HIDDEN, "moe_intermediate_size": INNER, "num_hidden_layers": 2, "initializer_range": 0.1}
 
 
@@ -133,9 +131,6 @@ def test_a_files_experts_stay_as_they_are(
         assert error < (0.03 if backend == "native" else 1e-5 if kinds[0] is Type.Q4_0 else 2e-3), (backend, error)
 
 
-# --- shards
-
-
 def make_experts(
     tensors: dict[str, Quantised], backend: str, quantization: Quantization, tp: Group = ALONE, ep: Group = ALONE
 ) -> RoutedExperts:
@@ -178,13 +173,6 @@ def random_experts(*kinds: Type) -> dict[str, Quantised]:
     return found
 
 
-def run(experts: RoutedExperts) -> Tensor:
-    generator = torch.Generator().manual_seed(0)
-    x, weights = torch.randn(9, HIDDEN, generator=generator), torch.rand(9, 2, generator=generator)
-    ids = torch.rand(9, NUM, generator=generator).topk(2).indices
-    return experts(x, weights, ids, None)
-
-
 @pytest.mark.parametrize("by_expert", [False, True], ids=["parts of each expert", "experts"])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_ranks_cut_what_is_stored(monkeypatch: pytest.MonkeyPatch, backend: str, by_expert: bool) -> None:
@@ -211,9 +199,6 @@ def test_what_becomes_of_experts_beside_linear_layers(tmp_path: Path, backend: s
         config = RunnerConfig(model=str(model.path), device="cpu", quantization=quantization)
         setup = layer_setup(open_model(config), config, kernels, tp, torch.float32)
         assert (setup.quantization, setup.expert_quantization) == (linear, experts)
-
-
-# --- forms
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from tests.runner import quantized_files as files
-from tests.runner.test_kept_experts import BACKENDS, HIDDEN, INNER, NUM, run
-from tests.runner.test_moe import Stored
+from tests.runner.kept import BACKENDS, HIDDEN, INNER, NUM, run
+from tests.runner.stored import Stored
 from worker.kernels.select import Kernels
 from worker.kernels.weights import Grouped, Quantization
 from worker.layers.experts import RoutedExperts, interleaved

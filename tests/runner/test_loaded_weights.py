@@ -9,8 +9,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from tests.runner import quantized_files as files
-from tests.runner.test_quantization import Type, random_rows
-from tests.runner.test_quantized_checkpoints import FORMATS, checkpoint_of
+from tests.runner.quantized import FORMATS, checkpoint_of
+from tests.runner.rounding import Type, random_rows
 from worker.kernels.select import Kernels
 from worker.kernels.weights import Blocks, Dense, Grouped
 from worker.layers.kept_experts import KeptExperts

@@ -14,7 +14,7 @@ from transformers import LlamaForCausalLM
 from tests.runner.byte_tokenizer import byte_tokenizer
 from tests.runner.conftest import make_driver, random_prompt, save_llama
 from tests.runner.driver import cache_of
-from tests.runner.test_logits import assert_logits, capture_logits
+from tests.runner.logits import assert_logits, capture_logits
 from worker.core.cache.pools import PoolKind, PoolSpec
 from worker.kernels.operation import KernelBackendError
 from worker.kernels.select import Kernels

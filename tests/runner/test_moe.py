@@ -15,6 +15,7 @@ from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock
 from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextSparseMoeBlock
 
+from tests.runner.stored import Stored
 from tests.runner.thread_ranks import run_ranks
 from worker.attention.context import ForwardContext, forward_context
 from worker.kernels.select import Kernels
@@ -49,7 +50,6 @@ QWEN_NEXT = ExpertsConfig(
 GPT_OSS = ExpertsConfig(
     num_experts=NUM, top_k=TOP_K, intermediate_size=INNER, has_bias=True, swiglu_alpha=1.702, swiglu_limit=0.5
 )
-
 Names = Callable[[str, Tensor], dict[str, Tensor]]
 
 
@@ -102,21 +102,6 @@ CASES: dict[str, tuple[Callable[[], nn.Module], ExpertsConfig, ExpertsLayout, Na
         GPT_OSS, interleaved, as_stored,
     ),
 }  # fmt: skip
-
-
-class Stored:
-    """A `LazyTensor` that counts what is read of it."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        self._tensor, self.shape, self.num_read = tensor, tuple(tensor.shape), 0
-
-    def read(self, dim: int = 0, start: int = 0, length: int | None = None) -> Tensor:
-        part = self._tensor if length is None else self._tensor.narrow(dim, start, length)
-        self.num_read += part.numel()
-        return part
-
-    def stored(self, dim: int, start: int, length: int) -> None:
-        return None
 
 
 class InMemory:

@@ -5,13 +5,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
 from tests.runner.conftest import make_driver
 from tests.runner.perplexity import prose_perplexity
+from tests.runner.rounding import HALVES, Type, random_rows, rounded_rows
 from worker.kernels.linear import LINEAR, TABLE, LinearSpec
 from worker.kernels.native.library import obstacle
 from worker.kernels.select import Kernels
@@ -27,37 +27,11 @@ from worker.runner.build import build_runner
 from worker.runner.config import RunnerConfig
 
 pytestmark = pytest.mark.skipif(obstacle() is not None, reason="needs AVX2 and a C++ compiler")
-
-Type = GGMLQuantizationType
-HALVES = {
-    Type.Q4_0: [0], Type.Q4_1: [0, 2], Type.Q5_0: [0], Type.Q5_1: [0, 2], Type.Q8_0: [0],
-    Type.Q2_K: [80, 82], Type.Q3_K: [108], Type.Q4_K: [0, 2], Type.Q5_K: [0, 2], Type.Q6_K: [208],
-    Type.IQ4_NL: [0], Type.IQ4_XS: [0],
-}  # fmt: skip
-"""Format → where its half-precision numbers are in a block."""
 FORMS = [(4, 32), (8, 32), (8, 16)]
-
-
-def random_rows(kind: Type, num_rows: int = 6, num_values: int = 768) -> np.ndarray:
-    """uint8 [rows, bytes]: any bits, but scales of a usual size."""
-    rng = np.random.default_rng(0)
-    values, size = GGML_QUANT_SIZES[kind]
-    blocks = rng.integers(0, 256, (num_rows, num_values // values, size), dtype=np.uint8)
-    for at in HALVES[kind]:
-        scales = rng.standard_normal(blocks.shape[:2]) * 0.01
-        blocks[..., at : at + 2] = scales.astype(np.float16)[..., None].view(np.uint8)
-    return blocks.reshape(num_rows, -1)
 
 
 def noise(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-
-
-def rounded_rows(x: Tensor) -> Tensor:
-    """As the kernels see them: 8 bits in blocks of 32."""
-    parts = x.unflatten(1, (-1, 32))
-    steps = parts.abs().amax(-1, keepdim=True) / 127
-    return (torch.round(parts / steps) * steps).flatten(1)
 
 
 @pytest.mark.parametrize("kind", HALVES, ids=lambda kind: kind.name)
@@ -157,9 +131,6 @@ def test_a_table_of_blocks_gives_its_rows_back(form: tuple[int, int]) -> None:
     table = Kernels(torch.device("cpu")).choose(TABLE, LinearSpec(64, 70, Blocks), torch.float32)
     ids = torch.tensor([0, 69, 33, 17])
     assert torch.equal(table.rows(table.pack(weight), ids), weight.floats()[ids])
-
-
-# --- of a whole model
 
 
 def test_what_cannot_be_quantised_is_refused(tiny: tuple[Path, LlamaForCausalLM]) -> None:

@@ -1,7 +1,6 @@
 """Quantised checkpoints: logits are those of `transformers` with the weights that the files mean."""
 
 import json
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,90 +11,17 @@ from transformers import LlamaForCausalLM
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from tests.runner import quantized_files as files
-from tests.runner.conftest import make_driver, random_prompt, save_llama
-from tests.runner.test_logits import capture_logits
+from tests.runner.conftest import make_driver, random_prompt
+from tests.runner.logits import capture_logits
+from tests.runner.quantized import FORMATS, checkpoint_of, make
 from worker.kernels.native.library import obstacle
 from worker.kernels.weights import Blocks
 from worker.loader.errors import WeightsError
-from worker.loader.fields import Fields
 from worker.loader.quantized.checkpoint import QuantizedCheckpoint
-from worker.loader.quantized.config import quantized_weights
 from worker.loader.quantized.schemes import MxFp4Experts, QuantizedWeights, Rule
 from worker.loader.safetensors_file import SafetensorsCheckpoint
 
-SHAPE = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 16}
-
-
-def compressed(weights: dict[str, Any], packing: str, **others: Any) -> dict[str, Any]:
-    group = {
-        "targets": ["Linear"],
-        "weights": {"symmetric": True, "dynamic": False, "actorder": None} | weights,
-        "input_activations": {"num_bits": 8, "type": "float", "dynamic": True},
-        "output_activations": None,
-    }
-    return {"quant_method": "compressed-tensors", "format": packing, "config_groups": {"group_0": group},
-            "ignore": ["lm_head"], "kv_cache_scheme": None, "quantization_status": "compressed"} | others  # fmt: skip
-
-
-FLOAT8 = {"num_bits": 8, "type": "float"}
-INT4 = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32}
-GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": True, "sym": False}
-FORMATS: dict[str, tuple[files.Maker, dict[str, Any]]] = {
-    "fp8-blocks": (
-        partial(files.fp8_block, block=(24, 40)),
-        {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [24, 40]},
-    ),
-    "fp8-blocks-e8m0": (
-        partial(files.fp8_block, block=(128, 128), scale_dtype=torch.float8_e8m0fnu),
-        {"quant_method": "fp8", "scale_fmt": "ue8m0", "weight_block_size": [128, 128]},
-    ),
-    "fp8-tensor": (
-        partial(files.scaled, by_row=False, with_input=True),
-        compressed(FLOAT8 | {"strategy": "tensor"}, "float-quantized"),
-    ),
-    "fp8-channel": (
-        partial(files.scaled, by_row=True),
-        compressed(FLOAT8 | {"strategy": "channel"}, "float-quantized"),
-    ),
-    "int8-channel": (
-        partial(files.scaled, by_row=True, is_float=False),
-        compressed({"num_bits": 8, "type": "int", "strategy": "channel"}, "int-quantized"),
-    ),
-    "w4a16": (partial(files.packed, size=32), compressed(INT4, "pack-quantized")),
-    "w4a16-zeros": (
-        partial(files.packed, size=32, symmetric=False),
-        compressed(INT4 | {"symmetric": False}, "pack-quantized"),
-    ),
-    "w4a16-order": (
-        partial(files.packed, size=32, shuffled=True),
-        compressed(INT4 | {"actorder": "group"}, "pack-quantized"),
-    ),
-    "w8a16-channel": (
-        partial(files.packed, size=None, bits=8),
-        compressed({"num_bits": 8, "type": "int", "strategy": "channel"}, "pack-quantized"),
-    ),
-    "awq": (
-        partial(files.awq, size=32),
-        {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm",
-         "modules_to_not_convert": ["lm_head"]},
-    ),
-    "gptq": (partial(files.gptq, size=32, symmetric=False, shuffled=False, less_one=True), GPTQ | {"desc_act": False}),
-    "gptq-order": (
-        partial(files.gptq, size=32, symmetric=False, shuffled=True, less_one=False),
-        GPTQ | {"checkpoint_format": "gptq_v2"},
-    ),
-    "gptq-8-bits": (partial(files.gptq, size=16, bits=8, shuffled=True, less_one=True),
-                    GPTQ | {"bits": 8, "group_size": 16, "sym": True}),
-}  # fmt: skip
 IN_BLOCKS = ("w4a16", "w4a16-zeros", "w8a16-channel", "awq", "gptq")
-
-
-def make(folder: Path, name: str, key: str = "quantization_config") -> LlamaForCausalLM:
-    """A checkpoint in this format, and what it means."""
-    model = save_llama(folder, **SHAPE)
-    maker, section = FORMATS[name]
-    files.quantize_files(folder, model, maker, section, key)
-    return model
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -123,13 +49,6 @@ def test_a_slice_is_that_of_the_whole(tmp_path: Path, name: str) -> None:
     for dim, start, length in ((0, 0, 72), (0, 5, 30), (0, 71, 1), (1, 3, 50), (1, 90, 6)):
         assert torch.equal(tensor.read(dim, start, length), exact.narrow(dim, start, length))
     assert torch.equal(tensor.read(), exact)
-
-
-def checkpoint_of(folder: Path, tensors: dict[str, torch.Tensor], section: dict[str, Any]) -> QuantizedCheckpoint:
-    save_file(tensors, folder / "model.safetensors")
-    weights = quantized_weights(Fields({"quantization_config": section}, "config.json"))
-    assert weights is not None
-    return QuantizedCheckpoint(SafetensorsCheckpoint(folder), weights)
 
 
 def test_older_files_have_the_section_under_another_name(tmp_path: Path) -> None:
@@ -179,9 +98,6 @@ def test_mxfp4_experts(tmp_path: Path) -> None:
     assert torch.equal(tensor.read(), theirs) and torch.equal(exact, theirs)
     for dim, start, length in ((0, 1, 1), (1, 20, 30), (2, 3, 5)):
         assert torch.equal(tensor.read(dim, start, length), exact.narrow(dim, start, length))
-
-
-# --- what is wrong with a checkpoint
 
 
 def break_tensor(folder: Path, name: str, change: Any) -> None:

@@ -27,7 +27,7 @@ from tests.kernels.aiter.shim import on_cpu, on_nvidia
 from tests.kernels.rig import Rig
 from tests.runner.conftest import random_prompt
 from tests.runner.driver import Driver
-from tests.runner.test_logits import capture_logits
+from tests.runner.logits import capture_logits
 from worker.kernels.select import Kernels
 from worker.parallel.group import Group
 from worker.runner.build import build_runner

@@ -12,7 +12,7 @@ from router.answering.update import Update
 from router.http.answers import join
 from tests.fakes.system import error_of, run_system
 from tests.fakes.worker import FakeWorker, counts
-from tests.router.answering.test_logprobs import answer_to, ask, chosen
+from tests.router.answering.logprobs import answer_to, ask, chosen
 
 END = Finish(reason=FinishReason.FINISH_REASON_LENGTH)
 
