@@ -142,27 +142,42 @@ static inline void block_tile(
     for (int r = 0; r < R; r++) store(sums + r * stride, total[r]);
 }
 
+// Whole numbers of ROW_BLOCK values, each of which fits into a byte.
+static inline void store_bytes(int8_t *to, const Vec *whole) {
+#if defined(__AVX512F__)
+    for (int i = 0; i < ROW_BLOCK / W; i++) {
+        const ByteSizedVec bytes = __builtin_convertvector(__builtin_convertvector(whole[i], IntVec), ByteSizedVec);
+        memcpy(to + i * W, &bytes, sizeof bytes);
+    }
+#else
+    __m256i numbers[4];
+    for (int i = 0; i < 4; i++) numbers[i] = _mm256_cvtps_epi32((__m256)whole[i]);
+    const __m256i first = _mm256_packs_epi32(numbers[0], numbers[1]), second = _mm256_packs_epi32(numbers[2], numbers[3]);
+    // Packing goes half by half of a vector, so fours of bytes are back in their order after this.
+    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+    const __m256i bytes = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(first, second), order);
+    _mm256_storeu_si256(reinterpret_cast<__m256i *>(to), bytes);
+#endif
+}
+
 // One row: numbers [in], scales [in / 32], sums [in / block]. What is not finite makes its scale NaN.
 static inline void quantize_row(const float *x, int in, int block, int8_t *numbers, float *scales, float *sums) {
     for (int at = 0; at < in; at += ROW_BLOCK) {
-        Vec most = {}, broken = {};
-        for (int i = 0; i < ROW_BLOCK; i += W) {
-            const Vec value = load(x + at + i);
-            most = larger(most, larger(value, -value));
-            broken += value * 0.0f;
+        Vec values[ROW_BLOCK / W], most = {}, broken = {};
+        for (int i = 0; i < ROW_BLOCK / W; i++) {
+            values[i] = load(x + at + i * W);
+            most = larger(most, larger(values[i], -values[i]));
+            broken += values[i] * 0.0f;
         }
         const float largest = largest_of(most);
         const float scale = largest / 127.0f + sum_of(broken), inverse = largest > 0 ? 127.0f / largest : 0.0f;
         scales[at / ROW_BLOCK] = scale;
-        for (int part = at; part < at + ROW_BLOCK; part += block) {
+        for (Vec &value : values) value = rounded(value * inverse);
+        store_bytes(numbers + at, values);
+        for (int part = 0; part < ROW_BLOCK / block; part++) {
             Vec sum = {};
-            for (int i = part; i < part + block; i += W) {
-                const Vec whole = rounded(load(x + i) * inverse);
-                const ByteSizedVec bytes = __builtin_convertvector(__builtin_convertvector(whole, IntVec), ByteSizedVec);
-                memcpy(numbers + i, &bytes, sizeof bytes);
-                sum += whole;
-            }
-            sums[part / block] = scale * sum_of(sum);
+            for (int i = part * block / W; i < (part + 1) * block / W; i++) sum += values[i];
+            sums[at / block + part] = scale * sum_of(sum);
         }
     }
 }
@@ -178,15 +193,16 @@ static inline void unpack_row(const uint8_t *panel, int place, int in, int bits,
     const uint8_t *data = panel + (place / W) * (in / block) * size;
     const int o = place % W, half_block = block / 2;
     for (int at = 0; at < in; at += block, data += size) {
-        uint16_t scale, minimum;
-        memcpy(&scale, data + 2 * o, sizeof scale);
-        memcpy(&minimum, data + 2 * (W + o), sizeof minimum);
-        const uint8_t *numbers = data + 4 * W;
-        for (int i = 0; i < block; i++) {
-            const int inner = bits == 4 ? i % half_block : i;
-            const uint8_t byte = numbers[inner / 4 * 4 * W + 4 * o + inner % 4];
-            const int number = bits == 8 ? byte : i < half_block ? byte & 15 : byte >> 4;
-            out[at + i] = half_to_float(scale) * float(number) + half_to_float(minimum);
+        uint16_t halves[2];
+        memcpy(halves, data + 2 * o, sizeof *halves);
+        memcpy(halves + 1, data + 2 * (W + o), sizeof *halves);
+        const float scale = half_to_float(halves[0]), minimum = half_to_float(halves[1]);
+        for (int i = 0; i < block; i += 4) {
+            const uint8_t *four = data + 4 * W + (bits == 4 ? i % half_block : i) * W + 4 * o;
+            for (int j = 0; j < 4; j++) {
+                const int number = bits == 8 ? four[j] : i < half_block ? four[j] & 15 : four[j] >> 4;
+                out[at + i + j] = scale * float(number) + minimum;
+            }
         }
     }
 }
