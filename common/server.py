@@ -9,7 +9,7 @@ import logging
 import math
 import os
 import signal
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
 from types import MappingProxyType
@@ -66,10 +66,11 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
     """Lets in whom `admit` does. Turns a `FissileError` into its status, a request that protobuf refuses into
     INVALID_ARGUMENT, and anything else into INTERNAL, logged here and without its text."""
 
-    def __init__(self, admit: Admit = admit_all, take: Take = take_at_once) -> None:
-        """`take`: the requests of calls that have one."""
+    def __init__(self, admit: Admit = admit_all, take: Take = take_at_once, returning: Collection[str] = ()) -> None:
+        """`take`: the requests of calls that have one. `returning`: see `ServiceServer`."""
         self._admit = admit
         self._take = take
+        self._returning = returning
         self._handlers: dict[str, Handler] = {}
         """Of the methods that were called: each is the same for all its calls."""
 
@@ -102,7 +103,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         else:
             read = partial(_read_one, parse, method, self._take)
         # All take a stream of requests: gRPC reads the one of other handlers before they are asked.
-        streams = handler.response_streaming
+        streams = handler.response_streaming and method not in self._returning
         make = grpc.stream_stream_rpc_method_handler if streams else grpc.stream_unary_rpc_method_handler
         return make(guard(behaviour, read, method, self._admit), response_serializer=handler.response_serializer)
 
@@ -127,7 +128,7 @@ async def _read_stream(parse: Parse, raw: AsyncIterator[bytes], _context: grpc.a
 def _guard_coroutine(
     behaviour: Callable[..., Awaitable[Any]], read: Read, method: str, admit: Admit
 ) -> Callable[..., Awaitable[Any]]:
-    """Of a handler that returns its response, or writes them itself."""
+    """Of a handler that returns its response, or writes them itself; or both: see `ServiceServer`."""
 
     async def guarded(raw: Any, context: grpc.aio.ServicerContext) -> Any:
         try:
@@ -189,6 +190,7 @@ class ServiceServer:
         *,
         admit: Admit = admit_all,
         take: Take = take_at_once,
+        returning: Collection[str] = (),
         options: Mapping[str, int] = MappingProxyType({}),
         reflection: bool = True,
         channelz: bool = False,
@@ -196,7 +198,8 @@ class ServiceServer:
     ) -> None:
         """`interceptors` see a call before it is read, `admit` when its handler begins; `take` receives requests of
         calls that have one; `options` go before ours. `reflection` tells everyone the contract, `channelz` tells whom
-        `admit` lets in of connections and calls.
+        `admit` lets in of connections and calls. Handlers of `returning` (`/package.Service/Method`) return the last
+        message of their stream, which so leaves with the status, and write those before it as bytes.
 
         `num_listeners`: on the one port, between which the system spreads connections at random. Each takes up its
         calls one after the other, with several turns of the event loop for each.
@@ -215,7 +218,7 @@ class ServiceServer:
         }
         self._listeners = [
             grpc.aio.server(
-                interceptors=[*interceptors, ErrorInterceptor(self._entrance.let_in, take)],
+                interceptors=[*interceptors, ErrorInterceptor(self._entrance.let_in, take, returning)],
                 options=list(all_options.items()),
             )
             for _ in range(num_listeners)

@@ -108,6 +108,7 @@ class RouterServer:
                 admission.ration,
                 settings.receive_timeout,
             ).take,
+            returning={f"/{SERVICE_NAME}/Generate", f"/{SERVICE_NAME}/Chat"},
             options=connection_options(settings),
             reflection=settings.reflection,
             channelz=settings.channelz,

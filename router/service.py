@@ -41,15 +41,15 @@ class GenerationService(GenerationServiceServicer):
         self._callers = callers
         self._readers = readers
 
-    async def Generate(self, request: GenerateRequest, context: Context) -> None:  # type: ignore[override]
+    async def Generate(self, request: GenerateRequest, context: Context) -> Message:  # type: ignore[override]
         caller = self._caller(context)
         answers = self._api.generate(request, caller, context.time_remaining, _traceparent(context))
-        await self._send(answers, caller, context)
+        return await self._send(answers, caller, context)
 
-    async def Chat(self, request: ChatRequest, context: Context) -> None:  # type: ignore[override]
+    async def Chat(self, request: ChatRequest, context: Context) -> Message:  # type: ignore[override]
         caller = self._caller(context)
         answers = self._api.chat(request, caller, context.time_remaining, _traceparent(context))
-        await self._send(answers, caller, context)
+        return await self._send(answers, caller, context)
 
     async def Tokenize(self, request: TokenizeRequest, context: Context) -> TokenizeResponse:
         return await self._api.tokenize(request, self._caller(context))
@@ -69,30 +69,37 @@ class GenerationService(GenerationServiceServicer):
     def _caller(self, context: Context) -> Caller:
         return self._callers.of_call(context)
 
-    async def _send(self, answers: AsyncGenerator[Message], caller: Caller, context: Context) -> None:
-        """Written, not yielded to gRPC: each layer between would need a generator that every message goes through."""
+    async def _send(self, answers: AsyncGenerator[Message], caller: Caller, context: Context) -> Message:
+        """Written, not yielded to gRPC: each layer between would need a generator that every message goes through. The
+        last one, which has the usage, is returned: gRPC sends it together with the status, and with the headers of an
+        answer that has no other."""
         answer: Message | None = None
         try:
             async with aclosing(answers), Headers(context) as headers:
                 try:
                     async with self._readers.watched() as reader:
                         async for answer in answers:
+                            if answer.HasField("usage"):
+                                continue
                             if not headers.are_sent:
                                 await headers.send()
                             reader.begin()
-                            await context.write(answer)
+                            await context.write(answer.SerializeToString())
                             reader.end()
                 except StalledReaderError as error:
                     await answers.athrow(error)
         except StalledReaderError as error:
             with self._readers.lingering(caller.name, answer.ByteSize() if answer else 0):
                 await abort(context, error, "a stream")
+        assert answer is not None, "an answer has a last message"
+        self._readers.ends(caller.name, answer.ByteSize(), context)
+        return answer
 
 
 class Headers:
-    """The initial metadata of a stream: sent before its first message, or when it has been quiet for HEADERS_SECONDS,
-    lest it look like a dead server. Not at once: gRPC's own retries (a client's `retryPolicy`) are for calls that end
-    without any, as one does that is refused within the block."""
+    """The initial metadata of a stream: sent before a first message that is not the last one, or when it has been quiet
+    for HEADERS_SECONDS, lest it look like a dead server. Not at once: gRPC's own retries (a client's `retryPolicy`) are
+    for calls that end without any, as one does that is refused within the block."""
 
     def __init__(self, context: Context) -> None:
         self.are_sent = False

@@ -8,8 +8,12 @@ import asyncio
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Self
+
+import grpc
 
 from fissile.errors import ResourceExhaustedError
 from router.admission.admission import Admission
@@ -53,6 +57,17 @@ class Reader:
         self.since = None
 
 
+@dataclass(slots=True, eq=False)
+class _Ending:
+    """Of a call whose last message gRPC has."""
+
+    client: str
+    num_bytes: int
+    since: float
+    is_counted: bool = False
+    """It lingers."""
+
+
 class Readers:
     """Used on one event loop; looks at all that are written to a few times within `timeout` seconds."""
 
@@ -60,6 +75,7 @@ class Readers:
         self.timeout = timeout
         self._admission = admission
         self._readers: set[Reader] = set()
+        self._endings: set[_Ending] = set()
         self._timer: asyncio.TimerHandle | None = None
 
     def watched(self) -> Reader:
@@ -82,8 +98,26 @@ class Readers:
         with self._admission.places.forced(client, 1), self._admission.held_bytes.forced(client, num_bytes):
             yield
 
+    def ends(self, client: str, num_bytes: int, context: grpc.aio.ServicerContext) -> None:
+        """The last message of a call goes to gRPC, and the call is over. If that takes too long, it lingers."""
+        ending = _Ending(client, num_bytes, time.monotonic())
+        self._endings.add(ending)
+        context.add_done_callback(partial(self._ended, ending))
+        self._come_back()
+
+    def _ended(self, ending: _Ending, _context: grpc.aio.ServicerContext) -> None:
+        self._endings.remove(ending)
+        if ending.is_counted:
+            self._admission.places.give(ending.client, 1)
+            self._admission.held_bytes.give(ending.client, ending.num_bytes)
+
+    def _count(self, ending: _Ending) -> None:
+        ending.is_counted = True
+        self._admission.places.force(ending.client, 1)
+        self._admission.held_bytes.force(ending.client, ending.num_bytes)
+
     def _come_back(self) -> None:
-        if self._timer is None and self._readers:
+        if self._timer is None and (self._readers or self._endings):
             self._timer = asyncio.get_running_loop().call_later(self.timeout / 4, self._look)
 
     def _look(self) -> None:
@@ -92,4 +126,7 @@ class Readers:
         for reader in self._readers:
             if reader.since is not None and reader.since < too_old:
                 reader.limit.reschedule(now)
+        for ending in self._endings:
+            if ending.since < too_old and not ending.is_counted:
+                self._count(ending)
         self._come_back()

@@ -101,3 +101,28 @@ def test_a_slow_reader_keeps_its_request_and_gets_all_of_it():
     assert {key: len(positions) for key, positions in answer.logprobs.items()} == dict.fromkeys(range(16), 60)
     entries = [sum(len(p.logprobs) for d in m.completions for p in d.logprobs) for m in answer.messages]
     assert MAX_ENTRIES / 2 < max(entries) <= MAX_ENTRIES
+
+
+def test_who_leaves_the_last_message_unread_counts_as_a_place_until_it_is_read():
+    """The request is over: its worker is free, and it ended well."""
+    worker = FakeWorker(counts(50_000), step_seconds=0.0, tokens_per_step=5000, max_model_len=60_000)
+    request = GenerateRequest(text="a", options={"ignore_eos": True, "output": {"token_ids": True, "final_only": True}})
+
+    async def scenario(system):
+        small = [("grpc.http2.lookahead_bytes", 1024), ("grpc.http2.bdp_probe", 0)]
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{system.port}", small) as channel:
+            call = GenerationServiceStub(channel).Generate(request)
+            await until(lambda: sum(system.router.metrics.finished.values()) == 1)
+            await until(lambda: system.router.api.admission.held_bytes.num_taken)
+            lingering = len(system.router.open_requests)
+            held = system.router.api.admission.held_bytes.num_taken
+            messages = [message async for message in call]
+        await system.quiet()
+        left = len(system.router.open_requests), system.router.api.admission.held_bytes.num_taken
+        return dict(system.router.metrics.finished), lingering, held, messages, left
+
+    ends, lingering, held, messages, left = run_system(scenario, worker, write_timeout=0.4)
+    assert ends == {"length": 1}
+    assert (lingering, held) == (1, messages[-1].ByteSize())
+    assert messages[-1].usage.num_completion_tokens == 50_000
+    assert left == (0, 0)
