@@ -58,6 +58,9 @@ from router.timers import deadline_timer
 
 R = TypeVar("R", GenerateResponse, ChatResponse)
 
+_ENDS = {reason: name.removeprefix("FINISH_REASON_").lower() for name, reason in FinishReason.items()}
+"""As metrics name them."""
+
 
 def no_deadline() -> float | None:
     return None
@@ -170,8 +173,9 @@ class GenerationApi:
                     served, specs = await self._preparation.specs(request, model, account.request_id, salt)
         news = News(caller.name)
         opened = []
-        for spec in specs:
-            await self.admission.ration.granted(caller.name, spec.n / COMPLETIONS_PER_UNIT)
+        for number, spec in enumerate(specs):
+            if number or spec.n > COMPLETIONS_PER_UNIT:  # else its turn was for this, too
+                await self.admission.ration.granted(caller.name, spec.n / COMPLETIONS_PER_UNIT)
             opened.append(
                 OpenRequest(
                     spec,
@@ -267,5 +271,4 @@ def _num_generated(requests: Sequence[OpenRequest]) -> int:
 def _end_of(request: OpenRequest) -> str:
     """How the first completion ended, as metrics name it."""
     finish = request.completions[0].finish
-    reason = finish.reason if finish else FinishReason.FINISH_REASON_UNSPECIFIED
-    return FinishReason.Name(reason).removeprefix("FINISH_REASON_").lower()
+    return _ENDS[finish.reason if finish else FinishReason.FINISH_REASON_UNSPECIFIED]

@@ -16,7 +16,7 @@ from router.admission.fair_queue import FairQueue
 UNITS_PER_TURN = 4.0
 """About a millisecond. A unit is what a small message costs."""
 CALL = 4.0
-"""What it costs to check a small request, make it ready and send it to a worker."""
+"""What it costs to check a small request, make it ready and send it to a worker, with COMPLETIONS_PER_UNIT at most."""
 COMPLETIONS_PER_UNIT = 16
 """To open, or to send to a worker: a request may have 256 prompts with 128 each."""
 

@@ -71,8 +71,9 @@ class Journeys(AbstractAsyncContextManager[None]):
 
     async def __aenter__(self) -> None:
         try:
-            for journey in self._journeys:
-                await journey.turn_of_loop()
+            for number, journey in enumerate(self._journeys):
+                if number or journey.is_large:  # else the call's turn was for this, too
+                    await journey.turn_of_loop()
                 journey.begin()
         except BaseException:
             await self._end()
@@ -115,6 +116,10 @@ class _Journey:
         self._began = time.monotonic()
         self._queueing: Span | None = None
         """While it waits there."""
+
+    @property
+    def is_large(self) -> bool:
+        return self._request.spec.n > COMPLETIONS_PER_UNIT
 
     async def turn_of_loop(self) -> None:
         """That has room for what it costs to send it."""
