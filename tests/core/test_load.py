@@ -125,6 +125,16 @@ def test_beams_are_counted_while_they_run_and_gone_after() -> None:
     assert engine.scheduler.load().num_finished == 1
 
 
+def test_state_groups_are_held_while_their_sequences_run() -> None:
+    engine = Engine(num_groups=8, prefix="off")
+    engine.add(make_sequence(1, 20, 5), make_sequence(2, 20, 5))
+    engine.step()
+    load = engine.scheduler.load()
+    assert (load.num_groups, load.num_used_groups) == (8, 2)
+    engine.run()
+    assert engine.scheduler.load().num_used_groups == 0
+
+
 def test_idle_scheduler_that_never_ran_has_no_load() -> None:
     load = asdict(Engine(num_blocks=7).scheduler.load())
     assert {name: value for name, value in load.items() if value} == {"num_blocks": 7, "num_free_blocks": 7}

@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import socket
 import urllib.request
+from dataclasses import fields
 from pathlib import Path
 
 import grpc
@@ -17,9 +18,12 @@ from fissile.v1 import (
     GetWorkerRequest,
     StartProfileRequest,
     StopProfileRequest,
+    WorkerLoad,
 )
 from tests.worker.fake_executor import EOS
 from tests.worker.harness import TOKENIZER, connect, run_all, run_worker, sequence, until
+from worker.core.outputs import LoadSnapshot
+from worker.face.convert_outputs import load_to_pb
 
 
 def test_it_says_what_it_is():
@@ -83,6 +87,13 @@ def test_the_load_counts():
     assert after.load.num_prefix_hits - before.load.num_prefix_hits == 32
     assert (after.load.num_blocks, after.load.num_used_blocks) == (64, 0)
     assert after.uptime.ToNanoseconds() > 0
+
+
+def test_each_number_of_the_load_that_the_contract_has_is_told():
+    numbers = {field.name: number for number, field in enumerate(fields(LoadSnapshot), 1)}
+    told = load_to_pb(LoadSnapshot(**(numbers | {"accepted_counts": ()})))
+    contract = [field.name for field in WorkerLoad.DESCRIPTOR.fields]
+    assert {name: getattr(told, name) for name in contract} == {name: numbers[name] for name in contract}
 
 
 def test_a_cleared_cache_is_not_hit():

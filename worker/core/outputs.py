@@ -99,6 +99,9 @@ class LoadSnapshot:
     num_cached_blocks: int
     """Free blocks whose content can still be hit."""
     num_used_host_blocks: int
+    num_groups: int
+    """State groups of sequences; 0 for models without recurrent state."""
+    num_used_groups: int
     num_waiting_tokens: int
     """Committed tokens of the queue: an upper bound of the prefill that is due."""
     num_prefix_queries: int

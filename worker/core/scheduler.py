@@ -170,6 +170,8 @@ class Scheduler:
             num_free_blocks=pool.num_free,
             num_cached_blocks=pool.num_cached,
             num_used_host_blocks=self._blocks.host_pool.num_blocks - self._blocks.host_pool.num_free,
+            num_groups=self._blocks.num_groups,
+            num_used_groups=self._blocks.num_used_groups,
             num_waiting_tokens=state.waiting.num_tokens,
             num_prefix_queries=self._blocks.num_prefix_queries,
             num_prefix_hits=self._blocks.num_prefix_hits,

@@ -164,6 +164,8 @@ def load_to_pb(load: LoadSnapshot) -> v1.WorkerLoad:
         num_generated_tokens=load.num_generated_tokens,
         num_draft_tokens=load.num_draft_tokens,
         num_accepted_tokens=load.num_accepted_tokens,
+        num_groups=load.num_groups,
+        num_used_groups=load.num_used_groups,
     )
 
 

@@ -38,14 +38,18 @@ class BlockManager:
         self.host_pool = BlockPool(cache.num_host_blocks, None)
         self._hasher = hasher
         self._free_groups = list(range(cache.num_groups - 1, -1, -1))
-        self._num_groups = cache.num_groups
+        self.num_groups = cache.num_groups
         self.num_prefix_queries = 0
         self.num_prefix_hits = 0
 
     @property
     def has_groups(self) -> bool:
         """Whether each sequence with blocks also holds a state group."""
-        return self._num_groups > 0
+        return self.num_groups > 0
+
+    @property
+    def num_used_groups(self) -> int:
+        return self.num_groups - len(self._free_groups)
 
     def listen(self, capacity: int) -> KvEvents | None:
         """Events of the prefix index from now on, the same object for all observers; None if caching is off."""
@@ -291,5 +295,5 @@ class BlockManager:
         yield from self.host_pool.integrity_slices(host_held)
         if self.checkpoints is not None:
             self.checkpoints.check()
-        if num_groups_held + len(set(self._free_groups)) != self._num_groups:
-            raise RuntimeError(f"{num_groups_held} groups held and {len(self._free_groups)} free of {self._num_groups}")
+        if num_groups_held + len(set(self._free_groups)) != self.num_groups:
+            raise RuntimeError(f"{num_groups_held} groups held and {len(self._free_groups)} free of {self.num_groups}")
