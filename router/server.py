@@ -171,6 +171,8 @@ class RouterServer:
     async def stop(self) -> None:
         """Not serving, nothing new, what is open may finish, then everything ends."""
         self._is_stopping = True
+        if self._http:
+            self._http.leave()
         for task in (self._health, self._key_file):
             if task:
                 task.cancel()
@@ -180,9 +182,9 @@ class RouterServer:
         if num_open := len(self.open_requests):
             logger.info("draining: open requests (%d) have %g s to finish", num_open, self._settings.drain_timeout)
         await self.open_requests.close(self._settings.drain_timeout)
+        await self._server.stop(CLOSE_SECONDS)
         if self._http:
             await self._http.stop()
-        await self._server.stop(CLOSE_SECONDS)
         await self._follower.close()
         await self.workers.close()
         await self._tracer.close()

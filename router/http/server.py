@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fissile.errors import InvalidArgumentError
 from fissile.tls import ServerTls, WatchedFiles
@@ -42,14 +42,30 @@ class _Uvicorn(uvicorn.Server):
         yield
 
 
+class _Farewell:
+    """Around an app, whose answers end their connections once `is_said`: on an open one a client would ask again."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.is_said = False
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_last(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [*message["headers"], (b"connection", b"close")]}
+            await send(message)
+
+        await self._app(scope, receive, send_last if self.is_said else send)
+
+
 class HttpServer:
-    """`start`, then `stop` once."""
+    """`start`, then `stop` once, with `leave` some time before it."""
 
     def __init__(
         self, app: ASGIApp, bounds: ConnectionBounds, write_timeout: float, tls: ServerTls | None = None
     ) -> None:
         """`write_timeout`: seconds after which a client that takes nothing loses its connection."""
-        self._app = app
+        self._app = _Farewell(app)
         self._bounds = bounds
         self._write_timeout = write_timeout
         self._tls = tls
@@ -88,6 +104,10 @@ class HttpServer:
         bound: int = listener.getsockname()[1]
         logger.info("HTTP on %s://%s:%d", "https" if tls else "http", host, bound)
         return bound
+
+    def leave(self) -> None:
+        """Clients do better to go elsewhere: each answer ends its connection."""
+        self._app.is_said = True
 
     async def stop(self) -> None:
         """No new connections; responses that are being sent have a short time."""
