@@ -46,9 +46,9 @@ def test_what_holds_the_loop_up_is_named(caplog):
 
 
 def test_one_warning_for_many(caplog):
-    """A loop that has too much to do is late all the time; the metric has all of it."""
+    """A loop that has too much to do is late all the time; the metric has all of it, and what a busy machine adds."""
     seen, warnings = lags(3 * LONG, caplog, times=3)
-    assert sum(lag >= LONG for lag in seen) == 3
+    assert sum(lag >= LONG for lag in seen) >= 3
     assert len(warnings) == 1
 
 
