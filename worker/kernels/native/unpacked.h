@@ -9,7 +9,7 @@
 #if defined(__AVX512F__)
 constexpr int UNPACKED_ROWS = 0;
 #else
-constexpr int UNPACKED_ROWS = 96;  // that pass over a piece before it makes room for the next one
+constexpr int UNPACKED_ROWS = 144;  // that pass over a piece before it makes room for the next one
 constexpr int ROWS_IN_REGISTERS = 3;
 
 // A block of the two strips of a panel, in numbers below 16, four inputs of each output side by side. Those of 8 bits are
@@ -105,7 +105,7 @@ template <int R, int BITS, int BLOCK>
 template <int BITS, int BLOCK>
 static void unpacked_sums(
     const QuantizedRows &rows, int first, int num_rows, const uint8_t *data, const uint8_t *ahead, float *sums) {
-    constexpr int BLOCKS = 32 * 4 / BITS;
+    constexpr int BLOCKS = 24 * 4 / BITS;
     UnpackedBlock<BITS, BLOCK> blocks[BLOCKS];
     const int num_blocks = rows.in / BLOCK, num_tiles = (num_rows + ROWS_IN_REGISTERS - 1) / ROWS_IN_REGISTERS;
     const size_t size = block_bytes(BITS, BLOCK), share = 2 * size / num_tiles + 1;
