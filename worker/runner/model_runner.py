@@ -239,18 +239,9 @@ class ModelRunner:
             prompt.step_tokens.split(PROMPT_LOGITS), targets.split(PROMPT_LOGITS), strict=True
         ):
             logits = self._model.logits(hidden.index_select(0, step_tokens))
-            if logits is None:
-                continue
-            parts.append(self._sampler.logprobs(logits, None, token_ids, most))
-        return (
-            None
-            if not parts
-            else LogprobTensors(
-                torch.cat([part.token_ids for part in parts]),
-                torch.cat([part.logprobs for part in parts]),
-                torch.cat([part.ranks for part in parts]),
-            )
-        )
+            if logits is not None:
+                parts.append(self._sampler.logprobs(logits, None, token_ids, most))
+        return LogprobTensors(*map(torch.cat, zip(*parts, strict=True))) if parts else None
 
     def _candidates(self, batch: ScheduledBatch, rows: list[int], logits: Tensor) -> tuple[Tensor, Tensor]:
         """The best next tokens of the beam rows, which must all be sampling rows."""
@@ -260,9 +251,7 @@ class ModelRunner:
         return self._to_host(best.indices), self._to_host(best.values)
 
     def _logprobs_to_host(self, tensors: LogprobTensors) -> LogprobTensors:
-        return LogprobTensors(
-            self._to_host(tensors.token_ids), self._to_host(tensors.logprobs), self._to_host(tensors.ranks)
-        )
+        return LogprobTensors(*map(self._to_host, tensors))
 
     def _to_host(self, tensor: Tensor) -> Tensor:
         """Start the copy; it is there once the step's timing is done."""

@@ -1,14 +1,13 @@
 """Log probabilities of the model's own distribution: of what was chosen, and of the most likely tokens."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import Tensor
 
 from worker.core.batch import TokenLogprobs
 
 
-@dataclass(frozen=True, slots=True)
-class LogprobTensors:
+class LogprobTensors(NamedTuple):
     """[N, 1 + most]: the chosen token first, then the most likely ones in order."""
 
     token_ids: Tensor
@@ -20,5 +19,5 @@ class LogprobTensors:
 
     def to_host(self) -> list[TokenLogprobs]:
         """Waits for nothing: the tensors must be on the host. All `most` entries of each."""
-        rows = zip(self.token_ids.tolist(), self.logprobs.tolist(), self.ranks.tolist(), strict=True)
+        rows = zip(*(tensor.tolist() for tensor in self), strict=True)
         return [list(zip(*row, strict=True)) for row in rows]

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from worker.core.scheduling.state import SchedulerState
-from worker.core.sequence import SequenceStatus
+from worker.core.sequence import Sequence, SequenceStatus
 
 
 def integrity_slices(state: SchedulerState) -> Iterator[None]:
@@ -14,33 +14,47 @@ def integrity_slices(state: SchedulerState) -> Iterator[None]:
     held: dict[int, int] = {}
     host_held: dict[int, int] = {}
     num_groups = 0
-    places = [state.waiting.sequences(), state.swapped.sequences(), state.running()]
-    places += [state.groups.parked(), state.leaders.followers()]
-    seen: set[int] = set()
-    for place in places:
-        for seq in place:
-            if seq.id in seen or seq.is_ended:
-                raise RuntimeError(f"sequence {seq.id} ({seq.status.name}) is in two places, or ended")
-            seen.add(seq.id)
-            _count(held, seq.block_table)
-            _count(host_held, seq.host_block_table)
-            num_groups += seq.group_id >= 0
-            if seq.status is not SequenceStatus.RUNNING and (seq.block_table or seq.slot >= 0):
-                raise RuntimeError(f"sequence {seq.id} holds blocks or a slot while {seq.status.name}")
+    for seq in _placed(state):
+        _count(held, seq.block_table)
+        _count(host_held, seq.host_block_table)
+        num_groups += seq.group_id >= 0
     for free in state.deferred:
         _count(held, free.block_table)
         num_groups += free.group_id >= 0
+    _check_slots(state)
+    if sorted(seq.id for seq in state.seniority.sequences()) != sorted(seq.id for seq in state.running()):
+        raise RuntimeError("seniority: not of those that run")
+    yield from state.blocks.integrity_slices(held, host_held, num_groups)
+
+
+def _placed(state: SchedulerState) -> Iterator[Sequence]:
+    """Every sequence, from the one place that it is in."""
+    seen: set[int] = set()
+    for place in (
+        state.waiting.sequences(),
+        state.swapped.sequences(),
+        state.running(),
+        state.groups.parked(),
+        state.leaders.followers(),
+    ):
+        for seq in place:
+            if seq.id in seen or seq.is_ended:
+                raise RuntimeError(f"sequence {seq.id} ({seq.status.name}) is in two places, or ended")
+            if seq.status is not SequenceStatus.RUNNING and (seq.block_table or seq.slot >= 0):
+                raise RuntimeError(f"sequence {seq.id} holds blocks or a slot while {seq.status.name}")
+            seen.add(seq.id)
+            yield seq
     # A root that handed over to its beams is nowhere itself.
-    seen |= state.beam_groups.keys()
-    if not state.sequences.keys() <= seen:
-        raise RuntimeError(f"sequences {sorted(state.sequences.keys() - seen)} are nowhere")
+    lost = state.sequences.keys() - seen - state.beam_groups.keys()
+    if lost:
+        raise RuntimeError(f"sequences {sorted(lost)} are nowhere")
+
+
+def _check_slots(state: SchedulerState) -> None:
     slots = [seq.slot for seq in state.running() if seq.beam_group is None] + state.free_slots
     slots += [slot for group in state.beam_groups.values() for slot in group.slots]
     if sorted(slots) != list(range(state.config.max_num_seqs)):
         raise RuntimeError("slots: one is lost or belongs to two")
-    if sorted(seq.id for seq in state.seniority.sequences()) != sorted(seq.id for seq in state.running()):
-        raise RuntimeError("seniority: not of those that run")
-    yield from state.blocks.integrity_slices(held, host_held, num_groups)
 
 
 def _count(held: dict[int, int], blocks: list[int]) -> None:
