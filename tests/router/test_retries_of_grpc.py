@@ -3,6 +3,8 @@ any headers, and wait as long as the server says."""
 
 import asyncio
 import json
+import re
+from pathlib import Path
 
 import grpc
 import pytest
@@ -13,15 +15,18 @@ from tests.fakes.ports import free_port
 from tests.fakes.system import collect, error_of, run_system
 from tests.fakes.worker import FakeWorker, counts, says
 
-POLICY = {
-    "maxAttempts": 5,
-    "initialBackoff": "100s",
-    "maxBackoff": "100s",
-    "backoffMultiplier": 1,
-    "retryableStatusCodes": ["RESOURCE_EXHAUSTED", "UNAVAILABLE"],
-}
-CONFIG = {"methodConfig": [{"name": [{"service": "fissile.v1.GenerationService"}], "retryPolicy": POLICY}]}
-OPTIONS = [("grpc.service_config", json.dumps(CONFIG)), ("grpc.use_local_subchannel_pool", 1)]
+PAGE = Path(__file__).parents[2] / "docs/clients.md"
+
+
+def service_config():
+    """The one that the page for clients shows, but for its backoff."""
+    (text,) = re.findall(r"```json\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    config = json.loads(text)
+    config["methodConfig"][0]["retryPolicy"].update(initialBackoff="100s", maxBackoff="100s")
+    return config
+
+
+OPTIONS = [("grpc.service_config", json.dumps(service_config())), ("grpc.use_local_subchannel_pool", 1)]
 
 
 def test_a_refused_request_comes_again_when_the_router_said():
