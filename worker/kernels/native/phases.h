@@ -109,6 +109,8 @@ static void run_product(const void *task, int chunk, int) {
             pass_over(product.rows, row, num, product.matrix, panel, pass, sums[0]);
             if (is_gated) pass_over(product.rows, row, num, product.matrix, panels + panel, pass, sums[1]);
             for (int r = 0; r < num; r++) {
+                // Lines of as many pages as there are rows: each is asked for some rows before.
+                __builtin_prefetch(product.out + size_t(row + r + 16) * product.out_stride + panel * PANEL, 1);
                 if (is_gated)
                     write_gated(product, row + r, panel, sums[0] + r * PANEL, sums[1] + r * PANEL);
                 else
