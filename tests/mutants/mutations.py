@@ -63,8 +63,8 @@ MUTATIONS = [
     Mutation(
         "the step is not told what to clear",
         "scheduler.py",
-        "builder.build(self._blocks.pool.take_blocks_to_zero(), swap_out)",
-        "builder.build([], swap_out)",
+        "builder.build(self._blocks.pool.take_blocks_to_zero(), swap_out, copies)",
+        "builder.build([], swap_out, copies)",
     ),
     # Blocks in flight, copy-on-write.
     Mutation(
@@ -107,7 +107,7 @@ MUTATIONS = [
     Mutation(
         "a step of before a preemption publishes",
         "scheduling/committer.py",
-        " and number >= seq.bound_step",
+        " and step.batch.step >= seq.bound_step",
         "",
     ),
     Mutation("a failed row withdraws nothing", "scheduling/committer.py", "if not is_request_fault:", "if False:"),
