@@ -34,6 +34,12 @@ def test_files_and_folders_exist(page):
     assert [path for path in paths if path not in NO_FILES and not (ROOT / path).exists()] == []
 
 
+def test_each_benchmark_has_its_keys_explained():
+    scripts = {path.stem.replace("_", "-") for path in (ROOT / "bench").glob("*.py") if "finish(" in path.read_text()}
+    explained = set(re.findall(r"^## ([\w-]+)", (ROOT / "bench/README.md").read_text(), re.MULTILINE))
+    assert explained == scripts - {"common"}
+
+
 def test_examples_of_grpcurl_are_requests():
     """Names of enums and fields are those of the contract."""
     calls = re.findall(r"grpcurl [^']*-d '([^']+)'.*\n.*GenerationService/(\w+)", (ROOT / "README.md").read_text())
