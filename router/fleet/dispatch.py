@@ -142,7 +142,7 @@ class _Journey:
 
     def _has_room(self) -> bool:
         self._links = self._candidates()
-        return not self._links or any(link.has_room for link in self._links)
+        return not self._links or bool(with_room(self._links))
 
     def _go(self) -> None:
         """The queue has asked `_has_room` in the same moment."""
@@ -156,7 +156,7 @@ class _Journey:
             self._search = asyncio.create_task(self._find_worker())
             return
         try:
-            self._put_on([link for link in links if link.has_room] or links)
+            self._put_on(with_room(links) or links)
         except FissileError as error:
             self._request.fail(error)
         except Exception as error:
@@ -251,6 +251,13 @@ class _Journey:
                 raise self._loss.refusal
             await self._dispatcher.workers.wait_for_change()
             await self.turn_of_loop()
+
+
+def with_room(links: Sequence[WorkerLink]) -> list[WorkerLink]:
+    """Those that a newcomer may go to at once. While any of them all has a place, one that runs as many sequences as it
+    can is none of them: for a place the newcomer waits some steps here, there until another sequence ends."""
+    has_place = any(link.load.has_place for link in links)
+    return [link for link in links if link.has_room and (link.load.has_place or not has_place)]
 
 
 def _units(spec: RequestSpec) -> float:

@@ -11,6 +11,7 @@ from fissile.errors import ResourceExhaustedError
 from fissile.v1 import GenerateRequest, GenerationOptions, GenerationServiceStub, WorkerLoad
 from router.admission.ration import UNITS_PER_TURN, Ration
 from router.admission.worker_queue import Waiting, WorkerQueue
+from tests.fakes.asked import MAX_NUM_SEQS
 from tests.fakes.system import collect, error_of, run_system, until
 from tests.fakes.worker import FakeWorker, counts
 
@@ -169,6 +170,28 @@ def test_requests_wait_here_while_workers_have_others_waiting():
     assert seen.num_received == 0
     assert seen.rest.usage.num_completion_tokens == 2
     assert len(worker.received) == 1
+
+
+@pytest.mark.parametrize("is_full", [True, False])
+def test_requests_wait_for_a_place_rather_than_for_a_sequence_to_end(is_full):
+    """One worker has room for newcomers in its queue, but runs as many as it can; the other has places, and for the
+    moment too many that wait for their first token."""
+    full = FakeWorker(counts(2), others=WorkerLoad(num_running=MAX_NUM_SEQS - (not is_full)))
+    busy = FakeWorker(counts(2), others=WorkerLoad(num_waiting=100))
+
+    async def scenario(system):
+        links = system.router.workers.links.values()
+        await until(lambda: sum(link.load.has_room for link in links) == 1)
+        await until(lambda: sum(link.load.has_place for link in links) == 2 - is_full)
+        call = system.stub.Generate(ask())
+        await until(lambda: len(system.router.api.admission.queue) == is_full)
+        if is_full:
+            busy.others = WorkerLoad()
+        await collect(call)
+        await system.quiet()
+
+    run_system(scenario, full, busy)
+    assert (len(full.received), len(busy.received)) == (not is_full, is_full)
 
 
 def test_a_flood_of_one_key_waits_behind_another_key(tmp_path):
