@@ -231,6 +231,15 @@ def grouped(form: Form, group: int, *shape: int) -> Grouped:
     return Grouped(form, numbers, scales(dtype=torch.uint8 if form == "e2m1" else torch.float32))
 
 
+def send_parts(machine: Machine, inboxes: Inboxes) -> None:
+    for num_rows, inputs in ((8, 1024), (8, 8192), (64, 6144)):
+        linear = TritonLinear(LinearSpec(inputs, 4096), machine, torch.bfloat16)
+        part = linear.sent(empty(num_rows, inputs), PackedLinear(empty(4096, inputs), None), inboxes)
+        assert part is not None
+        residual, weight = empty(num_rows, 4096), empty(4096)
+        sum_and_norm(part, residual, weight, 1e-6, inboxes, overlaps=machine.can_overlap, num_warps=8)
+
+
 def main() -> None:
     capability = int(sys.argv[1])
     machine = MACHINES[capability]
@@ -257,6 +266,8 @@ def main() -> None:
         inboxes = Inboxes(integers(2), empty(64, dtype=torch.int32), 4096, rank, integers(1))
         x, residual, weight = empty(8, 4096, dtype=dtype), empty(8, 4096, dtype=dtype), empty(4096, dtype=dtype)
         sum_and_norm(x, residual, weight, 1e-6, inboxes, overlaps=machine.can_overlap, num_warps=8)
+        if dtype == torch.bfloat16:
+            send_parts(machine, inboxes)
     choose_experts(machine)
     compute_experts(machine)
     TritonGatedActivation("silu", machine)(empty(8, 24576))

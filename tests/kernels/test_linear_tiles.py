@@ -75,3 +75,70 @@ def test_programs_are_as_wide_as_processors_stay_evenly_busy(num_rows: int, out_
 
     h200 = Machine(num_sms=132, shared_memory=227 * 1024, can_overlap=True)
     assert tile_of(num_rows, out_features, 4096, h200, 2).features == features
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize(
+    ("num_rows", "in_features", "is_held"), [(3, 96, True), (16, 96, True), (24, 96, False), (64, 4112, False)]
+)
+def test_a_part_of_a_sum_is_sent_as_it_is_computed(
+    rig: Rig, num_rows: int, in_features: int, is_held: bool, size: int
+) -> None:
+    """To all ranks, the rows that there are and no more, where each row's next message is expected; once received, it
+    is added up like one that the norm sends."""
+    from worker.kernels.triton.sum_norm import sum_and_norm
+    from worker.parallel.symmetric import Inboxes
+
+    rank, width, num_words = 1, 70, 40
+    linear = rig.choose(LINEAR, LinearSpec(in_features, width))
+    assert (linear.held_tile(num_rows) is not None) == is_held  # type: ignore[attr-defined]
+    empty = torch.full((64, 2, size, num_words), -1, dtype=torch.int32, device=rig.device)
+    all_inboxes = [empty.clone() for _ in range(size)]
+    addresses = torch.tensor([inbox.data_ptr() for inbox in all_inboxes], device=rig.device)
+    turns = torch.arange(64, dtype=torch.int32, device=rig.device) % 2
+    inboxes = Inboxes(addresses, turns.clone(), num_words, rank, all_inboxes[rank])
+    x, weight, bias = rig.noise(num_rows, in_features), rig.noise(width, in_features, seed=1), rig.noise(width, seed=2)
+    part = linear.sent(x, linear.pack(Dense(weight, bias)), inboxes)
+    assert part is not None
+
+    row, turn, words = torch.arange(num_rows, device=rig.device), turns[:num_rows].long(), width // 2
+    messages = all_inboxes[rank][row, turn, rank, :words]
+    product = messages.view(rig.dtype)
+    rig.assert_close(product, exact_product(x, weight, bias, is_gated=False))
+    expected = empty.clone()
+    expected[row, turn, rank, :words] = messages
+    for other, inbox in enumerate(all_inboxes):
+        assert torch.equal(inbox, expected), other
+
+    for other in range(size):
+        all_inboxes[rank][row, turn, other, :words] = messages
+    residual, norm_weight = rig.noise(num_rows, width, seed=3), rig.noise(width, seed=4)
+    total = residual.double() + size * product.double()
+    exact = total / (total.square().mean(-1, keepdim=True) + 1e-6).sqrt() * norm_weight.double()
+    rig.assert_close(sum_and_norm(part, residual, norm_weight, 1e-6, inboxes, overlaps=False, num_warps=1), exact)
+    assert torch.equal(all_inboxes[rank], empty), "what was received has left no trace"
+    others = [inbox for other, inbox in enumerate(all_inboxes) if other != rank]
+    assert all(torch.equal(inbox, expected) for inbox in others), "it was sent again"
+    assert inboxes.turns[:num_rows].tolist() == (1 - turn).tolist()
+
+
+def test_what_is_not_sent_as_it_is_computed(rig: Rig) -> None:
+    """One row, more rows than the inboxes have, rows that are longer than a message."""
+    from worker.parallel.symmetric import Inboxes
+
+    inboxes = Inboxes.of(torch.empty(0), [0, 0], 0)
+    for num_rows, width in ((1, 32), (65, 32), (2, 16384), (2, 33)):
+        linear = rig.choose(LINEAR, LinearSpec(32, width))
+        packed = linear.pack(Dense(rig.noise(width, 32), None))
+        assert linear.sent(rig.noise(num_rows, 32), packed, inboxes) is None
+
+
+@pytest.mark.parametrize(("num_rows", "in_features"), [(1, 96), (3, 96), (24, 4112), (70, 96)])
+def test_a_product_is_written_beside_others(rig: Rig, num_rows: int, in_features: int) -> None:
+    linear = rig.choose(LINEAR, LinearSpec(in_features, 70))
+    x, weight = rig.noise(num_rows, in_features), rig.noise(70, in_features, seed=1)
+    rows = torch.full((num_rows, 210), torch.nan, dtype=rig.dtype, device=rig.device)
+    place = rows[:, 70:140]
+    assert linear(x, linear.pack(Dense(weight, None)), place) is place
+    rig.assert_close(place.contiguous(), exact_product(x, weight, None, is_gated=False))
+    assert rows[:, :70].isnan().all() and rows[:, 140:].isnan().all()

@@ -117,27 +117,47 @@ def test_parts_of_a_sum_are_added_up_where_the_norm_is(rig: Rig, size: int) -> N
     from worker.kernels.triton.sum_norm import sum_and_norm
 
     rank, num_rows, width, num_words = 1, 3, 24, 32
-    inboxes = [torch.zeros(64, 2, size, num_words, dtype=torch.int64, device=rig.device) for _ in range(size)]
+    empty = torch.full((64, 2, size, num_words), -1, dtype=torch.int32, device=rig.device)
+    inboxes = [empty.clone() for _ in range(size)]
     addresses = torch.tensor([inbox.data_ptr() for inbox in inboxes], device=rig.device)
     there = Inboxes(addresses, torch.zeros(64, dtype=torch.int32, device=rig.device), num_words, rank, inboxes[rank])
     residual, weight = rig.noise(num_rows, width, seed=8), rig.noise(width, seed=9)
-    for epoch in (1, 2):
-        xs = [rig.noise(num_rows, width, seed=10 * epoch + r) for r in range(size)]
-        messages = [(x.view(torch.int32).long() & 0xFFFFFFFF) | epoch << 32 for x in xs]
+    for turn in (0, 1):
+        xs = [rig.noise(num_rows, width, seed=10 * turn + r) for r in range(size)]
+        messages = [x.clone().view(torch.int32) for x in xs]
         at = slice(messages[0].shape[1])
         for r, message in enumerate(messages):
             if r != rank:
-                inboxes[rank][:num_rows, epoch % 2, r, at] = message
+                inboxes[rank][:num_rows, turn, r, at] = message
         total = residual.double() + sum(x.double() for x in xs)
         exact = total / (total.square().mean(-1, keepdim=True) + 1e-6).sqrt() * weight.double()
 
         assert there.hold(xs[rank])
         rig.assert_close(sum_and_norm(xs[rank], residual, weight, 1e-6, there, overlaps=False, num_warps=1), exact)
         rig.assert_close(residual, total)
-        assert there.epochs.tolist() == [epoch] * num_rows + [0] * 61
+        assert there.turns.tolist() == [1 - turn] * num_rows + [0] * 61
+        assert torch.equal(inboxes[rank], empty), "what was received has left no trace"
         for r, inbox in enumerate(inboxes):
             if r != rank:
-                assert torch.equal(inbox[:num_rows, epoch % 2, rank, at], messages[rank]), r
+                assert torch.equal(inbox[:num_rows, turn, rank, at], messages[rank]), r
+
+
+def test_what_looks_like_no_message_is_not_a_number_for_all_ranks(rig: Rig) -> None:
+    """Of the bits that stand for nothing, other bits of NaN arrive."""
+    from worker.kernels.triton.sum_norm import sum_and_norm
+
+    inboxes = [torch.full((64, 2, 2, 32), -1, dtype=torch.int32, device=rig.device) for _ in range(2)]
+    addresses = torch.tensor([inbox.data_ptr() for inbox in inboxes], device=rig.device)
+    there = Inboxes(addresses, torch.zeros(64, dtype=torch.int32, device=rig.device), 32, 0, inboxes[0])
+    x, residual, weight = rig.noise(1, 24), rig.noise(1, 24, seed=1), rig.noise(24, seed=2)
+    words = x.view(torch.int32)
+    words[0, 3] = -1
+    inboxes[0][0, 0, 1, : words.shape[1]] = 0
+    sent = words[0].tolist()
+    sum_and_norm(x, residual, weight, 1e-6, there, overlaps=False, num_warps=1)
+    sent[3] = 0x7FFFFFFF
+    assert inboxes[1][0, 0, 0, : len(sent)].tolist() == sent
+    assert residual.isnan().any()
 
 
 @pytest.mark.parametrize("capability", [80, 90])

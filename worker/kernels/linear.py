@@ -7,6 +7,7 @@ from torch import Tensor
 
 from worker.kernels.operation import Operation
 from worker.kernels.weights import Dense, Weight
+from worker.parallel.symmetric import Inboxes
 
 PackedWeight = Any
 """What `pack` made of a weight. Only the kernel that made it can read it."""
@@ -33,6 +34,11 @@ class LinearKernel(Protocol):
         self, x: Tensor, residual: Tensor, norm_weight: Tensor, eps: float, packed: PackedWeight, *, is_gated: bool
     ) -> tuple[Tensor, Tensor] | None:
         """(product, or gated product, of the RMS norm of residual + x; residual + x), both new; None as in `gated`."""
+        return None
+
+    def sent(self, x: Tensor, packed: PackedWeight, inboxes: Inboxes) -> Tensor | None:
+        """Stands for the product, a part of a sum, which goes to all ranks while it is computed and is nowhere else:
+        the norm that takes it receives all parts (`Inboxes.take`). None as in `gated`."""
         return None
 
     def gated(self, x: Tensor, packed: PackedWeight) -> Tensor | None:

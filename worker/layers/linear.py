@@ -16,6 +16,7 @@ from worker.layers.setup import LayerSetup
 from worker.layers.weighted import WeightedLayer, expect_shape, sibling
 from worker.loader.checkpoint import LazyTensor, WeightTarget
 from worker.parallel.group import Group
+from worker.parallel.symmetric import Inboxes
 
 
 class LinearBase(WeightedLayer):
@@ -143,9 +144,17 @@ class RowLinear(LinearBase):
         super().__init__(setup, out_features, count * unit_width, bias)
         self._tp, self._out_features = setup.tp, out_features
         self._start, self._total = start * unit_width, units * unit_width
+        self._inboxes: Inboxes | None = None
+
+    def send_parts(self) -> None:
+        """From now on, to the other ranks at once where the kernel can: whoever takes the result is a norm of this
+        model's dtype that takes parts, and takes it before the next one is computed."""
+        self._inboxes = self._tp.inboxes
 
     def forward(self, x: Tensor) -> Tensor:
         """[T, in of this rank] → this rank's part of [T, out]."""
+        if self._inboxes is not None and (sent := self._kernel.sent(x, self._packed, self._inboxes)) is not None:
+            return sent
         place = self._tp.place(*x.shape[:-1], self._out_features, dtype=x.dtype)
         return self._kernel(x, self._packed, place)
 

@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from worker.parallel.gathering import Gathering
 from worker.parallel.symmetric import Inboxes, SymmetricSums
 
 try:
@@ -23,7 +24,7 @@ class Group:
     size: int = 1
     handle: dist.ProcessGroup | None = None
     symmetric: SymmetricSums | None = None
-    """For sums that are small enough."""
+    """For what is small enough."""
 
     def place(self, *shape: int, dtype: torch.dtype) -> Tensor | None:
         """Where a part of a sum may be written, for `all_reduce` to take it from there; None: anywhere. Valid until the
@@ -45,13 +46,24 @@ class Group:
         """Where ranks send each other parts of sums, for kernels that add up as they go; None: `all_reduce` alone."""
         return None if self.symmetric is None else self.symmetric.inboxes
 
+    def gather_place(self, num_rows: int, width: int, dtype: torch.dtype) -> Tensor | None:
+        """Where this rank's [R, n] may be written for `gather_last`, which must follow then; None: anywhere."""
+        return None if self._gathering is None else self._gathering.place(num_rows, width, dtype)
+
     def gather_last(self, x: Tensor) -> Tensor | None:
-        """[..., n] of each rank → [..., size × n] in the order of ranks, on rank 0; None on the others."""
+        """[R, n] of each rank → [R, size × n] in the order of ranks, on rank 0, valid until the next place is asked
+        for; None on the others."""
         if self.size == 1:
             return x
+        if self._gathering is not None and self._gathering.is_open:
+            return self._gathering.take(x)
         parts = [torch.empty_like(x) for _ in range(self.size)] if self.rank == 0 else None
         dist.gather(x.contiguous(), parts, group=self.handle, group_dst=0)
         return None if parts is None else torch.cat(parts, -1)
+
+    @property
+    def _gathering(self) -> Gathering | None:
+        return None if self.symmetric is None else self.symmetric.gathering
 
     def all_gather(self, x: Tensor) -> Tensor:
         """[n, ...] of each rank → [size × n, ...] in the order of ranks, on all of them; n is the same on all."""

@@ -17,8 +17,10 @@ from worker.kernels.triton.linear_held import HeldTile, held_kernel, held_tile
 from worker.kernels.triton.linear_rows import (
     LATE_ROWS,
     MAX_ROWS,
+    Outbox,
     Tile,
     features_of_program,
+    outbox_of,
     store_sums,
     tile_that_fits,
 )
@@ -26,6 +28,7 @@ from worker.kernels.triton.linear_vector import vector_kernel, vector_tile
 from worker.kernels.triton.machine import Machine
 from worker.kernels.triton.overlap import launch_options, let_next_begin, prefetch, wait_for_kernel_before
 from worker.kernels.weights import Dense
+from worker.parallel.symmetric import Inboxes
 
 LINE = tl.constexpr(64)
 """Elements of two bytes in a line of the L2 cache."""
@@ -67,10 +70,10 @@ def is_even(num_programs: int, machine: Machine) -> bool:
 
 @triton.jit(do_not_specialize=["num_rows"])
 def _rows_kernel(
-    x, weight, bias, out, num_rows, x_stride, N, K,
+    x, weight, bias, out, inboxes, turns, message_stride, num_rows, x_stride, out_stride, N, K,
     ROWS: tl.constexpr, FEATURES: tl.constexpr, PIECE: tl.constexpr, STAGES: tl.constexpr,
-    IS_EVEN: tl.constexpr, HAS_BIAS: tl.constexpr, IS_GATED: tl.constexpr, OVERLAPS: tl.constexpr,
-    IS_EARLY: tl.constexpr,
+    IS_EVEN: tl.constexpr, HAS_BIAS: tl.constexpr, IS_GATED: tl.constexpr, RANK: tl.constexpr,
+    SIZE: tl.constexpr, OVERLAPS: tl.constexpr, IS_EARLY: tl.constexpr,
 ):  # fmt: skip
     """Some of N outputs of all rows. IS_EVEN: pieces fill K. IS_GATED: see `features_of_program`."""
     m = tl.arange(0, ROWS)
@@ -81,8 +84,10 @@ def _rows_kernel(
     line = tl.arange(0, (PIECE + LINE - 1) // LINE)[None, :] * LINE
     for stage in tl.static_range(STAGES - 1):
         prefetch(w_rows + tl.minimum(stage * PIECE + line, K - 1), OVERLAPS)
-    let_next_begin(OVERLAPS and IS_EARLY)
+    let_next_begin(OVERLAPS and IS_EARLY and SIZE == 1)
     wait_for_kernel_before(OVERLAPS)
+    let_next_begin(OVERLAPS and IS_EARLY and SIZE > 1)  # see `sum_norm`
+    outbox = outbox_of(inboxes, turns, num_rows, ROWS, SIZE)
     # The widest instruction of a tensor core takes 64 rows of its first operand: features, where rows are fewer.
     IS_TURNED: tl.constexpr = ROWS < 64 and FEATURES >= 64
     total = tl.zeros([FEATURES, ROWS] if IS_TURNED else [ROWS, FEATURES], tl.float32)
@@ -101,7 +106,10 @@ def _rows_kernel(
     if IS_TURNED:
         total = tl.trans(total)
     let_next_begin(OVERLAPS and not IS_EARLY)
-    store_sums(total, feature, bias, out, num_rows, N, ROWS, FEATURES, HAS_BIAS, IS_GATED)
+    store_sums(
+        total, feature, bias, out, num_rows, out_stride, N, outbox, message_stride,
+        ROWS, FEATURES, HAS_BIAS, IS_GATED, RANK, SIZE,
+    )  # fmt: skip
 
 
 class TritonLinear(PlainLinear):
@@ -124,6 +132,16 @@ class TritonLinear(PlainLinear):
             return None
         return self._product(x, packed, x.new_empty(len(x), self._out // 2), is_gated=True)
 
+    def sent(self, x: Tensor, packed: PackedLinear, inboxes: Inboxes) -> Tensor | None:
+        """Of several rows: a program of one row has too few outputs beside each other."""
+        if not 1 < len(x) <= MAX_ROWS:
+            return None
+        out = x.new_empty(len(x), self._out)
+        if not inboxes.hold(out):
+            return None
+        self._product(x, packed, out, inboxes=inboxes)
+        return inboxes.keep(out)
+
     def _is_skinny(self, x: Tensor) -> bool:
         return 0 < len(x) <= MAX_ROWS
 
@@ -141,13 +159,15 @@ class TritonLinear(PlainLinear):
         """Of so many rows, more than one; None where they stream the weight."""
         return self._held if num_rows <= HELD_ROWS else None
 
-    def _product(self, x: Tensor, packed: PackedLinear, out: Tensor, *, is_gated: bool = False) -> Tensor:
+    def _product(
+        self, x: Tensor, packed: PackedLinear, out: Tensor, *, is_gated: bool = False, inboxes: Inboxes | None = None
+    ) -> Tensor:
         if len(x) == 1:
             self._launch_vector(x, packed, out, None, is_gated=is_gated)
         elif (held := self.held_tile(len(x))) is not None:
-            self._launch_held(x, packed, out, held, is_gated=is_gated)
+            self._launch_held(x, packed, out, held, is_gated=is_gated, inboxes=inboxes)
         else:
-            self.launch(x, packed, out, self._tiles[len(x)], is_gated=is_gated)
+            self.launch(x, packed, out, self._tiles[len(x)], is_gated=is_gated, inboxes=inboxes)
         return out
 
     def _launch_vector(
@@ -165,23 +185,29 @@ class TritonLinear(PlainLinear):
             num_warps=tile.num_warps, **launch_options(overlaps),
         )  # fmt: skip
 
-    def _launch_held(self, x: Tensor, packed: PackedLinear, out: Tensor, tile: HeldTile, *, is_gated: bool) -> None:
-        overlaps = self._machine.overlaps(len(x))
+    def _launch_held(
+        self, x: Tensor, packed: PackedLinear, out: Tensor, tile: HeldTile, *, is_gated: bool, inboxes: Inboxes | None
+    ) -> None:
+        overlaps, outbox = self._machine.overlaps(len(x)), Outbox.to(inboxes, out)
         held_kernel[(triton.cdiv(self._out, tile.features),)](
             x, packed.weight, packed.weight if packed.bias is None else packed.bias, out,
-            len(x), x.stride(0), out.shape[1], self._in,
+            *outbox.memory, len(x), x.stride(0), out.stride(0), out.shape[1], self._in,
             HELD_ROWS, tile.features, tile.num_warps, tile.piece, tile.num_held, packed.bias is not None, is_gated,
-            overlaps, num_warps=tile.num_warps, **launch_options(overlaps),
+            *outbox.ranks, overlaps, num_warps=tile.num_warps, **launch_options(overlaps),
         )  # fmt: skip
 
-    def launch(self, x: Tensor, packed: PackedLinear, out: Tensor, tile: Tile, *, is_gated: bool = False) -> None:
+    def launch(
+        self, x: Tensor, packed: PackedLinear, out: Tensor, tile: Tile, *, is_gated: bool = False,
+        inboxes: Inboxes | None = None,
+    ) -> None:  # fmt: skip
         """The product of several rows, with this tile."""
-        overlaps, num_outputs = self._machine.overlaps(len(x)), out.shape[1]
+        overlaps, outbox = self._machine.overlaps(len(x)), Outbox.to(inboxes, out)
         _rows_kernel[(triton.cdiv(self._out, tile.features),)](
             x, packed.weight, packed.weight if packed.bias is None else packed.bias, out,
-            len(x), x.stride(0), num_outputs, self._in,
+            *outbox.memory, len(x), x.stride(0), out.stride(0), out.shape[1], self._in,
             tile.rows, tile.features, tile.piece, tile.num_stages, self._in % tile.piece == 0, packed.bias is not None,
-            is_gated, overlaps, len(x) > LATE_ROWS, num_warps=tile.num_warps, **launch_options(overlaps),
+            is_gated, *outbox.ranks, overlaps, len(x) > LATE_ROWS, num_warps=tile.num_warps,
+            **launch_options(overlaps),
         )  # fmt: skip
 
 

@@ -69,7 +69,7 @@ def tile_of(num_rows: int, out_features: int, most_inputs: int, machine: Machine
 
 @triton.jit(do_not_specialize=["num_rows"])
 def _grouped_rows_kernel(
-    x, numbers, scales, bias, out, num_rows, x_stride, N, K,
+    x, numbers, scales, bias, out, num_rows, x_stride, out_stride, N, K,
     ROWS: tl.constexpr, FEATURES: tl.constexpr, PIECE: tl.constexpr, STAGES: tl.constexpr, FORM: tl.constexpr,
     GROUP: tl.constexpr, HAS_MINIMA: tl.constexpr, HAS_BIAS: tl.constexpr,
     IS_GATED: tl.constexpr, OVERLAPS: tl.constexpr, IS_EARLY: tl.constexpr,
@@ -98,7 +98,9 @@ def _grouped_rows_kernel(
             total = tl.dot(a, tl.trans(b), total)
     let_next_begin(OVERLAPS and not IS_EARLY)
     total *= row_scale(scales, row, GROUP)[None, :]
-    store_sums(total, row, bias, out, num_rows, N, ROWS, FEATURES, HAS_BIAS, IS_GATED)
+    store_sums(
+        total, row, bias, out, num_rows, out_stride, N, (), 0, ROWS, FEATURES, HAS_BIAS, IS_GATED, 0, 1
+    )  # fmt: skip
 
 
 @triton.jit
@@ -163,7 +165,7 @@ class TritonGroupedLinear(LinearKernel):
         overlaps, num_outputs = self._machine.overlaps(len(x)), out.shape[1]
         _grouped_rows_kernel[(triton.cdiv(self._out, tile.features),)](
             x, packed.numbers, packed.scales, packed.numbers if packed.bias is None else packed.bias, out,
-            len(x), x.stride(0), num_outputs, self._in,
+            len(x), x.stride(0), out.stride(0), num_outputs, self._in,
             tile.rows, tile.features, tile.piece, tile.num_stages, packed.form, packed.group, packed.has_minima,
             packed.bias is not None, is_gated, overlaps, len(x) > LATE_ROWS,
             num_warps=tile.num_warps, **launch_options(overlaps),

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import triton
 import triton.language as tl
 
-from worker.kernels.triton.linear_rows import features_of_program, store_sums
+from worker.kernels.triton.linear_rows import features_of_program, outbox_of, store_sums
 from worker.kernels.triton.machine import Machine
 from worker.kernels.triton.overlap import let_next_begin, wait_for_kernel_before
 
@@ -53,9 +53,9 @@ def held_tile(out_features: int, in_features: int, machine: Machine) -> HeldTile
 
 @triton.jit(do_not_specialize=["num_rows"])
 def held_kernel(
-    x, weight, bias, out, num_rows, x_stride, N, K: tl.constexpr,
+    x, weight, bias, out, inboxes, turns, message_stride, num_rows, x_stride, out_stride, N, K: tl.constexpr,
     ROWS: tl.constexpr, FEATURES: tl.constexpr, SHARES: tl.constexpr, PIECE: tl.constexpr, NUM_HELD: tl.constexpr,
-    HAS_BIAS: tl.constexpr, IS_GATED: tl.constexpr, OVERLAPS: tl.constexpr,
+    HAS_BIAS: tl.constexpr, IS_GATED: tl.constexpr, RANK: tl.constexpr, SIZE: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """Some of N outputs of all rows. PIECE: of each warp's share. IS_GATED: see `features_of_program`."""
     IS_EVEN: tl.constexpr = K % (SHARES * PIECE) == 0
@@ -71,11 +71,16 @@ def held_kernel(
             held += (tl.load(w_rows + start + k),)  # type: ignore[assignment]
         else:
             held += (tl.load(w_rows + start + k, mask=start + k < K, other=0.0),)  # type: ignore[assignment]
-    let_next_begin(OVERLAPS)
+    let_next_begin(OVERLAPS and SIZE == 1)
     wait_for_kernel_before(OVERLAPS)
+    let_next_begin(OVERLAPS and SIZE > 1)  # see `sum_norm`
+    outbox = outbox_of(inboxes, turns, num_rows, ROWS, SIZE)
     sums = tl.zeros([SHARES, ROWS, FEATURES], tl.float32)
     for i in tl.static_range(NUM_HELD):
         at = i * SHARES * PIECE + k
         a = tl.load(x_rows + at, mask=is_row if IS_EVEN else is_row & (at < K), other=0.0)
         sums = tl.dot(a, tl.permute(held[i], (0, 2, 1)), sums, input_precision="ieee")
-    store_sums(tl.sum(sums, 0), feature, bias, out, num_rows, N, ROWS, FEATURES, HAS_BIAS, IS_GATED)
+    store_sums(
+        tl.sum(sums, 0), feature, bias, out, num_rows, out_stride, N, outbox, message_stride,
+        ROWS, FEATURES, HAS_BIAS, IS_GATED, RANK, SIZE,
+    )  # fmt: skip

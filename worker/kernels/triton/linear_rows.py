@@ -1,12 +1,16 @@
 """What linear layers of few rows share, whatever their weights are stored as: tiles, and what becomes of the sums."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from worker.kernels.triton.linear_vector import silu_times
 from worker.kernels.triton.machine import Machine
+from worker.kernels.triton.messages import addresses_of, send, words_of
+from worker.parallel.symmetric import Inboxes
 
 MAX_ROWS = 64
 """Above, cuBLAS reads the weights as fast."""
@@ -32,6 +36,20 @@ class Tile:
         return (self.rows * itemsize + self.features * weight_itemsize) * self.piece * self.num_stages
 
 
+class Outbox(NamedTuple):
+    """What a kernel is told of where its sums are sent: nowhere, if there is one rank."""
+
+    memory: tuple[Tensor, Tensor, int]
+    ranks: tuple[int, int]
+
+    @classmethod
+    def to(cls, inboxes: Inboxes | None, out: Tensor) -> "Outbox":
+        """`out` stands for what is not there."""
+        if inboxes is None:
+            return cls((out, out, 0), (0, 1))
+        return cls((inboxes.addresses, inboxes.turns, inboxes.num_words), (inboxes.rank, len(inboxes.addresses)))
+
+
 def tile_that_fits(
     rows: int, features: int, piece: int, most_stages: int, machine: Machine, itemsize: int, weight_itemsize: int
 ) -> Tile:
@@ -55,21 +73,43 @@ def features_of_program(N, FEATURES: tl.constexpr, IS_GATED: tl.constexpr):
 
 
 @triton.jit
+def outbox_of(inboxes, turns, num_rows, ROWS: tl.constexpr, SIZE: tl.constexpr):
+    """(each row's turn, addresses), asked for before sums are there, so that they leave at once. Of one rank
+    nothing that counts."""
+    m = tl.arange(0, ROWS)
+    turn, addresses = m, ()
+    if SIZE > 1:
+        turn = tl.load(turns + m, mask=m < num_rows, other=0)
+        addresses = addresses_of(inboxes, SIZE)
+    return turn, addresses
+
+
+@triton.jit
 def store_sums(
-    total, feature, bias, out, num_rows, N, ROWS: tl.constexpr, FEATURES: tl.constexpr, HAS_BIAS: tl.constexpr,
-    IS_GATED: tl.constexpr,
+    total, feature, bias, out, num_rows, out_stride, N, outbox, message_stride,
+    ROWS: tl.constexpr, FEATURES: tl.constexpr, HAS_BIAS: tl.constexpr, IS_GATED: tl.constexpr,
+    RANK: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
-    """The sums [ROWS, FEATURES] of those features, with their bias, to out [num_rows, N]; gated, if they are to be."""
+    """The sums [ROWS, FEATURES] of those features, with their bias, to out [num_rows, N]; gated, if they are to be.
+    SIZE > 1: they are a part of a sum over so many ranks, which goes to all of them (`messages`), and not to out."""
     m = tl.arange(0, ROWS)
     is_row = m < num_rows
+    row = m[:, None].to(tl.int64)
     if HAS_BIAS:
         total += tl.load(bias + feature).to(tl.float32)[None, :]
     if IS_GATED:
         gate, up = tl.split(tl.reshape(total, [ROWS, FEATURES // 2, 2]))
         n = tl.program_id(0) * (FEATURES // 2) + tl.arange(0, FEATURES // 2)
-        places = out + m[:, None].to(tl.int64) * N + n[None, :]
+        places = out + row * out_stride + n[None, :]
         tl.store(places, silu_times(gate, up).to(out.dtype.element_ty), mask=is_row[:, None] & (n < N))
+    elif SIZE > 1:
+        low, high = tl.split(tl.reshape(total, [ROWS, FEATURES // 2, 2]))
+        word = tl.program_id(0) * (FEATURES // 2) + tl.arange(0, FEATURES // 2)[None, :]
+        words = words_of(low, high, out.dtype.element_ty, True)
+        inside = is_row[:, None] & (word < N // 2)
+        turn, addresses = outbox
+        send(words, row, word, inside, turn[:, None], addresses, message_stride, RANK, SIZE, True)
     else:
         n = tl.program_id(0) * FEATURES + tl.arange(0, FEATURES)
-        places = out + m[:, None].to(tl.int64) * N + n[None, :]
+        places = out + row * out_stride + n[None, :]
         tl.store(places, total.to(out.dtype.element_ty), mask=is_row[:, None] & (n < N))
