@@ -1,16 +1,10 @@
 """The `fissile` command against a service that answers by rote: what is printed, and the exit code."""
 
 import json
-import os
-import pty
 import re
-import select
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
-from pathlib import Path
 
 import click
 import pytest
@@ -18,18 +12,7 @@ from click.testing import CliRunner
 
 from fissile.cli import main
 from fissile.cli.up import _heed_signals
-
-FISSILE = str(Path(sys.executable).parent / "fissile")
-
-
-@pytest.fixture
-def run(address):
-    """Run a command against the fake service."""
-
-    def invoke(*arguments, stdin=None):
-        return CliRunner().invoke(main, list(arguments), input=stdin, env={"FISSILE_ADDRESS": address})
-
-    return invoke
+from tests.fissile.conftest import FISSILE
 
 
 def test_help_of_every_command():
@@ -101,60 +84,6 @@ def test_what_no_message_can_hold_is_named_without_a_traceback(run):
     assert result.output == "Error: invalid argument: prompt[1]: -1 is not an integer from 0 to 4294967295\n"
 
 
-@pytest.mark.parametrize(
-    ("redirected", "code", "out", "err"),
-    [
-        ("generate {} <&-", 0, "\n", ""),  # an empty prompt, and the fake answers with it
-        ("chat {} <&-", 0, "", ""),
-        ("generate {} hello >&-", 0, "", ""),
-        ("generate {} hello >/dev/full", 1, "", "Error: [Errno 28] No space left on device\n"),
-        ("stats {} >/dev/full", 1, "", "Error: [Errno 28] No space left on device\n"),
-        ("top --once --interval 0.1 {} | true", 0, "", ""),
-    ],
-)
-def test_streams_that_are_closed_or_full_make_no_traceback(address, redirected, code, out, err):
-    command = f"{FISSILE} {redirected.format(f'--address {address}')}"
-    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=buffered)
-    assert (done.returncode, done.stdout, done.stderr) == (code, out, err)
-
-
-def test_a_closed_stream_is_no_socket_of_the_service_that_takes_the_place():
-    code = (
-        "import os, sys; from fissile.cli.standard_streams import make_usable; make_usable(); "
-        "os.execv(sys.executable, [sys.executable, '-c', sys.argv[1]])"
-    )
-    look = "import json, os; print(json.dumps([os.readlink(f'/proc/self/fd/{number}') for number in range(3)]))"
-    closed = subprocess.run(
-        ["bash", "-c", '"$0" -c "$1" "$2" <&- 2>&-', sys.executable, code, look], capture_output=True, text=True
-    )
-    stdin, stdout, stderr = json.loads(closed.stdout)
-    assert stdin == stderr == "/dev/null" and stdout.startswith("pipe:")
-
-
-def test_lines_of_services_are_taken_after_their_reader_has_gone():
-    code = (
-        "import sys; from fissile.cli.up import log_line; log_line('one', 'a'); sys.stdin.read(1); "
-        "[log_line('one', 'b') for _ in range(3)]; print('went on')"
-    )
-    process = subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    assert process.stderr.readline().endswith("| a\n")
-    process.stderr.close()
-    process.stdin.write("x")
-    process.stdin.close()
-    assert process.stdout.read() == "went on\n"
-    process.stdout.close()
-    process.wait()
-
-
-def test_characters_that_the_encoding_lacks_are_replaced(address):
-    command = [FISSILE, "top", "--once", "--interval", "0.1", "--address", address]
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PYTHONIOENCODING": "ascii"})
-    assert (done.returncode, done.stderr) == (0, "") and "? up" in done.stdout
-
-
 def test_generate_streams_the_text(run):
     assert run("generate", "one two").output == "one two\n"
 
@@ -223,12 +152,6 @@ def test_a_servers_error_is_one_line_and_exit_1(run):
     assert result.output == "Error: invalid argument: options.sampling.top_p: must be in (0, 1], is 2\n"
 
 
-def test_an_error_in_mid_stream_begins_on_a_line_of_its_own(run):
-    result = run("generate", "cut")
-    assert (result.exit_code, result.stdout) == (1, "cut\n")
-    assert result.stderr.startswith("Error: ")
-
-
 @pytest.mark.parametrize("command", [["models"], ["stats"], ["generate", "x"], ["chat"], ["bench"]])
 def test_nobody_there_is_a_hint_and_exit_1(command):
     result = CliRunner().invoke(main, [*command, "--address", "localhost:1"])
@@ -276,58 +199,6 @@ def test_interrupt_ends_generate_with_130(address, service):
     process.communicate()
     assert process.returncode == 130
     assert service.cancelled.wait(5)
-
-
-def test_chat_keeps_the_history(run, service):
-    result = run("chat", "--system", "be brief", stdin="hello\n\nagain\n/exit\nnot read\n")
-    assert result.stdout == "2messages\n4messages\n"
-    assert [message.content for message in service.requests[1].messages] == [
-        "be brief",
-        "hello",
-        "2messages",
-        "again",
-    ]
-
-
-def test_chat_shows_reasoning_apart_and_keeps_it(run, service):
-    result = run("chat", stdin="think\nagain\n")
-    assert result.stdout == "well\n\n1messages\n3messages\n"
-    answer = service.requests[1].messages[1]
-    assert (answer.reasoning, answer.content) == ("well", "1messages")
-
-
-def test_chat_reset_forgets_all_but_the_system_message(run, service):
-    run("chat", "-s", "be brief", stdin="hello\n/reset\nagain\n")
-    assert [message.content for message in service.requests[1].messages] == ["be brief", "again"]
-
-
-def test_chat_in_a_terminal(address):
-    terminal, child_side = pty.openpty()
-    process = subprocess.Popen([FISSILE, "chat", "-a", address], stdin=child_side, stdout=child_side, stderr=child_side)
-    os.close(child_side)
-    assert "fake at" in read_until(terminal, "> ")
-    # Ctrl-C does not end the program. One that comes just before readline waits for input is seen only with the next.
-    assert "/exit" in read_until(terminal, "> ", lambda: process.send_signal(signal.SIGINT))
-    os.write(terminal, b"hi\n")
-    assert "1messages" in read_until(terminal, "> ")
-    os.write(terminal, b"\x04")  # Ctrl-D
-    assert process.wait(10) == 0
-    assert read_until(terminal, "\n").endswith("\n"), "the shell's prompt begins on a line of its own"
-    os.close(terminal)
-
-
-def read_until(terminal: int, end: str, ask: Callable[[], None] = lambda: None) -> str:
-    """What the terminal shows, up to `end`. `ask` is called at first and whenever nothing comes for a second."""
-    text = ""
-    deadline = time.monotonic() + 15
-    ask()
-    while not text.endswith(end):
-        assert time.monotonic() < deadline, text
-        if select.select([terminal], [], [], 1.0)[0]:
-            text += os.read(terminal, 1024).decode(errors="replace")
-        elif not text:
-            ask()
-    return text
 
 
 def test_no_models_is_said(run, monkeypatch):
