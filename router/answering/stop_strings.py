@@ -11,6 +11,7 @@ The stop that is complete first wins; of several complete at the same character,
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 
 @dataclass(slots=True)
@@ -24,9 +25,9 @@ class Released:
 class _Automaton:
     __slots__ = ("failure", "pattern", "state")
 
-    def __init__(self, pattern: str) -> None:
+    def __init__(self, pattern: str, failure: Sequence[int]) -> None:
         self.pattern = pattern
-        self.failure = _failure_table(pattern)
+        self.failure = failure
         self.state = 0
 
     def step(self, char: str) -> bool:
@@ -54,12 +55,20 @@ def _failure_table(pattern: str) -> list[int]:
     return table
 
 
+@lru_cache(64)
+def _compiled(stops: tuple[str, ...]) -> tuple[Sequence[tuple[str, Sequence[int]]], re.Pattern[str]]:
+    """Each stop with its table, the longest first, and what finds where any of them begins. Requests of one application
+    have the same ones."""
+    tables = [(stop, _failure_table(stop)) for stop in sorted(stops, key=len, reverse=True)]
+    return tables, re.compile("|".join(re.escape(stop[0]) for stop in stops) or r"(?!)")
+
+
 class StopMatcher:
     """Finds the first of `stops` (each non-empty) in the text fed to it, and holds back what may become one."""
 
     def __init__(self, stops: Sequence[str], *, include_stop: bool = False) -> None:
-        self._automata = [_Automaton(stop) for stop in sorted(stops, key=len, reverse=True)]
-        self._beginning = re.compile("|".join(re.escape(stop[0]) for stop in stops) or r"(?!)")
+        tables, self._beginning = _compiled(tuple(stops))
+        self._automata = [_Automaton(stop, failure) for stop, failure in tables]
         self._include_stop = include_stop
         self._held = ""
         """Empty exactly when every automaton is in state 0."""

@@ -81,7 +81,8 @@ def _sampling(
     if prompt.grammar:
         sampling.structured_output.CopyFrom(prompt.grammar.constraint)
     # What has a token that the model does not have never comes.
-    sampling.bad_token_sequences.extend(s for s in bad if max(s.token_ids) < served.info.vocab_size)
+    if bad:
+        sampling.bad_token_sequences.extend(s for s in bad if max(s.token_ids) < served.info.vocab_size)
     sampling.top_k = max(0, sampling.top_k)
     for name in ("num_logprobs", "num_prompt_logprobs"):
         if sampling.HasField(name):
@@ -95,6 +96,9 @@ def _recommended(options: GenerationOptions, served: ServedVersion, prompt: Prom
     model's."""
     own, defaults, sampling = options.sampling, served.tokenizer.defaults.sampling, SamplingParams()
     sampling.CopyFrom(defaults)
+    has_lists = defaults.logit_bias or defaults.banned_token_ids or defaults.bad_token_sequences
+    if not has_lists and not own.HasField("beam_search"):
+        return sampling  # as with most models
     for name in _TOKEN_RULES:
         sampling.ClearField(name)
     if own.HasField("beam_search"):
