@@ -71,7 +71,7 @@ def sum_and_norm(
     x: Tensor, residual: Tensor, weight: Tensor, eps: float, inboxes: Inboxes, *, overlaps: bool, num_warps: int
 ) -> Tensor:
     """residual [R, N] += the sum of all ranks' x [R, N], in place; returns its norm, in place of x. The inboxes must
-    have room (`Inboxes.hold`). Receives what was sent of x (`Inboxes.sent`), or sends it."""
+    have room (`Inboxes.hold`). Receives what was sent of x (`Inboxes.take`), or sends it."""
     num_words = x.shape[1] * x.element_size() // 4
     x_words, residual_words, weight_words = (tensor.view(torch.int32) for tensor in (x, residual, weight))
     _sum_norm_kernel[(len(x),)](
