@@ -112,7 +112,7 @@ class _Journey:
         self._place: Place | None = None
         """In the queue for workers, and then on one."""
         self._links: Sequence[WorkerLink] = ()
-        """It may go to, as `_has_room` saw them."""
+        """It may go to now, as `_has_room` saw them; none where there is no worker at all."""
         self._began = time.monotonic()
         self._queueing: Span | None = None
         """While it waits there."""
@@ -141,8 +141,9 @@ class _Journey:
             self._queueing = self._request.trace.queueing()
 
     def _has_room(self) -> bool:
-        self._links = self._candidates()
-        return not self._links or bool(with_room(self._links))
+        links = self._candidates()
+        self._links = with_room(links)
+        return not links or bool(self._links)
 
     def _go(self) -> None:
         """The queue has asked `_has_room` in the same moment."""
@@ -156,7 +157,7 @@ class _Journey:
             self._search = asyncio.create_task(self._find_worker())
             return
         try:
-            self._put_on(with_room(links) or links)
+            self._put_on(links)
         except FissileError as error:
             self._request.fail(error)
         except Exception as error:
@@ -254,8 +255,8 @@ class _Journey:
 
 
 def with_room(links: Sequence[WorkerLink]) -> list[WorkerLink]:
-    """Those that a newcomer may go to at once. While any of them all has a place, one that runs as many sequences as it
-    can is none of them: for a place the newcomer waits some steps here, there until another sequence ends."""
+    """Those that a newcomer may go to at once. While some worker has a place, none that runs as many sequences as it
+    can is among them: here the newcomer waits some steps for that place, there until another sequence ends."""
     has_place = any(link.load.has_place for link in links)
     return [link for link in links if link.has_room and (link.load.has_place or not has_place)]
 

@@ -100,10 +100,6 @@ class SelfAttention(nn.Module):
         return mixed * queries[..., dim:].flatten(1).sigmoid()
 
     @property
-    def output(self) -> RowLinear:
-        return self.o_proj
-
-    @property
     def is_plain(self) -> bool:
         """Whether projections and attention are all there is."""
         return not self.shape.is_gated and self.shape.value_scale == 1
@@ -126,10 +122,6 @@ class GatedMLP(nn.Module):
         """Of the whole model's."""
         self.gate_up_proj = GatedLinear(setup, hidden_size, parts, bias, activation)
         self.down_proj = RowLinear(setup, intermediate_size, 1, hidden_size, bias)
-
-    @property
-    def output(self) -> RowLinear:
-        return self.down_proj
 
     def forward(self, norm: RMSNorm, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """(of norm(residual + x), residual + x)"""
@@ -156,10 +148,11 @@ class DecoderLayer(nn.Module):
         self.self_attn = attention
         self.post_attention_layernorm = RMSNorm(setup, hidden_size, eps, is_offset=has_offset_norms)
         self.mlp = mlp
-        if not has_offset_norms:
-            for part in (attention, mlp):
-                if isinstance(part, SelfAttention | GatedMLP):
-                    part.output.send_parts()
+        # What is behind them, here or after the last layer, is a norm of the model's dtype that takes parts.
+        if isinstance(attention, SelfAttention) and not has_offset_norms:
+            attention.o_proj.send_parts()
+        if isinstance(mlp, GatedMLP) and not has_offset_norms:
+            mlp.down_proj.send_parts()
 
     def forward(self, x: Tensor, residual: Tensor, wanted: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """x is this rank's part of what the layer before adds to the residual stream. `wanted`, int64 [W]: the tokens
