@@ -104,6 +104,21 @@ def test_inboxes_hold_rows_of_their_size(shape: tuple[int, int], dtype: torch.dt
     assert Inboxes.of(torch.empty(0), [0, 0], 0).hold(torch.empty(shape, dtype=dtype)) == expected
 
 
+def test_what_was_sent_is_taken_by_a_norm_before_anything_else_is_sent_or_added_up() -> None:
+    inboxes = Inboxes.of(torch.empty(0), [0, 0], 0)
+    group = Group(0, 2, None, SymmetricSums(torch.zeros(2048, dtype=torch.uint8), sums_of_equal_ranks, inboxes))
+    part, other = torch.ones(4, 8), torch.ones(4, 8)
+    assert inboxes.keep(part) is part
+    for x in (part, other):
+        with pytest.raises(AssertionError):
+            group.all_reduce(x)
+    with pytest.raises(AssertionError):
+        inboxes.keep(other)
+    assert inboxes.take(part)
+    assert not inboxes.take(other)
+    assert torch.equal(group.all_reduce(other), torch.full((4, 8), 2.0))
+
+
 def test_a_model_keeps_nothing_where_sums_go(tiny: tuple[Path, LlamaForCausalLM]) -> None:
     """Each sum poisons all else that is there, the sum before it among that."""
     buffer = torch.full((1 << 20,), 255, dtype=torch.uint8)

@@ -68,6 +68,11 @@ class Inboxes:
         assert sent is None or sent is part
         return sent is not None
 
+    @property
+    def is_awaited(self) -> bool:
+        """Whether what was sent last is still to be taken."""
+        return self._sent is not None
+
     @classmethod
     def of(cls, memory: Tensor, addresses: list[int], rank: int) -> "Inboxes":
         """Of memory that is `inbox_bytes` long and −1 on every rank, of which `memory` is this one's."""
@@ -110,7 +115,9 @@ class SymmetricSums:
         return self._places[self._turn][:num_bytes].view(dtype).view(shape)
 
     def all_reduce(self, x: Tensor) -> Tensor | None:
-        """The sum over ranks, in a place of ours; None if x is not for us."""
+        """The sum over ranks, in a place of ours; None if x is not for us. What was sent is for a norm alone: there is
+        nothing in the tensor that stands for it."""
+        assert self.inboxes is None or not self.inboxes.is_awaited
         if x.data_ptr() in self._addresses:
             self._reduce(x)
             return x
