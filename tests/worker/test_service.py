@@ -119,7 +119,7 @@ def test_a_cache_in_use_is_kept():
         await router.send(sequence(1))
         await until(lambda: system.server._broker.num_open == 1)
         clear = asyncio.ensure_future(_clear(system))
-        await until(lambda: system.server._engine._calls)
+        await until(lambda: system.server._engine._calls or clear.done())
         system.executor.open.set()
         cleared = (await clear).num_blocks
         await router.finish(1)
