@@ -32,7 +32,7 @@ class _Step:
 
 
 class SequenceTraces:
-    """Told by the broker. Does nothing for a `traceparent` that is none."""
+    """Does nothing for a `traceparent` that is none."""
 
     def __init__(self, tracer: Tracer, model: str) -> None:
         self._tracer = tracer

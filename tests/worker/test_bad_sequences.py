@@ -227,13 +227,16 @@ def test_a_full_queue_refuses():
         await router.send(*messages)
         system.executor.open.set()
         await router.finish(*range(1, 9))
-        return router
+        await quiet(system)
+        return router, system.server._registry
 
-    router = run_worker(scenario, max_num_seqs=1, max_num_waiting=3)
+    router, registry = run_worker(scenario, max_num_seqs=1, max_num_waiting=3, served_model_name=["toy"])
     refused = [id for id, end in router.ended.items() if end.finish_reason == ERROR]
     assert sorted(refused) == [4, 5, 6, 7, 8]
     assert {router.ended[id].error_code for id in refused} == {code_pb2.RESOURCE_EXHAUSTED}
     assert router.ended[4].detail == "3 sequences are waiting, the limit is 3"
+    for end, num in (("length", 3), ("refused_resource_exhausted", 5)):
+        assert registry.get_sample_value("fissile_worker_sequences_total", {"model": "toy", "end": end}) == num
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,29 @@ def test_a_refused_group_says_why(spans):
     assert (span.status.status_code, span.status.description) == (StatusCode.ERROR, "invalid_argument")
 
 
+def test_a_group_that_the_scheduler_refuses_says_why(spans):
+    async def scenario(system):
+        await run_all(system, group(3, traceparent=PARENT))
+
+    run_worker(scenario, otlp_traces_endpoint=ENDPOINT, max_num_waiting=2)
+    sequences = [span for span in spans.all if span.name == "sequence"]
+    assert sorted(span.attributes["fissile.completion.index"] for span in sequences) == [0, 1, 2]
+    assert {span.attributes["error.type"] for span in sequences} == {"resource_exhausted"}
+
+
+def test_both_uses_of_an_id_say_why_they_end(spans):
+    async def scenario(system):
+        system.executor.open.clear()
+        router = connect(system)
+        await router.send(sequence(1, traceparent=PARENT), sequence(1, traceparent=PARENT))
+        await router.finish(1)
+        system.executor.open.set()
+        await quiet(system)
+
+    run_worker(scenario, otlp_traces_endpoint=ENDPOINT)
+    assert [span.attributes["error.type"] for span in spans.all] == ["already_exists"] * 2
+
+
 def test_a_sequence_whose_router_is_gone(spans):
     async def scenario(system):
         num_warm_up = system.executor.num_submitted
