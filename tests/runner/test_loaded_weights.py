@@ -144,7 +144,7 @@ def test_what_waits_for_a_kernel_is_no_larger_than_what_it_packs(monkeypatch: py
     weight.load_rows(0, GGUFLazyTensor(GGUFTensor((6, 768), Type.Q4_K, random_rows(Type.Q4_K)), None), 0, 6)
     (waiting,) = weight._pieces.values()
     found = weight.take(None)
-    assert isinstance(waiting, Grouped) and isinstance(found, Blocks)
+    assert isinstance(waiting, Blocks) and isinstance(found, Blocks)
     assert waiting.num_bytes == found.num_bytes == 6 * 768 * 5 // 8
     assert torch.equal(waiting.floats(), found.floats())
 

@@ -83,9 +83,20 @@ def test_weights_are_rounded_to_the_nearest(bits: int, error: float) -> None:
     weight = noise(10, 96)
     weight[3, 32:64] = 0.25  # a block without a range
     blocks = Blocks.of(weight, bits)
-    assert int(blocks.numbers.max()) == 2**bits - 1
+    assert int(blocks.in_bytes().max()) == 2**bits - 1
     assert (blocks.floats() - weight).abs().max() < error * weight.abs().max()
     assert torch.equal(blocks.floats()[3, 32:64], weight[3, 32:64])
+
+
+@pytest.mark.parametrize("kind", HALVES, ids=lambda kind: kind.name)
+def test_panels_have_the_numbers_of_the_file(kind: Type) -> None:
+    """As they are stored, and expanded to floats; outputs that fill no panel."""
+    stored = read_blocks(random_rows(kind, 43), kind)
+    assert stored is not None
+    ids = torch.arange(43)
+    for weight in (stored, Dense(stored)):
+        table = Kernels(torch.device("cpu")).choose(TABLE, LinearSpec(768, 43, type(weight)), torch.float32)
+        assert torch.equal(table.rows(table.pack(weight), ids), stored.floats())
 
 
 @pytest.mark.parametrize("form", FORMS, ids=str)
@@ -108,7 +119,7 @@ def test_sums_of_the_largest_numbers_are_exact(form: tuple[int, int], sign: int)
     bits, block = form
     most = 2**bits - 1
     halves = torch.ones(40, 96 // block, dtype=torch.float16)
-    weight = Blocks(torch.full((40, 96), most, dtype=torch.uint8), halves, 0 * halves, bits)
+    weight = Blocks.of_numbers(torch.full((40, 96), most, dtype=torch.uint8), halves, 0 * halves, bits)
     linear = Kernels(torch.device("cpu")).choose(LINEAR, LinearSpec(96, 40, Blocks), torch.float32)
     for num_rows in (1, 7):
         got = linear(torch.full((num_rows, 96), sign * 127.0), linear.pack(weight))

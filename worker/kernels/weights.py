@@ -24,22 +24,34 @@ def power_of_two_in(*sizes: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Dense:
-    weight: Tensor
-    """float [O, I]"""
+    values: "Tensor | Blocks"
+    """float [O, I]; or blocks that are these floats exactly, until a kernel packs them"""
     bias: Tensor | None = None
     """float [O]"""
 
     @property
+    def weight(self) -> Tensor:
+        """float [O, I]"""
+        return self.values.floats() if isinstance(self.values, Blocks) else self.values
+
+    @property
     def num_bytes(self) -> int:
-        return self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)
+        """Of the floats."""
+        values, bias = self.values, 0 if self.bias is None else self.bias.nbytes
+        return bias + (4 * math.prod(values.shape) if isinstance(values, Blocks) else values.nbytes)
+
+
+UNIT = 32
+"""Inputs whose numbers lie together in `Blocks`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """Whole numbers in blocks along I: weight = scale × number + minimum. What GGUF files store has this form."""
+    """Whole numbers in blocks along I: weight = scale × number + minimum. What GGUF files store has this form, so the
+    tensors may be views of such a file's rows."""
 
     numbers: Tensor
-    """uint8 [O, I]"""
+    """uint8 [O, I / 32, 32]; of 4 bits [O, I / 32, 16]: number i of 32 below number i + 16"""
     scales: Tensor
     """float16 [O, I / block]"""
     minima: Tensor
@@ -53,13 +65,17 @@ class Blocks:
     @property
     def block(self) -> int:
         """A power of two: 32 or more, or 16 with 8 bits."""
-        return self.numbers.shape[1] // self.scales.shape[1]
+        return self.shape[1] // self.scales.shape[1]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(O, I)"""
+        return len(self.numbers), self.numbers.shape[1] * UNIT
 
     @property
     def num_bytes(self) -> int:
-        """As they are packed."""
         bias = 0 if self.bias is None else self.bias.nbytes
-        return self.numbers.numel() * self.bits // 8 + self.scales.nbytes + self.minima.nbytes + bias
+        return self.numbers.nbytes + self.scales.nbytes + self.minima.nbytes + bias
 
     def select(self, rows: Tensor | slice) -> "Blocks":
         """Without the bias."""
@@ -71,17 +87,21 @@ class Blocks:
         return replace(self, numbers=numbers, scales=scales, minima=minima)
 
     def columns(self, start: int, length: int) -> "Blocks | None":
-        """Without the bias; None where they are no whole blocks."""
-        block = self.block
-        if start % block or length % block:
+        """Without the bias; None where they are no whole blocks and units."""
+        block, end = self.block, start + length
+        if start % block or length % block or start % UNIT or length % UNIT:
             return None
-        of_blocks = slice(start // block, (start + length) // block)
-        numbers = self.numbers[:, start : start + length]
-        return Blocks(numbers, self.scales[:, of_blocks], self.minima[:, of_blocks], self.bits, is_exact=self.is_exact)
+        numbers = self.numbers[:, start // UNIT : end // UNIT]
+        scales, minima = (x[:, start // block : end // block] for x in (self.scales, self.minima))
+        return Blocks(numbers, scales, minima, self.bits, is_exact=self.is_exact)
+
+    def in_bytes(self) -> Tensor:
+        """The numbers, uint8 [O, I / 32, 32]."""
+        return self.numbers if self.bits == 8 else torch.cat((self.numbers & 15, self.numbers >> 4), -1)
 
     def floats(self) -> Tensor:
         """float32 [O, I]"""
-        numbers = self.numbers.unflatten(1, (-1, self.block)).float()
+        numbers = self.in_bytes().flatten(1).unflatten(1, (-1, self.block)).float()
         return numbers.mul_(self.scales.float()[..., None]).add_(self.minima.float()[..., None]).flatten(1)
 
     def with_bias(self, bias: Tensor | None) -> "Blocks":
@@ -92,7 +112,15 @@ class Blocks:
         if (bits, block) == (self.bits, self.block):
             return self
         scales, minima = (x.repeat_interleave(self.block // block, 1) for x in (self.scales, self.minima))
-        return Blocks(self.numbers, scales, minima, bits, self.bias)
+        return Blocks(self.numbers if bits == self.bits else self.in_bytes(), scales, minima, bits, self.bias)
+
+    @classmethod
+    def of_numbers(
+        cls, numbers: Tensor, scales: Tensor, minima: Tensor, bits: int, *, is_exact: bool = False
+    ) -> "Blocks":
+        """`numbers`: uint8 [O, I]."""
+        units = numbers.unflatten(1, (-1, UNIT))
+        return cls(units if bits == 8 else in_halves(units), scales, minima, bits, is_exact=is_exact)
 
     @classmethod
     def of(cls, weight: Tensor, bits: int) -> "Blocks":
@@ -102,7 +130,8 @@ class Blocks:
         scales = (parts.amax(-1) - minima.float()).div_((1 << bits) - 1).half()
         steps = scales.float()[..., None]
         numbers = torch.where(steps > 0, (parts - minima.float()[..., None]) / steps, 0)
-        return cls(numbers.round_().clamp_(0, (1 << bits) - 1).to(torch.uint8).flatten(1), scales, minima, bits)
+        numbers = numbers.round_().clamp_(0, (1 << bits) - 1).to(torch.uint8)
+        return cls.of_numbers(numbers.flatten(1), scales, minima, bits)
 
     @classmethod
     def joined(cls, parts: Sequence["Blocks"]) -> "Blocks":
@@ -119,6 +148,11 @@ class Blocks:
             torch.cat([part.minima for part in alike]),
             bits,
         )
+
+
+def in_halves(units: Tensor) -> Tensor:
+    """uint8 [..., 32] below 16 → [..., 16], as `Blocks` of 4 bits have them."""
+    return units[..., : UNIT // 2] | units[..., UNIT // 2 :] << 4
 
 
 Form = Literal["e4m3", "int8", "uint8", "uint4", "e2m1"]
@@ -195,11 +229,6 @@ class Grouped:
         numbers = _TWICE_E2M1[self.numbers.int()].view(torch.uint8)
         return Grouped("uint8", numbers, scales, minima) if minima.isfinite().all() else None
 
-    def blocks(self) -> Blocks:
-        """Of uint8 and uint4, [O, I], without the bias: what `of_blocks` made groups of."""
-        assert self.minima is not None
-        return Blocks(self.in_bytes().numbers, self.scales, self.minima, 8 if self.form == "uint8" else 4)
-
     def with_bias(self, bias: Tensor | None) -> "Grouped":
         return replace(self, bias=bias)
 
@@ -226,10 +255,11 @@ class Grouped:
     @classmethod
     def of_blocks(cls, blocks: Blocks) -> "Grouped":
         if blocks.bits == 8:
-            return cls("uint8", blocks.numbers, blocks.scales, blocks.minima, blocks.bias)
-        pairs = blocks.numbers.contiguous().view(torch.int16)  # the first one's byte is the lower one
+            return cls("uint8", blocks.numbers.flatten(1), blocks.scales, blocks.minima, blocks.bias)
+        halves = blocks.numbers.contiguous().view(torch.int16)  # two neighbours; the first one's byte is the lower one
+        pairs = torch.cat((halves & 0x0F0F, halves >> 4 & 0x0F0F), -1)
         numbers = pairs.bitwise_right_shift(4).bitwise_or_(pairs).to(torch.uint8)
-        return cls("uint4", numbers, blocks.scales, blocks.minima, blocks.bias)
+        return cls("uint4", numbers.flatten(1), blocks.scales, blocks.minima, blocks.bias)
 
     @classmethod
     def joined(cls, parts: Sequence["Grouped"]) -> "Grouped | None":

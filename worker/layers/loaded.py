@@ -16,7 +16,7 @@ Piece = Blocks | Grouped | Tensor
 class LoadedWeight:
     """[out, in] of this rank, filled piece by piece. Pieces are numbers of the model's dtype; or what the checkpoint
     has, where that is kept; or, on a GPU that keeps blocks, cut into these at once, so that they take no more memory.
-    Exact blocks become numbers when they are taken: so the numbers of one layer at a time take memory."""
+    Exact blocks become numbers when a kernel packs them, so that they take memory once."""
 
     def __init__(self, setup: LayerSetup, out_features: int, in_features: int) -> None:
         self.shape = (out_features, in_features)
@@ -74,32 +74,35 @@ class LoadedWeight:
         """All of it, for a kernel to pack; nothing stays here."""
         if self.dense is None:
             return self._take_pieces(bias)
-        dense = self._take_dense()
+        dense = Dense(self._take_dense(), bias)
         if self._quantization == "none":
-            return Dense(dense, bias)
-        return Blocks.of(dense, 8 if self._quantization == "int8" else 4).with_bias(bias)
+            return dense
+        return Blocks.of(dense.weight, 8 if self._quantization == "int8" else 4).with_bias(bias)
 
     def _piece(self, tensor: LazyTensor, dim: int, start: int, length: int) -> Piece:
         found = tensor.stored(dim, start, length) if self._quantization == "stored" else None
         if isinstance(found, Blocks) and self._kind is not None:
-            return Grouped.of_blocks(found)  # on a CPU because it takes less memory until the kernel packs it
+            return self._in_kind(found)
         if isinstance(found, Grouped) and self._kind is Grouped:
             return found
         return self._cut(tensor.read(dim, start, length))
+
+    def _in_kind(self, blocks: Blocks) -> Blocks | Grouped:
+        return Grouped.of_blocks(blocks) if self._kind is Grouped else blocks
 
     def _cut(self, values: Tensor) -> Piece:
         """Into blocks, where that is asked for."""
         if self._quantization == "stored":
             return values.to(self._setup.dtype)
-        return Grouped.of_blocks(Blocks.of(values.float(), 8 if self._quantization == "int8" else 4))
+        return self._in_kind(Blocks.of(values.float(), 8 if self._quantization == "int8" else 4))
 
     def _take_pieces(self, bias: Tensor | None) -> Dense | Blocks | Grouped:
         pieces = self._in_order()
+        blocks = [piece for piece in pieces if isinstance(piece, Blocks)]
+        if len(blocks) == len(pieces):
+            return Blocks.joined(blocks).with_bias(bias)
         grouped = [piece for piece in pieces if isinstance(piece, Grouped)]
-        is_whole = len(grouped) == len(pieces)
-        if is_whole and self._kind is Blocks:
-            return Blocks.joined([piece.blocks() for piece in grouped]).with_bias(bias)
-        joined = Grouped.joined(grouped) if is_whole else None
+        joined = Grouped.joined(grouped) if len(grouped) == len(pieces) else None
         if joined is not None:
             return joined.with_bias(bias)
         dtype = self._setup.dtype
@@ -113,14 +116,14 @@ class LoadedWeight:
         self._pieces.clear()
         return pieces
 
-    def _take_dense(self) -> Tensor:
-        """With what came as exact blocks in it."""
+    def _take_dense(self) -> Tensor | Blocks:
+        """With what came as exact blocks in it; or these, where there is nothing else."""
         assert self.dense is not None
         dense, self.dense = self.dense, None
         firsts = sorted(self._pieces)
         exact = [piece for piece in self._in_order() if isinstance(piece, Blocks)]
         if sum(len(piece.numbers) for piece in exact) == len(dense):
-            return Blocks.joined(exact).floats()
+            return Blocks.joined(exact)
         for at, piece in zip(firsts, exact, strict=True):
             dense[at : at + len(piece.numbers)] = piece.floats()
         return dense

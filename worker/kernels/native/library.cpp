@@ -5,6 +5,7 @@
 #include "choose.h"
 #include "decoder.h"
 #include "experts.h"
+#include "pack.h"
 #include "slots.h"
 
 namespace {
@@ -15,76 +16,6 @@ struct Engine {
     Workspace workspace;
     std::mutex mutex;  // of the workspace
 };
-
-// What becomes of a matrix's panels; each of them is a chunk.
-struct PackFloats {
-    Matrix matrix;
-    const float *weight;  // [out][in]
-    float *to;
-};
-
-void pack_floats(const void *task, int panel, int) {
-    const PackFloats &pack = *static_cast<const PackFloats *>(task);
-    const Matrix &matrix = pack.matrix;
-    float *to = pack.to + size_t(panel) * matrix.in * PANEL;
-    const int first = panel * PANEL, num = std::min(PANEL, matrix.out - first);
-    if (num < PANEL) memset(to, 0, size_t(matrix.in) * PANEL * sizeof(float));
-    constexpr int PIECE = 16;  // inputs whose outputs stay in the first cache
-    for (int begin = 0; begin < matrix.in; begin += PIECE) {
-        const int end = std::min(matrix.in, begin + PIECE);
-        for (int o = 0; o < num; o++) {
-            const float *row = pack.weight + size_t(first + o) * matrix.in;
-            for (int i = begin; i < end; i++) to[size_t(i) * PANEL + o] = row[i];
-        }
-    }
-}
-
-struct PackBlocks {
-    Matrix matrix;
-    const uint8_t *numbers;  // [out][in], or with two of them in a byte, the lower half first
-    bool are_halves;
-    const uint16_t *scales, *minima;  // [out][in / block]
-    uint8_t *to;
-};
-
-// In a byte each.
-uint32_t four_numbers(const PackBlocks &pack, size_t first) {
-    uint32_t four = 0;
-    if (!pack.are_halves) {
-        memcpy(&four, pack.numbers + first, sizeof four);
-        return four;
-    }
-    memcpy(&four, pack.numbers + first / 2, 2);
-    four = (four | four << 8) & 0x00ff00ff;
-    return (four | four << 4) & 0x0f0f0f0f;
-}
-
-void pack_strip(const PackBlocks &pack, int first, uint8_t *to) {
-    const Matrix &matrix = pack.matrix;
-    const int block = matrix.block, num_blocks = matrix.in / block, num = std::min(W, matrix.out - first);
-    const int steps = matrix.bits == 4 ? block / 8 : block / 4;
-    for (int b = 0; b < num_blocks; b++, to += block_bytes(matrix.bits, block)) {
-        memset(to, 0, block_bytes(matrix.bits, block));
-        for (int o = 0; o < num; o++) {
-            const size_t row = first + o;
-            memcpy(to + 2 * o, pack.scales + row * num_blocks + b, sizeof(uint16_t));
-            memcpy(to + 2 * (W + o), pack.minima + row * num_blocks + b, sizeof(uint16_t));
-            const size_t numbers = row * matrix.in + b * block;
-            for (int s = 0; s < steps; s++) {
-                uint32_t four = four_numbers(pack, numbers + 4 * s);
-                if (matrix.bits == 4) four |= four_numbers(pack, numbers + block / 2 + 4 * s) << 4;
-                memcpy(to + 4 * W + 4 * (s * W + o), &four, sizeof four);
-            }
-        }
-    }
-}
-
-void pack_blocks(const void *task, int panel, int) {
-    const PackBlocks &pack = *static_cast<const PackBlocks *>(task);
-    const size_t size = panel_bytes(pack.matrix);
-    for (int half = 0; half < 2; half++)
-        pack_strip(pack, panel * PANEL + half * W, pack.to + panel * size + half * (size / 2));
-}
 
 }  // namespace
 
@@ -104,11 +35,9 @@ void fissile_pack_floats(void *engine, const Matrix *matrix, const float *weight
     static_cast<Engine *>(engine)->pool.run({{pack_floats, &pack, num_panels(*matrix)}});
 }
 
-// numbers [out][in], in halves of bytes or in bytes, scales and minima [out][in / block] in half precision → to.
-void fissile_pack_blocks(
-    void *engine, const Matrix *matrix, const uint8_t *numbers, bool are_halves, const uint16_t *scales,
-    const uint16_t *minima, uint8_t *to) {
-    const PackBlocks pack{*matrix, numbers, are_halves, scales, minima, to};
+// Blocks of a matrix of any bits, which become floats where it has 32 → to.
+void fissile_pack_blocks(void *engine, const Matrix *matrix, const Stored *stored, uint8_t *to) {
+    const PackBlocks pack{*matrix, *stored, to};
     static_cast<Engine *>(engine)->pool.run({{pack_blocks, &pack, num_panels(*matrix)}});
 }
 

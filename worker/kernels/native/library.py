@@ -22,6 +22,16 @@ class Matrix(Structure):
     )  # fmt: skip
 
 
+class Stored(Structure):
+    """See pack.h."""
+
+    _fields_ = (
+        ("numbers", c_void_p), ("scales", c_void_p), ("minima", c_void_p),
+        ("number_row", c_int64), ("number_step", c_int64), ("scale_row", c_int64), ("scale_step", c_int64),
+        ("minimum_row", c_int64), ("minimum_step", c_int64), ("block", c_int32), ("form", c_int32),
+    )  # fmt: skip
+
+
 class Layer(Structure):
     """See decoder.h; so for the others."""
 
@@ -99,7 +109,7 @@ _FUNCTIONS = {
     "fissile_destroy": (None, (c_void_p,)),
     "fissile_packed_bytes": (c_size_t, (POINTER(Matrix),)),
     "fissile_pack_floats": (None, (c_void_p, POINTER(Matrix), c_void_p, c_void_p)),
-    "fissile_pack_blocks": (None, (c_void_p, POINTER(Matrix), c_void_p, c_bool, c_void_p, c_void_p, c_void_p)),
+    "fissile_pack_blocks": (None, (c_void_p, POINTER(Matrix), POINTER(Stored), c_void_p)),
     "fissile_rows": (c_bool, (POINTER(Matrix), c_void_p, ctypes.c_int, c_void_p)),
     "fissile_product": (None, (c_void_p, POINTER(Matrix), c_void_p, ctypes.c_int, c_void_p)),
     "fissile_write_qkv": (None, (c_void_p, POINTER(Model), POINTER(Layer), POINTER(StepView), c_void_p)),
@@ -136,11 +146,9 @@ class Engine:
         """To where the matrix points."""
         self.functions.fissile_pack_floats(self._handle, byref(matrix), pointer(weight), matrix.data)
 
-    def pack_blocks(self, matrix: Matrix, numbers: Tensor, scales: Tensor, minima: Tensor, *, are_halves: bool) -> None:
-        """The same of the tensors of `Blocks`, or of a `Grouped` weight, whose numbers may be halves of bytes."""
-        self.functions.fissile_pack_blocks(
-            self._handle, byref(matrix), pointer(numbers), are_halves, pointer(scales), pointer(minima), matrix.data
-        )
+    def pack_blocks(self, matrix: Matrix, stored: Stored) -> None:
+        """The same of blocks, which become floats where the matrix has 32 bits."""
+        self.functions.fissile_pack_blocks(self._handle, byref(matrix), byref(stored), matrix.data)
 
     def product(self, matrix: Matrix, x: Tensor, out: Tensor) -> None:
         """float32 [T, in] → out [T, out]."""

@@ -6,12 +6,14 @@ import torch
 from torch import Tensor
 
 from worker.kernels.linear import LinearSpec, TableKernel
-from worker.kernels.native.library import Matrix, engine, obstacle, pointer
+from worker.kernels.native.library import Matrix, Stored, engine, obstacle, pointer
 from worker.kernels.native.memory import arena
-from worker.kernels.weights import Blocks, Dense, Grouped, Weight
+from worker.kernels.weights import UNIT, Blocks, Dense, Grouped, Weight
 
 ROW_BLOCK = 32
 """Inputs of a row that share a scale, where the weights are blocks."""
+IN_BYTES, IN_HALVES, IN_PAIRS = range(3)
+"""See pack.h."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,17 +63,25 @@ def matrix_of(weight: Weight, in_features: int, out_features: int) -> Matrix:
 def pack_into(data: Tensor, matrix: Matrix, weight: Weight) -> None:
     """`data`: uint8 [packed bytes], to which the matrix points from then on. Groups must have minima."""
     matrix.data = data.data_ptr()
-    if isinstance(weight, Dense):
-        engine().pack_floats(matrix, weight.weight.contiguous())
-        return
-    are_halves = False
-    if isinstance(weight, Blocks):
-        weight = weight.in_form(weight.bits, matrix.block)
+    stored = weight.values if isinstance(weight, Dense) else weight
+    if isinstance(stored, Tensor):
+        engine().pack_floats(matrix, stored.contiguous())
+    elif isinstance(stored, Blocks):
+        form = IN_BYTES if stored.bits == 8 else IN_HALVES
+        _pack_stored(matrix, stored.numbers, stored.scales, stored.minima, stored.block, form)
     else:
-        are_halves, weight = weight.form == "uint4", weight.in_groups(matrix.block)
-    assert weight.minima is not None
-    parts = (part.contiguous() for part in (weight.numbers, weight.scales, weight.minima))
-    engine().pack_blocks(matrix, *parts, are_halves=are_halves)
+        assert stored.minima is not None
+        form, unit_bytes = (IN_PAIRS, UNIT // 2) if stored.form == "uint4" else (IN_BYTES, UNIT)
+        units = stored.numbers.unflatten(1, (-1, unit_bytes))
+        _pack_stored(matrix, units, stored.scales, stored.minima, stored.group, form)
+
+
+def _pack_stored(matrix: Matrix, units: Tensor, scales: Tensor, minima: Tensor, block: int, form: int) -> None:
+    """Tensors of three dimensions, and two; they may be views."""
+    units = units if units.stride(2) == 1 else units.contiguous()
+    strides = (stride for part in (units, scales, minima) for stride in part.stride()[:2])
+    pointers = (part.data_ptr() for part in (units, scales, minima))
+    engine().pack_blocks(matrix, Stored(*pointers, *strides, block, form))
 
 
 def supports_linear(spec: LinearSpec, device: torch.device, dtype: torch.dtype) -> bool:

@@ -11,7 +11,7 @@ import torch
 from gguf.constants import GGMLQuantizationType as Type
 from torch import Tensor
 
-from worker.kernels.weights import Blocks
+from worker.kernels.weights import UNIT, Blocks, in_halves
 
 
 def read_blocks(rows: np.ndarray, kind: Type) -> Blocks | None:
@@ -21,8 +21,8 @@ def read_blocks(rows: np.ndarray, kind: Type) -> Blocks | None:
 
 
 def _halves(data: Tensor, at: int) -> Tensor:
-    """The float16 at this byte of each block: [O, blocks, bytes] → [O, blocks]."""
-    return data[..., at : at + 2].contiguous().view(torch.float16)[..., 0]
+    """The float16 at this byte of each block, which has an even number: [O, blocks, bytes] → [O, blocks], a view."""
+    return data[..., at : at + 2].view(torch.float16)[..., 0]
 
 
 def _nibbles(data: Tensor) -> Tensor:
@@ -30,21 +30,28 @@ def _nibbles(data: Tensor) -> Tensor:
     return torch.cat((data & 15, data >> 4), -1)
 
 
-def _blocks(numbers: Tensor, scales: Tensor, minima: Tensor, bits: int) -> Blocks:
-    """Scales and minima that are in half precision already are exact, unless they are too large for it."""
+def _blocks(units: Tensor, scales: Tensor, minima: Tensor, bits: int) -> Blocks:
+    """Of numbers as `Blocks` has them, blocks' side by side. Scales and minima that are in half precision already are
+    exact, unless they are too large for it."""
     is_exact = minima.dtype is torch.float16 and bool(minima.isfinite().all())
-    return Blocks(numbers.flatten(1), scales.half().flatten(1), minima.half().flatten(1), bits, is_exact=is_exact)
+    scales, minima = (x.half().flatten(1) for x in (scales, minima))
+    return Blocks(units, scales, minima, bits, is_exact=is_exact)
+
+
+def _of_bytes(numbers: Tensor, scales: Tensor, minima: Tensor) -> Blocks:
+    """Of 8 bits, [O, ...] in the order of the inputs."""
+    return _blocks(numbers.flatten(1).unflatten(1, (-1, UNIT)), scales, minima, 8)
 
 
 def _q4_0(rows: Tensor) -> Blocks:
     data = rows.unflatten(1, (-1, 18))
     scales = _halves(data, 0)
-    return _blocks(_nibbles(data[..., 2:]), scales, scales * -8, 4)
+    return _blocks(data[..., 2:], scales, scales * -8, 4)
 
 
 def _q4_1(rows: Tensor) -> Blocks:
     data = rows.unflatten(1, (-1, 20))
-    return _blocks(_nibbles(data[..., 4:]), _halves(data, 0), _halves(data, 2), 4)
+    return _blocks(data[..., 4:], _halves(data, 0), _halves(data, 2), 4)
 
 
 def _fifth_bits(data: Tensor) -> Tensor:
@@ -56,18 +63,18 @@ def _fifth_bits(data: Tensor) -> Tensor:
 def _q5_0(rows: Tensor) -> Blocks:
     data = rows.unflatten(1, (-1, 22))
     scales = _halves(data, 0)
-    return _blocks(_nibbles(data[..., 6:]) | _fifth_bits(data[..., 2:6]), scales, scales * -16, 8)
+    return _of_bytes(_nibbles(data[..., 6:]) | _fifth_bits(data[..., 2:6]), scales, scales * -16)
 
 
 def _q5_1(rows: Tensor) -> Blocks:
     data = rows.unflatten(1, (-1, 24))
-    return _blocks(_nibbles(data[..., 8:]) | _fifth_bits(data[..., 4:8]), _halves(data, 0), _halves(data, 2), 8)
+    return _of_bytes(_nibbles(data[..., 8:]) | _fifth_bits(data[..., 4:8]), _halves(data, 0), _halves(data, 2))
 
 
 def _q8_0(rows: Tensor) -> Blocks:
     data = rows.unflatten(1, (-1, 34))
     scales = _halves(data, 0)
-    return _blocks(data[..., 2:] ^ 128, scales, scales * -128, 8)
+    return _of_bytes(data[..., 2:] ^ 128, scales, scales * -128)
 
 
 def _k_scales(data: Tensor) -> tuple[Tensor, Tensor]:
@@ -82,15 +89,16 @@ def _k_scales(data: Tensor) -> tuple[Tensor, Tensor]:
 
 def _q4_k(rows: Tensor) -> Blocks:
     data = rows.unflatten(1, (-1, 144))
-    numbers = _nibbles(data[..., 16:].unflatten(-1, (4, 32)))
-    return _blocks(numbers.flatten(2), *_k_scales(data), 4)
+    pairs = data[..., 16:].unflatten(-1, (4, 32))
+    units = torch.stack((in_halves(pairs & 15), in_halves(pairs >> 4)), -2)
+    return _blocks(units.flatten(1, -2), *_k_scales(data), 4)
 
 
 def _q5_k(rows: Tensor) -> Blocks:
     data = rows.unflatten(1, (-1, 176))
     numbers = _nibbles(data[..., 48:].unflatten(-1, (4, 32))).unflatten(-1, (2, 32)).flatten(-3, -2)
     fifth = (data[..., None, 16:48] >> torch.arange(8, dtype=torch.uint8)[:, None]) & 1
-    return _blocks((numbers | fifth << 4).flatten(2), *_k_scales(data), 8)
+    return _of_bytes((numbers | fifth << 4).flatten(2), *_k_scales(data))
 
 
 def _q6_k(rows: Tensor) -> Blocks:
@@ -99,7 +107,7 @@ def _q6_k(rows: Tensor) -> Blocks:
     shifts = torch.arange(0, 8, 2, dtype=torch.uint8)[:, None]
     high = (data[..., 128:192].unflatten(-1, (2, 1, 32)) >> shifts) & 3
     scales = _halves(data, 208).float()[..., None] * data[..., 192:208].view(torch.int8)
-    return _blocks((low | high << 4).flatten(2), scales, scales.half().float() * -32, 8)
+    return _of_bytes((low | high << 4).flatten(2), scales, scales.half().float() * -32)
 
 
 _CRUMBS = torch.arange(0, 8, 2, dtype=torch.uint8)[:, None]
@@ -111,7 +119,7 @@ def _q2_k(rows: Tensor) -> Blocks:
     numbers = (data[..., 16:80].unflatten(-1, (2, 1, 32)) >> _CRUMBS) & 3
     scales = _halves(data, 80).float()[..., None] * (data[..., :16] & 15)
     minima = -_halves(data, 82).float()[..., None] * (data[..., :16] >> 4)
-    return _blocks(numbers.flatten(2), scales, minima, 8)
+    return _of_bytes(numbers.flatten(2), scales, minima)
 
 
 def _q3_k(rows: Tensor) -> Blocks:
@@ -123,7 +131,7 @@ def _q3_k(rows: Tensor) -> Blocks:
     high = (data[..., None, 104:108] >> _CRUMBS) & 3
     factors = (low | high.flatten(-2) << 4).float() - 32
     scales = (_halves(data, 108).float()[..., None] * factors).half()
-    return _blocks((numbers | third << 2).flatten(2), scales, scales.float() * -4, 8)
+    return _of_bytes((numbers | third << 2).flatten(2), scales, scales.float() * -4)
 
 
 _IQ4 = torch.tensor([1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241], dtype=torch.uint8)
@@ -133,7 +141,7 @@ _IQ4 = torch.tensor([1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 1
 def _iq4_nl(rows: Tensor) -> Blocks:
     data = rows.unflatten(1, (-1, 18))
     scales = _halves(data, 0)
-    return _blocks(_IQ4[_nibbles(data[..., 2:]).int()], scales, scales * -128, 8)
+    return _of_bytes(_IQ4[_nibbles(data[..., 2:]).int()], scales, scales * -128)
 
 
 def _iq4_xs(rows: Tensor) -> Blocks:
@@ -142,7 +150,7 @@ def _iq4_xs(rows: Tensor) -> Blocks:
     high = ((data[..., 2:4, None] >> _CRUMBS[:, 0]) & 3).flatten(-2)
     scales = (_halves(data, 0).float()[..., None] * ((low | high << 4).float() - 32)).half()
     numbers = _IQ4[_nibbles(data[..., 8:].unflatten(-1, (8, 16))).int()]
-    return _blocks(numbers.flatten(2), scales, scales.float() * -128, 8)
+    return _of_bytes(numbers.flatten(2), scales, scales.float() * -128)
 
 
 _READERS: dict[Type, Callable[[Tensor], Blocks]] = {

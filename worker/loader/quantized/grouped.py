@@ -98,9 +98,10 @@ class GroupedTensor:
         minima = (scales * -self._zeros(*rows)).half()
         if not torch.equal(scales.half().float(), scales) or not bool(minima.isfinite().all()):
             return None
-        numbers = self._by_output(self.numbers.read(self.outputs_dim ^ dim, start, length)).contiguous()
+        numbers = self._by_output(self.numbers.read(self.outputs_dim ^ dim, start, length))
         groups = torch.arange(first, end, block, device=numbers.device) // self.group_size
-        return Blocks(numbers, scales.half().index_select(1, groups), minima.index_select(1, groups), self.bits)
+        scales, minima = scales.half().index_select(1, groups), minima.index_select(1, groups)
+        return Blocks.of_numbers(numbers, scales, minima, self.bits)
 
     def _by_output(self, stored: Tensor) -> Tensor:
         return stored.T if self.outputs_dim == 1 else stored
