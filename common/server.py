@@ -156,12 +156,20 @@ def _guard_generator(
 
 
 async def abort(context: grpc.aio.ServicerContext, error: Exception, method: str) -> None:
-    """End the call with the status of `error`. Never returns normally. A client that has gone in the meantime is no
-    fault of ours: the handler is then cancelled, as it is when gRPC notices first."""
-    if isinstance(error, (grpc.aio.AbortError, grpc.aio.UsageError)):
-        raise error
-    if isinstance(error, grpc.aio.InternalError):
-        raise asyncio.CancelledError from error
+    """End the call with the status of `error`. Never returns normally. A client that has gone in the meantime, or a
+    server that has stopped, is no fault of ours: the handler is then cancelled, as it is when gRPC notices first."""
+    try:
+        if isinstance(error, grpc.aio.BaseError):
+            raise error
+        await _send_status(context, error, method)
+    except (grpc.aio.AbortError, grpc.aio.UsageError):
+        raise
+    except grpc.aio.BaseError as gone:
+        raise asyncio.CancelledError from gone
+
+
+async def _send_status(context: grpc.aio.ServicerContext, error: Exception, method: str) -> None:
+    """Raises AbortError."""
     if not isinstance(error, FissileError):
         log_fault(logger, error, "%s failed", method)
         error = InternalError("internal error; the server's log has the details")
@@ -169,10 +177,7 @@ async def abort(context: grpc.aio.ServicerContext, error: Exception, method: str
     trailers: list[tuple[str, str | bytes]] = [(STATUS_DETAILS_KEY, status.SerializeToString())]
     if error.retry_after is not None:
         trailers.append((RETRY_PUSHBACK_KEY, str(min(math.ceil(error.retry_after * 1000), MAX_PUSHBACK_MS))))
-    try:
-        await context.abort(error.code, status.message, tuple(trailers))
-    except grpc.aio.InternalError as gone:
-        raise asyncio.CancelledError from gone
+    await context.abort(error.code, status.message, tuple(trailers))
 
 
 class ServiceServer:

@@ -4,6 +4,7 @@ import asyncio
 import socket
 import subprocess
 import sys
+from contextlib import suppress
 
 import grpc
 import pytest
@@ -126,6 +127,32 @@ class Gone:
 def test_a_client_that_has_gone_cancels_the_handler_and_is_no_error_of_ours(error, caplog):
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(abort(Gone(), error, "/a/B"))
+    assert caplog.records == []
+
+
+def test_a_call_that_is_read_after_the_end_of_its_server_is_no_error_of_ours(caplog):
+    async def scenario():
+        arrived, ended = asyncio.Event(), asyncio.Event()
+
+        async def take(decode, context):
+            arrived.set()
+            with suppress(asyncio.CancelledError):
+                await asyncio.Event().wait()  # until the server stops
+            ended.set()
+            await context.read()
+
+        service = ServiceServer(NAME, take=take)
+        service.serve(add_GenerationServiceServicer_to_server, Echo())
+        port = await service.start("127.0.0.1", 0)
+        async with aio_channel(f"127.0.0.1:{port}") as channel:
+            call = GenerationServiceStub(channel).Tokenize(TokenizeRequest(text="a"))
+            await arrived.wait()
+            await service.stop(0)
+            await ended.wait()
+            with pytest.raises(grpc.aio.AioRpcError):
+                await call
+
+    asyncio.run(scenario())
     assert caplog.records == []
 
 
