@@ -53,7 +53,7 @@ from router.metrics import RouterMetrics
 from router.model.served import ServedModel, ServedVersion
 from router.model.tokenizer import Tokenizer
 from router.open_requests import OpenRequests
-from router.preparing import Preparation
+from router.specs import SpecMaker
 from router.timers import deadline_timer
 
 R = TypeVar("R", GenerateResponse, ChatResponse)
@@ -67,7 +67,7 @@ def no_deadline() -> float | None:
 
 
 class GenerationApi:
-    """All state is in the parts; see `router.server`. Methods raise FissileError.
+    """All state is in the parts; see `router.parts`. Methods raise FissileError.
 
     `caller` is who asks, as the front found out; `time_left` says how many seconds a request has; `traceparent` which
     span it belongs to, if any; an iterator that is closed early ends its request.
@@ -77,24 +77,22 @@ class GenerationApi:
         self,
         settings: RouterSettings,
         workers: WorkerSet,
-        preparation: Preparation,
         dispatcher: Dispatcher,
         open_requests: OpenRequests,
         admission: Admission,
         metrics: RouterMetrics,
         pacer: Pacer,
-        quotas: Quotas,
         tracer: Tracer,
     ) -> None:
         self._settings = settings
         self._workers = workers
-        self._preparation = preparation
+        self._specs = SpecMaker(settings, workers, admission.queue)
         self._dispatcher = dispatcher
         self._open = open_requests
         self.admission = admission
         self._metrics = metrics
         self._pacer = pacer
-        self._quotas = quotas
+        self._quotas = Quotas()
         self._tracer = tracer
         self._heartbeats = Heartbeats()
 
@@ -170,7 +168,7 @@ class GenerationApi:
             async with self.admission.turns.turn(caller.name, request.ByteSize()):
                 waiting.end({})
                 with account.part("tokenise"):
-                    served, specs = await self._preparation.specs(request, model, account.request_id, salt)
+                    served, specs = await self._specs.make(request, model, account.request_id, salt)
         news = News(caller.name)
         opened = []
         for number, spec in enumerate(specs):
@@ -206,7 +204,7 @@ class GenerationApi:
         ):
             model = await self._model(request.model, caller)
             async with self.admission.turns.turn(caller.name, request.ByteSize()):
-                await self._preparation.validate(request, model.main, model.max_model_len)
+                await self._specs.validate(request, model.main, model.max_model_len)
                 yield model.main
 
     async def tokenize(self, request: TokenizeRequest, caller: Caller) -> TokenizeResponse:

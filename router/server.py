@@ -1,10 +1,9 @@
-"""Puts the parts together, starts them, and drains. The only place that knows all of them."""
+"""The fronts of a router around its parts: starts them, tells health, and drains."""
 
 import asyncio
 import logging
 import sys
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from typing import TYPE_CHECKING
 
@@ -12,36 +11,19 @@ from common.authentication import KeyInterceptor
 from common.exposure import warn_if_exposed
 from common.garbage import freeze_loaded
 from common.loop_lag import LoopLag
-from common.metrics import new_registry, serve_metrics
+from common.metrics import serve_metrics
 from common.ports import write_port_file
 from common.server import ServiceServer, stop_event_on_signals
-from common.tracers import tracer_of
 from fissile.errors import UnavailableError
 from fissile.v1 import add_GenerationServiceServicer_to_server
-from router.admission.admission import make_admission
 from router.admission.full_connections import FullConnections
 from router.admission.readers import Readers
-from router.answering.pacing import Pacer
 from router.api import GenerationApi
 from router.callers.callers import Callers
-from router.callers.quotas import Quotas
 from router.config import RouterSettings
 from router.fleet.discovery.dns import Resolver, resolve_name
-from router.fleet.discovery.sources import make_source
-from router.fleet.dispatch import Dispatcher
-from router.fleet.policies.catalogue import goes_by_prefix, make_policy
-from router.fleet.prefixes.following import PrefixFollower
-from router.fleet.prefixes.prefixes import Prefixes
-from router.fleet.quarantine import Quarantine
-from router.fleet.retry_budget import RetryBudget
-from router.fleet.versions import VersionChoice
-from router.fleet.workers import WorkerSet
-from router.metrics import Gauges, RouterMetrics, WorkerGauge
-from router.model.chat_template import template_of_operator
-from router.model.tokenizer import TokenizerStore
 from router.open_files import affordable_connections, allow_open_files
-from router.open_requests import OpenRequests
-from router.preparing import Preparation
+from router.parts import RouterParts
 from router.reception import Reception
 from router.service import GenerationService
 from router.state_log import StateLog
@@ -64,60 +46,9 @@ class RouterServer:
 
     def __init__(self, settings: RouterSettings, resolver: Resolver = resolve_name) -> None:
         self._settings = settings
-        self._registry = new_registry()
-        self._threads = ThreadPoolExecutor(max(2, settings.tokenizer_threads), thread_name_prefix="tokenizer")
-        self.metrics = RouterMetrics(self._registry)
-        tokenizers = TokenizerStore(self._threads, template_of_operator(settings.chat_template))
-        sources = [make_source(target, resolver, settings.resolve_interval) for target in settings.targets()]
-        self.workers = WorkerSet(settings, tokenizers, sources)
-        self._admission = admission = make_admission(settings)
-        self.open_requests = OpenRequests(admission.places)
-        self.prefixes = Prefixes(settings.prefix_index_mib << 20)
-        self._follower = PrefixFollower(
-            self.workers, self.prefixes, self.metrics, use_events=settings.policy == "prefix"
-        )
-        policy = make_policy(settings.policy, self.prefixes)
-        dispatcher = Dispatcher(
-            self.workers, policy, settings, self.metrics, Quarantine(), RetryBudget(), admission.queue, admission.ration
-        )
-        self.pacer = Pacer(settings.max_message_rate, admission.ration)
-        self._tracer = tracer_of("router", settings.otlp_traces_endpoint)
-        preparation = Preparation(settings, VersionChoice(self.workers, settings.shares(), admission.queue))
-        self.api = GenerationApi(
-            settings,
-            self.workers,
-            preparation,
-            dispatcher,
-            self.open_requests,
-            admission,
-            self.metrics,
-            self.pacer,
-            Quotas(),
-            self._tracer,
-        )
+        self.parts = RouterParts(settings, resolver)
         self.callers = Callers(settings.api_key.get_secret_value(), settings.api_key_file)
-        self._server = ServiceServer(
-            SERVICE_NAME,
-            settings.server_tls(),
-            [KeyInterceptor(self.callers.check)] if self.callers.wants_key else [],
-            request_limit(settings.max_prompt_bytes),
-            take=Reception(
-                self.callers,
-                FullConnections(settings.max_connection_calls, self.metrics.connection_became_full),
-                admission.turns,
-                admission.ration,
-                settings.receive_timeout,
-            ).take,
-            returning={f"/{SERVICE_NAME}/Generate", f"/{SERVICE_NAME}/Chat"},
-            options=connection_options(settings),
-            reflection=settings.reflection,
-            channelz=settings.channelz,
-            num_listeners=num_listeners(settings.max_connections),
-        )
-        self._server.serve(
-            add_GenerationServiceServicer_to_server,
-            GenerationService(self.api, self.callers, Readers(settings.write_timeout, admission)),
-        )
+        self._server = grpc_server(settings, self.parts, self.callers)
         self.port = 0
         self.http_port: int | None = None
         self._http: HttpServer | None = None
@@ -125,7 +56,7 @@ class RouterServer:
         self._health: asyncio.Task[None] | None = None
         self._key_file: asyncio.Task[None] | None = None
         self._stop_metrics: Callable[[], None] | None = None
-        self._loop_lag = LoopLag(self.metrics.loop_lag.observe)
+        self._loop_lag = LoopLag(self.parts.metrics.loop_lag.observe)
 
     async def start(self) -> int:
         """Listen; returns the port. Raises UnavailableError or OSError when a port is taken, InvalidArgumentError for
@@ -136,17 +67,16 @@ class RouterServer:
             worker_tls.credentials()  # links would report the same fault again and again
         self.port = port = await self._server.start(settings.host, settings.port)
         if settings.http_port is not None:
-            self._http = http_server(settings, self.api, self.callers, lambda: self.is_ready)
+            self._http = http_server(settings, self.parts.api, self.callers, lambda: self.is_ready)
             self.http_port = await self._http.start(settings.http_host, settings.http_port, CLOSE_SECONDS)
-        self.metrics.watch(self._gauges)
         if settings.metrics_port is not None:
-            self._stop_metrics = serve_metrics(self._registry, settings.metrics_host, settings.metrics_port)
+            self._stop_metrics = serve_metrics(
+                self.parts.metrics.registry, settings.metrics_host, settings.metrics_port
+            )
         logger.info("listening on %s:%d; waiting for workers at %s", settings.host, port, ", ".join(settings.workers))
         self._warn_if_exposed()
         self._loop_lag.start()
-        self.workers.start()
-        if goes_by_prefix(settings.policy):
-            self._follower.start()
+        self.parts.start()
         self._health = asyncio.create_task(self._follow_health())
         self._key_file = asyncio.create_task(self.callers.follow_file())
         if settings.port_file is not None:
@@ -166,7 +96,7 @@ class RouterServer:
     @property
     def is_ready(self) -> bool:
         """A request would succeed."""
-        return self.workers.is_ready and not self._is_stopping
+        return self.parts.workers.is_ready and not self._is_stopping
 
     async def stop(self) -> None:
         """Not serving, nothing new, what is open may finish, then everything ends."""
@@ -179,63 +109,63 @@ class RouterServer:
                 with suppress(asyncio.CancelledError):
                     await task
         await self._server.set_serving(False)
-        if num_open := len(self.open_requests):
+        open_requests = self.parts.open_requests
+        if num_open := len(open_requests):
             logger.info("draining: open requests (%d) have %g s to finish", num_open, self._settings.drain_timeout)
-        await self.open_requests.close(self._settings.drain_timeout)
+        await open_requests.close(self._settings.drain_timeout)
         await self._server.stop(CLOSE_SECONDS)
         if self._http:
             await self._http.stop()
-        await self._follower.close()
-        await self.workers.close()
-        await self._tracer.close()
+        await self.parts.close()
         self._loop_lag.stop()
         if self._stop_metrics:
             self._stop_metrics()
-        self._threads.shutdown(cancel_futures=True)
         logger.info("stopped")
 
     async def _follow_health(self) -> None:
-        was_ready = False
+        was_ready, workers = False, self.parts.workers
         with closing(StateLog(self._tell_health)) as log:
             while True:
-                is_ready = self.workers.is_ready
+                is_ready = workers.is_ready
                 if is_ready != was_ready:
                     await self._server.set_serving(is_ready)
                     log.changed(is_ready)
                     was_ready = is_ready
                     continue
-                links = self.workers.links
-                self.metrics.keep(links.keys(), {link.info.model for link in links.values() if link.info})
-                await self.workers.wait_for_change()
+                links = workers.links
+                self.parts.metrics.keep(links.keys(), {link.info.model for link in links.values() if link.info})
+                await workers.wait_for_change()
 
     def _tell_health(self, is_ready: bool, note: str) -> None:
         if is_ready:
-            logger.info("ready to serve %s%s", ", ".join(self.workers.catalogue.models), note)
+            logger.info("ready to serve %s%s", ", ".join(self.parts.workers.catalogue.models), note)
         else:
             logger.warning("not ready: no healthy worker%s", note)
 
-    def _gauges(self) -> Gauges:
-        """Called by another thread."""
-        workers = [
-            WorkerGauge(
-                link.info.model if link.info else "",
-                link.version.name if link.version else "",
-                link.address,
-                is_available=link.is_available,
-                is_ejected=not link.breaker.is_closed,
-                num_open_requests=link.num_open_requests,
-            )
-            for link in list(self.workers.links.values())
-        ]
-        return Gauges(
-            num_open_requests=len(self.open_requests),
-            num_waiting_requests=self._admission.turns.num_waiting,
-            num_queued_requests=len(self._admission.queue),
-            num_waiting_streams=self.pacer.num_waiting,
-            held_bytes=self._admission.held_bytes.num_taken,
-            prefix_index_bytes=self.prefixes.index.num_bytes,
-            workers=workers,
-        )
+
+def grpc_server(settings: RouterSettings, parts: RouterParts, callers: Callers) -> ServiceServer:
+    reception = Reception(
+        callers,
+        FullConnections(settings.max_connection_calls, parts.metrics.connection_became_full),
+        parts.admission.turns,
+        parts.admission.ration,
+        settings.receive_timeout,
+    )
+    server = ServiceServer(
+        SERVICE_NAME,
+        settings.server_tls(),
+        [KeyInterceptor(callers.check)] if callers.wants_key else [],
+        request_limit(settings.max_prompt_bytes),
+        take=reception.take,
+        returning={f"/{SERVICE_NAME}/Generate", f"/{SERVICE_NAME}/Chat"},
+        options=connection_options(settings),
+        reflection=settings.reflection,
+        channelz=settings.channelz,
+        num_listeners=num_listeners(settings.max_connections),
+    )
+    service = GenerationService(parts.api, callers, Readers(settings.write_timeout, parts.admission))
+    server.serve(add_GenerationServiceServicer_to_server, service)
+    return server
 
 
 def http_server(

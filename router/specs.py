@@ -2,6 +2,7 @@
 
 from fissile.v1 import ChatRequest, DetokenizeRequest, GenerateRequest, TokenizeRequest
 from router.admission.turns import LARGE_BYTES
+from router.admission.worker_queue import WorkerQueue
 from router.asking.bad_words import bad_token_sequences
 from router.asking.checks import Limits
 from router.asking.prompts import read_chat, read_prompts
@@ -10,18 +11,19 @@ from router.asking.spec import RequestSpec
 from router.asking.validation import ContextError, validate
 from router.config import RouterSettings
 from router.fleet.versions import VersionChoice, Wish
+from router.fleet.workers import WorkerSet
 from router.model.served import ServedModel, ServedVersion
 
 
-class Preparation:
+class SpecMaker:
     """Stateless. Methods raise InvalidArgumentError and FailedPreconditionError for what is wrong with a request, and
     UnimplementedError for what the model's workers do not offer."""
 
-    def __init__(self, settings: RouterSettings, versions: VersionChoice) -> None:
+    def __init__(self, settings: RouterSettings, workers: WorkerSet, queue: WorkerQueue) -> None:
         self._settings = settings
-        self._versions = versions
+        self._versions = VersionChoice(workers, settings.shares(), queue)
 
-    async def specs(
+    async def make(
         self, request: GenerateRequest | ChatRequest, model: ServedModel, request_id: str, cache_salt: bytes
     ) -> tuple[ServedVersion, list[RequestSpec]]:
         """Validated, tokenised, with every default filled in; one for each prompt, all on one version."""

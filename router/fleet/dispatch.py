@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from common.tracing import Span
 from fissile.errors import FissileError, InternalError, UnavailableError
@@ -49,10 +49,10 @@ class Dispatcher:
     policy: Policy
     settings: RouterSettings
     metrics: RouterMetrics
-    quarantine: Quarantine
-    retry_budget: RetryBudget
     queue: WorkerQueue
     ration: Ration
+    quarantine: Quarantine = field(default_factory=Quarantine)
+    retry_budget: RetryBudget = field(default_factory=RetryBudget)
 
     def dispatched(self, requests: Sequence[OpenRequest], time_left: TimeLeft) -> AbstractAsyncContextManager[None]:
         """While its block lasts, the requests are on workers or on their way to one; what cannot be helped fails them.

@@ -83,9 +83,9 @@ class System:
 
     async def quiet(self) -> None:
         """Until nothing is open anywhere; the sizes of all maps are then those of an idle system."""
-        await until(lambda: not len(self.router.open_requests))
+        await until(lambda: not len(self.router.parts.open_requests))
         await until(lambda: not any(w.running for w in self.workers))
-        for link in self.router.workers.links.values():
+        for link in self.router.parts.workers.links.values():
             assert link.load.num_open == 0 and not link.load.awaits_answers
             assert not link._sequences
 
@@ -135,7 +135,7 @@ def run_system(
             system = System(router, GenerationServiceStub(channel), list(workers), channel, port)
             try:
                 if wait_ready:
-                    await until(lambda: all(link.is_available for link in router.workers.links.values()))
+                    await until(lambda: all(link.is_available for link in router.parts.workers.links.values()))
                 return await asyncio.wait_for(scenario(system), limit)
             finally:
                 await router.stop()

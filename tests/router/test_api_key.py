@@ -32,7 +32,7 @@ def test_a_call_without_the_key_is_unauthenticated(metadata, is_stream, caplog):
             call = system.stub.Generate(GenerateRequest(text="a"), metadata=metadata).read()
         else:
             call = system.stub.ListModels(ListModelsRequest(), metadata=metadata)
-        return await error_of(call), dict(system.router.metrics.finished)
+        return await error_of(call), dict(system.router.parts.metrics.finished)
 
     with caplog.at_level(logging.DEBUG):
         error, finished = guarded(scenario)

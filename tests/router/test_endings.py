@@ -152,7 +152,7 @@ def test_cancel_reaches_the_worker():
             await call.read()
         call.cancel()
         await system.quiet()
-        return system.router.metrics.finished["cancelled"]
+        return system.router.parts.metrics.finished["cancelled"]
 
     assert run_system(scenario, worker) == 1
     assert worker.aborted == [worker.received[0].id]
@@ -181,7 +181,7 @@ def test_the_deadline_reaches_worker_and_client():
     async def scenario(system):
         error = await error_of(system.ask(GenerateRequest(text="a"), timeout=0.3))
         await system.quiet()
-        return error, dict(system.router.metrics.finished)
+        return error, dict(system.router.parts.metrics.finished)
 
     error, finished = run_system(scenario, worker)
     assert error.code == grpc.StatusCode.DEADLINE_EXCEEDED
@@ -213,7 +213,7 @@ def test_a_slow_reader_gets_everything_in_few_messages_and_holds_up_nobody():
         async with grpc.aio.insecure_channel(f"127.0.0.1:{system.port}", options=SMALL_WINDOW) as channel:
             slow = GenerationServiceStub(channel).Generate(GenerateRequest(text="a", options=options))
             messages = [await slow.read()]
-            ((opened,),) = system.router.open_requests._by_id.values()
+            ((opened,),) = system.router.parts.open_requests._by_id.values()
             other = await system.ask(GenerateRequest(text="b", options=GenerationOptions(max_tokens=2000)))
             await until(lambda: opened.is_finished)
             while (message := await slow.read()) is not grpc.aio.EOF:
@@ -235,10 +235,10 @@ def test_what_waits_for_a_slow_reader_costs_some_bytes_a_token():
     worker = FakeWorker(counts(num_tokens), step_seconds=0, tokens_per_step=20, max_model_len=num_tokens + 100)
 
     async def scenario(system):
-        system.router.pacer._allowance = 0
+        system.router.parts.pacer._allowance = 0
         call = system.stub.Generate(GenerateRequest(text="a"))
         await call.read()
-        ((opened,),) = system.router.open_requests._by_id.values()
+        ((opened,),) = system.router.parts.open_requests._by_id.values()
         tracemalloc.start()
         await until(lambda: len(opened.completions[0].token_ids) > num_tokens * 3 // 4)
         size = sum(trace.size for trace in tracemalloc.take_snapshot().statistics("filename") if in_router(trace))
@@ -275,7 +275,7 @@ def test_a_client_that_stops_reading_and_then_cancels_leaves_nothing():
         call.cancel()
         async with asyncio.timeout(5):
             await system.quiet()
-        return dict(system.router.metrics.finished)
+        return dict(system.router.parts.metrics.finished)
 
     assert run_system(scenario, worker) == {"cancelled": 1}
 

@@ -64,7 +64,7 @@ def test_a_router_answers_or_says_what_is_wrong_and_stays_whole(batch):
                 assert code in {grpc.StatusCode.OK, *fuzzing.REFUSALS}, (method, code, raw[:1000])
             assert (await system.ask(GenerateRequest(text="good"))).text == "ok"
             await system.quiet()
-            assert system.router.api.admission.held_bytes.num_taken == 0
+            assert system.router.parts.admission.held_bytes.num_taken == 0
 
     run_system(scenario, FakeWorker(says("ok"), max_model_len=64, dp_size=2), allow_chat_template=True)
 

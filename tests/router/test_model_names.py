@@ -89,7 +89,7 @@ def test_a_model_whose_worker_is_still_connected_to_is_waited_for():
     slow.GetWorker = late
 
     async def scenario(system):
-        await until(lambda: system.router.workers.catalogue.models)
+        await until(lambda: system.router.parts.workers.catalogue.models)
         asked = [asyncio.create_task(error_or_model(system, name)) for name in ("b", "c")]
         await asyncio.sleep(0.05)
         first = await error_or_model(system, "a")
@@ -148,7 +148,7 @@ def test_what_is_asked_for_in_vain_makes_no_labels():
         for number in range(20):
             await error_of(system.ask(GenerateRequest(model=f"m{number}", text="a")))
         await system.ask(GenerateRequest(model="toy", text="a"))
-        return generate_latest(system.router.metrics.registry).decode()
+        return generate_latest(system.router.parts.metrics.registry).decode()
 
     told = run_system(scenario, FakeWorker(says("x")))
     assert set(re.findall(r'model="([^"]*)"', told)) == {"", "toy"}

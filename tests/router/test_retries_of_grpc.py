@@ -39,7 +39,7 @@ def test_a_refused_request_comes_again_when_the_router_said():
             await first.read()
             second = GenerationServiceStub(channel).Generate(GenerateRequest(text="b"), timeout=60)
             await asyncio.gather(collect(first), collect(second))
-        return dict(system.router.metrics.finished)
+        return dict(system.router.parts.metrics.finished)
 
     assert run_system(scenario, worker, max_open_requests=1) == {"resource_exhausted": 1, "length": 2}
 

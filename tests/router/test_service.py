@@ -195,9 +195,9 @@ def test_health_follows_whether_a_request_would_succeed():
 
     async def scenario(system):
         assert await health(system) == NOT_SERVING
-        worker.port = int(next(iter(system.router.workers.links)).rpartition(":")[2])
+        worker.port = int(next(iter(system.router.parts.workers.links)).rpartition(":")[2])
         await worker.start(serving=False)
-        await until(lambda: system.router.workers.catalogue.models)
+        await until(lambda: system.router.parts.workers.catalogue.models)
         assert await health(system) == NOT_SERVING
         await worker.service.set_serving(True)
         await wait_for_health(system, SERVING)
@@ -223,7 +223,7 @@ def test_shutdown_lets_open_requests_finish_and_takes_no_new_ones():
     async def scenario(system):
         open_one = asyncio.create_task(system.ask(GenerateRequest(text="a")))
         await until(lambda: worker.received)
-        closing = asyncio.create_task(system.router.open_requests.close(10))
+        closing = asyncio.create_task(system.router.parts.open_requests.close(10))
         await asyncio.sleep(0)
         refused = await error_of(system.ask(GenerateRequest(text="b")))
         answer = await open_one
@@ -241,7 +241,7 @@ def test_shutdown_ends_what_does_not_finish_in_time():
     async def scenario(system):
         call = system.stub.Generate(GenerateRequest(text="a"))
         await call.read()
-        await system.router.open_requests.close(0.05)
+        await system.router.parts.open_requests.close(0.05)
         error = await error_of(collect(call))
         await system.quiet()
         return error
@@ -260,7 +260,7 @@ def test_texts_to_tokenize_are_held_bytes_as_well():
             await error_of(system.stub.Detokenize(DetokenizeRequest(token_ids=[300] * 20_000))),
         ]
         answer = await system.stub.Tokenize(TokenizeRequest(text="abc"))
-        return refused, len(answer.token_ids) > 0, system.router.api.admission.held_bytes.num_taken
+        return refused, len(answer.token_ids) > 0, system.router.parts.admission.held_bytes.num_taken
 
     refused, is_answered, num_held = run_system(scenario, FakeWorker(says("x")), max_held_bytes=10_000)
     assert all(error.code == grpc.StatusCode.RESOURCE_EXHAUSTED for error in refused)
@@ -317,7 +317,7 @@ def test_refused_requests_are_counted():
         await call.read()
         for request_id in ("same", "other"):
             await error_of(system.ask(GenerateRequest(text="a", request_id=request_id)))
-        counted = dict(system.router.metrics.finished)
+        counted = dict(system.router.parts.metrics.finished)
         call.cancel()
         await system.quiet()
         return counted

@@ -82,10 +82,10 @@ async def run_many(system, num_requests):
 
 def sizes(system):
     """Of everything that could hold on to a request."""
-    links = system.router.workers.links.values()
+    links = system.router.parts.workers.links.values()
     return {
-        "open requests": len(system.router.open_requests),
-        "waiting for a turn": system.router.pacer.num_waiting,
+        "open requests": len(system.router.parts.open_requests),
+        "waiting for a turn": system.router.parts.pacer.num_waiting,
         "sequences on links": sum(len(link._sequences) for link in links),
         "commands to send": sum(len(link._outbox) for link in links),
         "sequences on workers": sum(len(worker.running) for worker in system.workers),

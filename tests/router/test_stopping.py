@@ -47,7 +47,7 @@ def test_answers_over_http_end_their_connections_while_a_router_stops():
         path, body = "/v1/completions", {"prompt": "a", "max_tokens": 60}
         before = await client.post(path, json={**body, "max_tokens": 1})
         first = asyncio.create_task(client.post(path, json=body))
-        await until(lambda: len(system.router.open_requests))
+        await until(lambda: len(system.router.parts.open_requests))
         stopping = asyncio.create_task(system.router.stop())
         await until(lambda: not system.router.is_ready)
         second = await client.post(path, json=body)

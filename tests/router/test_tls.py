@@ -46,7 +46,7 @@ async def answer(system):
 
 async def link_detail(system):
     """Why the router cannot reach its worker, as an operator sees it."""
-    (link,) = system.router.workers.links.values()
+    (link,) = system.router.parts.workers.links.values()
     await until(lambda: "not connected yet" not in link.detail)
     return (await system.stub.GetStats(GetStatsRequest())).workers[0].detail
 
@@ -86,7 +86,7 @@ def test_workers_behind_a_name_show_a_certificate_of_that_name(ours):
         return [worker.address]
 
     async def scenario(system):
-        await until(lambda: system.router.workers.is_ready)
+        await until(lambda: system.router.parts.workers.is_ready)
         return await answer(system)
 
     settings = {"workers": ["dns:///workers.example:50061"], **connecting(ours.client())}
@@ -114,7 +114,7 @@ def test_certificates_renewed_on_disk_are_used_at_the_next_connection(ours, thei
     async def scenario(system):
         await link_detail(system)
         ours.certificate.write_bytes(theirs.certificate.read_bytes())
-        await until(lambda: system.router.workers.is_ready)
+        await until(lambda: system.router.parts.workers.is_ready)
         return await answer(system)
 
     assert run_system(scenario, worker, wait_ready=False, **connecting(ours.client())) == "ok"

@@ -135,12 +135,12 @@ def test_a_request_that_waits_for_room(spans):
     worker = FakeWorker(says("b"), others=WorkerLoad(num_waiting=10**6))
 
     async def scenario(system):
-        (link,) = system.router.workers.links.values()
+        (link,) = system.router.parts.workers.links.values()
         await until(lambda: not link.load.has_room)
         call = system.stub.Generate(GenerateRequest(text="a"))
-        await until(lambda: len(system.router.api.admission.queue) == 1)
+        await until(lambda: len(system.router.parts.admission.queue) == 1)
         gone = system.stub.Generate(GenerateRequest(text="a"))
-        await until(lambda: len(system.router.api.admission.queue) == 2)
+        await until(lambda: len(system.router.parts.admission.queue) == 2)
         queued = (await system.stub.GetStats(GetStatsRequest())).num_queued_requests
         gone.cancel()
         await until(lambda: spans.all)

@@ -19,7 +19,7 @@ from worker.face.convert_group import ModelLimits
 from worker.face.convert_outputs import EngineLostError, add_output, error_to_pb, load_to_pb, refusal_to_error
 from worker.face.door import Door
 from worker.face.endings import Endings
-from worker.face.groups import Groups
+from worker.face.groups import SequenceGroups
 from worker.face.kv_watch import Progress
 from worker.face.open_sequences import OpenSequences
 from worker.face.requirements import require_at_most
@@ -61,7 +61,7 @@ class Broker:
         self._door = Door()
         self._open = OpenSequences(grammars)
         self._endings = Endings(self._open, engine, metrics, traces)
-        self._groups = Groups(engine, grammars, limits, self._door, self._open, self._endings)
+        self._groups = SequenceGroups(engine, grammars, limits, self._door, self._open, self._endings)
         self.progress = Progress()
         """Of the engine: signalled at each report."""
 

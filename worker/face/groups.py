@@ -1,4 +1,4 @@
-"""Groups of sequences, from a router's command to the engine. Used on the event loop only."""
+"""SequenceGroups of sequences, from a router's command to the engine. Used on the event loop only."""
 
 from itertools import count
 
@@ -18,7 +18,7 @@ from worker.grammars.in_use import GrammarsInUse
 from worker.grammars.uncompiled import UncompiledRequests
 
 
-class Groups:
+class SequenceGroups:
     """Each starts as a whole or not at all, after its grammar has been compiled; its sequences stop one by one."""
 
     def __init__(

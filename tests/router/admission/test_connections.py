@@ -38,7 +38,7 @@ def test_calls_beyond_those_of_a_connection_wait_and_none_is_refused():
             for _ in range(10):
                 answer = asyncio.create_task(system.ask(GenerateRequest(text="a")))
                 await asyncio.sleep(0)
-                most = max(most, len(system.router.open_requests))
+                most = max(most, len(system.router.parts.open_requests))
                 assert (await answer).usage.num_completion_tokens == 2
 
         await asyncio.gather(*(again_and_again() for _ in range(24)))
@@ -49,7 +49,7 @@ def test_calls_beyond_those_of_a_connection_wait_and_none_is_refused():
 
 def test_a_connection_that_is_full_is_told_of(caplog):
     async def scenario(system):
-        count = partial(system.router.metrics.registry.get_sample_value, "fissile_router_full_connections_total")
+        count = partial(system.router.parts.metrics.registry.get_sample_value, "fissile_router_full_connections_total")
         found = []
         for num_calls in (2, 3, 2, 3):
             await asyncio.gather(*(system.ask(GenerateRequest(text="a")) for _ in range(num_calls)))
@@ -71,8 +71,8 @@ def test_calls_that_ended_badly_are_open_no_more():
             call = system.stub.Generate(GenerateRequest(text="a"))
             await call.read()
             call.cancel()
-            await until(lambda: not system.router.open_requests)
-        return system.router.metrics.registry.get_sample_value("fissile_router_full_connections_total")
+            await until(lambda: not system.router.parts.open_requests)
+        return system.router.parts.metrics.registry.get_sample_value("fissile_router_full_connections_total")
 
     assert run_system(scenario, FakeWorker(counts(2), step_seconds=0.01), max_connection_calls=3) == 0
 
@@ -82,11 +82,11 @@ def test_a_connection_with_all_its_calls_is_in_no_other_ones_way():
 
     async def scenario(system):
         calls = [system.stub.Generate(GenerateRequest(text="a")) for _ in range(8)]
-        await until(lambda: len(system.router.open_requests) == 4)
+        await until(lambda: len(system.router.parts.open_requests) == 4)
         async with aio_channel(f"127.0.0.1:{system.port}") as channel:
             options = GenerationOptions(max_tokens=3)
             answer = await collect(GenerationServiceStub(channel).Generate(GenerateRequest(text="a", options=options)))
-        num_open = len(system.router.open_requests)
+        num_open = len(system.router.parts.open_requests)
         for call in calls:
             call.cancel()
         await system.quiet()

@@ -84,7 +84,7 @@ def test_another_client_gets_all_that_it_asks_for(attack, tmp_path):
         hostile.cancel()
         await asyncio.gather(hostile, return_exceptions=True)
         await system.quiet()
-        assert not system.router.api.admission.held_bytes._held
+        assert not system.router.parts.admission.held_bytes._held
         return [answer.usage.num_completion_tokens for answer in answers], is_over
 
     assert run_system(scenario, worker, api_key_file=keys, max_open_requests=100) == ([3] * NUM_REQUESTS, False)

@@ -31,10 +31,10 @@ def test_who_reads_nothing_loses_its_request_and_counts_as_a_place_until_it_goes
     async def scenario(system):
         async with aio_channel(f"127.0.0.1:{system.port}") as channel:
             calls = await stalled(GenerationServiceStub(channel), 2, ask())
-            await until(lambda: sum(system.router.metrics.finished.values()) == 2)
+            await until(lambda: sum(system.router.parts.metrics.finished.values()) == 2)
             await until(lambda: not worker.running)
-            ends = dict(system.router.metrics.finished)
-            lingering = len(system.router.open_requests)
+            ends = dict(system.router.parts.metrics.finished)
+            lingering = len(system.router.parts.open_requests)
             answer = await system.ask(GenerateRequest(text="a", options=GenerationOptions(max_tokens=3)))
             status = [await error_of(rest(call)) for call in calls[:1]]
         await system.quiet()
@@ -64,7 +64,7 @@ def test_what_waits_for_a_reader_is_bounded_in_bytes():
         await until(lambda: not worker.running)
         error = await error_of(rest(call))
         await system.quiet()
-        return error, system.router.api.admission.held_bytes.num_taken
+        return error, system.router.parts.admission.held_bytes.num_taken
 
     error, held = run_system(scenario, worker, max_unread_bytes=2 * 1024 * 1024, max_message_rate=1e9)
     assert error.code == grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -112,14 +112,14 @@ def test_who_leaves_the_last_message_unread_counts_as_a_place_until_it_is_read()
         small = [("grpc.http2.lookahead_bytes", 1024), ("grpc.http2.bdp_probe", 0)]
         async with grpc.aio.insecure_channel(f"127.0.0.1:{system.port}", small) as channel:
             call = GenerationServiceStub(channel).Generate(request)
-            await until(lambda: sum(system.router.metrics.finished.values()) == 1)
-            await until(lambda: system.router.api.admission.held_bytes.num_taken)
-            lingering = len(system.router.open_requests)
-            held = system.router.api.admission.held_bytes.num_taken
+            await until(lambda: sum(system.router.parts.metrics.finished.values()) == 1)
+            await until(lambda: system.router.parts.admission.held_bytes.num_taken)
+            lingering = len(system.router.parts.open_requests)
+            held = system.router.parts.admission.held_bytes.num_taken
             messages = [message async for message in call]
         await system.quiet()
-        left = len(system.router.open_requests), system.router.api.admission.held_bytes.num_taken
-        return dict(system.router.metrics.finished), lingering, held, messages, left
+        left = len(system.router.parts.open_requests), system.router.parts.admission.held_bytes.num_taken
+        return dict(system.router.parts.metrics.finished), lingering, held, messages, left
 
     ends, lingering, held, messages, left = run_system(scenario, worker, write_timeout=0.4)
     assert ends == {"length": 1}

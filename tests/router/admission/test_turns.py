@@ -52,7 +52,7 @@ def test_small_requests_do_not_wait_for_large_ones():
             future.cancel()
         await asyncio.gather(*refused, return_exceptions=True)
         await system.quiet()
-        return answer.usage.num_completion_tokens, num_done, system.router.api.admission.turns._small._num_free
+        return answer.usage.num_completion_tokens, num_done, system.router.parts.admission.turns._small._num_free
 
     num_tokens, num_done, num_free = run_system(scenario, FakeWorker(counts(10), max_model_len=100))
     assert (num_tokens, num_free) == (3, SMALL)

@@ -147,7 +147,7 @@ def test_requests_wait_here_while_workers_have_others_waiting():
     worker = FakeWorker(counts(2), others=WorkerLoad(num_waiting=500))
 
     async def scenario(system):
-        (link,) = system.router.workers.links.values()
+        (link,) = system.router.parts.workers.links.values()
         await until(lambda: not link.load.has_room)
         beating = ask()
         beating.options.output.heartbeat.FromMilliseconds(20)
@@ -155,9 +155,9 @@ def test_requests_wait_here_while_workers_have_others_waiting():
         heartbeat = await call.read()
         late = await error_of(system.ask(ask(), timeout=0.2))
         gone = system.stub.Generate(ask())
-        await until(lambda: len(system.router.api.admission.queue) == 2)
+        await until(lambda: len(system.router.parts.admission.queue) == 2)
         gone.cancel()
-        await until(lambda: len(system.router.api.admission.queue) == 1)
+        await until(lambda: len(system.router.parts.admission.queue) == 1)
         num_received = len(worker.received)
         worker.others = WorkerLoad()
         rest = await collect(call)
@@ -180,11 +180,11 @@ def test_requests_wait_for_a_place_rather_than_for_a_sequence_to_end(is_full):
     busy = FakeWorker(counts(2), others=WorkerLoad(num_waiting=100))
 
     async def scenario(system):
-        links = system.router.workers.links.values()
+        links = system.router.parts.workers.links.values()
         await until(lambda: sum(link.load.has_room for link in links) == 1)
         await until(lambda: sum(link.load.has_place for link in links) == 2 - is_full)
         call = system.stub.Generate(ask())
-        await until(lambda: len(system.router.api.admission.queue) == is_full)
+        await until(lambda: len(system.router.parts.admission.queue) == is_full)
         if is_full:
             busy.others = WorkerLoad()
         await collect(call)
@@ -200,13 +200,13 @@ def test_a_flood_of_one_key_waits_behind_another_key(tmp_path):
     worker = FakeWorker(counts(2), others=WorkerLoad(num_waiting=500))
 
     async def scenario(system):
-        (link,) = system.router.workers.links.values()
+        (link,) = system.router.parts.workers.links.values()
         await until(lambda: not link.load.has_room)
         stub = GenerationServiceStub(system.channel)
         calls = [stub.Generate(ask(priority=i), metadata=key("a")) for i in range(50)]
-        await until(lambda: len(system.router.api.admission.queue) == 50)
+        await until(lambda: len(system.router.parts.admission.queue) == 50)
         calls.append(stub.Generate(ask(priority=100), metadata=key("b")))
-        await until(lambda: len(system.router.api.admission.queue) == 51)
+        await until(lambda: len(system.router.parts.admission.queue) == 51)
         worker.others = WorkerLoad()
         for call in calls:
             await call.read()

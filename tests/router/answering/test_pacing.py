@@ -110,7 +110,7 @@ def test_the_first_and_the_last_message_do_not_wait_and_what_is_between_merges()
     worker = FakeWorker(counts(30), mute_after=1)
 
     async def scenario(system):
-        system.router.pacer._allowance = 0
+        system.router.parts.pacer._allowance = 0
         call = system.stub.Generate(ask())
         first = await call.read()
         worker.mute_after = None
@@ -126,7 +126,7 @@ def test_a_heartbeat_carries_what_waits_for_its_turn():
     worker = FakeWorker(counts(5), mute_after=1)
 
     async def scenario(system):
-        system.router.pacer._allowance = 0
+        system.router.parts.pacer._allowance = 0
         request = ask()
         request.options.output.heartbeat.FromMilliseconds(50)
         call = system.stub.Generate(request)
@@ -150,7 +150,7 @@ def test_many_fast_streams_share_the_rate_and_lose_nothing():
         calls = [system.stub.Generate(ask()) for _ in range(16)]
         answers = await asyncio.gather(*map(collect, calls))
         await system.quiet()
-        return answers, system.router.pacer.num_waiting
+        return answers, system.router.parts.pacer.num_waiting
 
     answers, num_waiting = run_system(scenario, worker, max_message_rate=200)
     assert sorted(a.tokens[0] for a in answers) == sorted(counts(100)(s) for s in worker.received)

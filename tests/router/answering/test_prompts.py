@@ -155,7 +155,7 @@ def test_cancel_reaches_all():
         await until(lambda: len(worker.received) == 3)
         call.cancel()
         await system.quiet()
-        return dict(system.router.metrics.finished)
+        return dict(system.router.parts.metrics.finished)
 
     assert run_system(scenario, worker) == {"cancelled": 1}
     assert sorted(worker.aborted) == sorted(s.id for s in worker.received)
@@ -222,7 +222,7 @@ def test_places_are_taken_for_all_or_none():
     async def scenario(system):
         first = system.stub.Generate(ask(3, 4))
         await first.read()
-        num_open = len(system.router.open_requests)
+        num_open = len(system.router.parts.open_requests)
         refused = await error_of(system.ask(ask(3, 4)))
         second = system.stub.Generate(ask(3))
         await second.read()
@@ -260,7 +260,7 @@ def test_a_shutdown_ends_all_with_unavailable():
     async def scenario(system):
         task = asyncio.create_task(error_of(system.ask(ask(3, 4))))
         await until(lambda: len(worker.received) == 2)
-        await system.router.open_requests.close(0.05)
+        await system.router.parts.open_requests.close(0.05)
         return await task
 
     assert run_system(scenario, worker).code == grpc.StatusCode.UNAVAILABLE

@@ -58,13 +58,13 @@ def test_a_network_of_addresses_has_the_bound_of_one_host():
 def test_both_fronts_say_who_calls(monkeypatch):
     async def scenario(system):
         callers = []
-        list_models = system.router.api.list_models
+        list_models = system.router.parts.api.list_models
 
         async def noting(request, caller):
             callers.append(caller)
             return await list_models(request, caller)
 
-        monkeypatch.setattr(system.router.api, "list_models", noting)
+        monkeypatch.setattr(system.router.parts.api, "list_models", noting)
         await system.stub.ListModels(ListModelsRequest())
         async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{system.router.http_port}") as client:
             await client.get("/v1/models")

@@ -23,7 +23,7 @@ def test_a_worker_that_is_not_serving_gets_nothing_new():
 
     async def scenario(system):
         await a.service.set_serving(False)
-        await until(lambda: not system.router.workers.links[a.address].is_available)
+        await until(lambda: not system.router.parts.workers.links[a.address].is_available)
         for _ in range(4):
             await system.ask(ask(3))
         stats = await system.stub.GetStats(GetStatsRequest())
@@ -38,7 +38,7 @@ def test_a_worker_whose_health_flips_fast_is_told_of_in_few_lines(caplog):
     worker = FakeWorker(counts(3))
 
     async def scenario(system):
-        link = system.router.workers.links[worker.address]
+        link = system.router.parts.workers.links[worker.address]
         for number in range(20):
             await worker.service.set_serving(number % 2 == 1)
             await until(lambda number=number: link.is_available == (number % 2 == 1))
@@ -58,11 +58,11 @@ def test_load_that_another_router_put_on_a_worker_counts():
     async def scenario(system):
         other = RouterServer(RouterSettings(**{**QUICK, "workers": [a.address]}))
         await other.start()
-        await until(lambda: other.workers.is_ready)
+        await until(lambda: other.parts.workers.is_ready)
         async with aio_channel(f"127.0.0.1:{other.port}") as channel:
             calls = [GenerationServiceStub(channel).Generate(ask(400)) for _ in range(5)]
             await until(lambda: len(a.received) == 5)
-            link = system.router.workers.links[a.address]
+            link = system.router.parts.workers.links[a.address]
             await until(lambda: link.load.num_sequences == 5)
             mine = [system.stub.Generate(ask(400)) for _ in range(4)]
             await until(lambda: len(a.received) + len(b.received) == 9)
@@ -78,7 +78,7 @@ def test_reported_load_of_others_is_used():
     busy, free = FakeWorker(counts(3), others=WorkerLoad(num_running=3)), FakeWorker(counts(3))
 
     async def scenario(system):
-        await until(lambda: system.router.workers.links[busy.address].load.num_sequences == 3)
+        await until(lambda: system.router.parts.workers.links[busy.address].load.num_sequences == 3)
         for _ in range(3):
             await system.ask(ask(3))
 
@@ -109,8 +109,8 @@ def test_a_worker_replaced_while_a_router_connects_is_not_taken_for_the_old_one(
     old.successor = FakeWorker(counts(5), model="new")
 
     async def scenario(system):
-        await until(lambda: old.successor.service and system.router.workers.is_ready)
-        (link,) = system.router.workers.links.values()
+        await until(lambda: old.successor.service and system.router.parts.workers.is_ready)
+        (link,) = system.router.parts.workers.links.values()
         await until(lambda: link.is_available and old.successor.num_streams)
         described = (link.info.model, link.info.epoch)
         await old.successor.kill()
@@ -126,7 +126,7 @@ def waiting_for_a_worker(system, **call):
         answer = system.stub.Generate(ask(1000), **call)
         await answer.read()
         await system.workers[0].kill()
-        await until(lambda: not system.router.workers.is_ready)
+        await until(lambda: not system.router.parts.workers.is_ready)
         return answer
 
     return wait()
@@ -137,7 +137,7 @@ def test_shutdown_ends_a_request_that_waits_for_a_worker():
 
     async def scenario(system):
         answer = await waiting_for_a_worker(system)
-        await system.router.open_requests.close(0.05)
+        await system.router.parts.open_requests.close(0.05)
         async with asyncio.timeout(WAIT_SECONDS):
             return await error_of(collect(answer))
 
@@ -154,8 +154,8 @@ def test_the_deadline_ends_a_request_that_waits_for_a_worker():
     async def scenario(system):
         answer = await waiting_for_a_worker(system, timeout=0.5)
         error = await error_of(collect(answer))
-        await until(lambda: not len(system.router.open_requests))
-        return error, dict(system.router.metrics.finished)
+        await until(lambda: not len(system.router.parts.open_requests))
+        return error, dict(system.router.parts.metrics.finished)
 
     error, finished = run_system(scenario, worker, worker_wait=1000)
     assert error.code == grpc.StatusCode.DEADLINE_EXCEEDED

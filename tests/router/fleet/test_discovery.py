@@ -47,7 +47,7 @@ async def ask(system):
 
 
 def available(system):
-    return sorted(link.address for link in system.router.workers.links.values() if link.is_available)
+    return sorted(link.address for link in system.router.parts.workers.links.values() if link.is_available)
 
 
 def test_all_addresses_behind_a_name_are_used():
@@ -91,8 +91,8 @@ def test_an_address_that_disappears_gets_nothing_new_finishes_what_runs_and_is_d
         assert (about.healthy, about.detail) == (False, "gone from where workers are found; it finishes what it has")
         later = await ask(system)
         first = await running
-        await until(lambda: list(system.router.workers.links) == [staying.address])
-        return first, later, list(system.router.workers._tasks)
+        await until(lambda: list(system.router.parts.workers.links) == [staying.address])
+        return first, later, list(system.router.parts.workers._tasks)
 
     first, later, tasks = run(scenario, names, leaving, staying)
     assert first.usage.num_completion_tokens == later.usage.num_completion_tokens == 40
@@ -113,7 +113,7 @@ def test_requests_of_an_address_that_disappears_and_dies_move():
         await until(lambda: available(system) == [staying.address])
         await leaving.kill()
         answer = await running
-        await until(lambda: list(system.router.workers.links) == [staying.address])
+        await until(lambda: list(system.router.parts.workers.links) == [staying.address])
         return answer
 
     assert run(scenario, names, leaving, staying).usage.num_completion_tokens == 40
@@ -300,7 +300,7 @@ def test_localhost_as_a_name_end_to_end():
         return await resolve_name(f"localhost:{worker.port}")
 
     async def scenario(system):
-        await until(lambda: system.router.workers.is_ready)
+        await until(lambda: system.router.parts.workers.is_ready)
         return (await ask(system)).text
 
     settings = {"workers": ["dns:///anything:1"]}

@@ -54,7 +54,7 @@ def test_what_was_not_sent_yet_is_sent_to_no_later_connection():
             self.num_losses += 1
 
     async def scenario(system):
-        (link,) = system.router.workers.links.values()
+        (link,) = system.router.parts.workers.links.values()
         nobody = Nobody()
         link.start(SequenceGroup(prompt_token_ids=[5], sequences=[Sequence(index=i) for i in range(2)]), nobody, 0)
         link.abort(1)
@@ -70,7 +70,7 @@ def test_a_breaker_is_of_a_process_not_of_an_address(is_another_process):
     worker = FakeWorker(counts(5))
 
     async def scenario(system):
-        (link,) = system.router.workers.links.values()
+        (link,) = system.router.parts.workers.links.values()
         link.breaker.trip("it stood still")
         await worker.kill()
         await until(lambda: not link.is_available)
@@ -115,7 +115,7 @@ def test_the_only_worker_lost_is_unavailable_after_a_bounded_wait():
         await call.read()
         await worker.kill()
         error = await error_of(collect(call))
-        await until(lambda: not len(system.router.open_requests))
+        await until(lambda: not len(system.router.parts.open_requests))
         return error
 
     error = run_system(scenario, worker, worker_wait=0.2)

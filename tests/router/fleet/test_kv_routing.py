@@ -59,14 +59,14 @@ class Fleet:
         return [-1 if view is None else len(view) for view in views]
 
     def view(self, router: int, worker: int) -> View | None:
-        link = self.routers[router].workers.links[f"127.0.0.1:{self.workers[worker].port}"]
-        known = self.routers[router].prefixes._known.get(link.session)
+        link = self.routers[router].parts.workers.links[f"127.0.0.1:{self.workers[worker].port}"]
+        known = self.routers[router].parts.prefixes._known.get(link.session)
         return known.view if known else None
 
     async def learnt(self, *chains: list[int]) -> None:
         """Every router knows a worker that has these blocks."""
         for router in self.routers:
-            index = router.prefixes.index
+            index = router.parts.prefixes.index
             await until(lambda index=index: all(len(c) in index.match(c).values() for c in chains))
 
 
@@ -100,7 +100,7 @@ def run_fleet(
                 stack.push_async_callback(router.stop)
                 port = await router.start()
                 fleet.routers.append(router)
-                links = router.workers.links
+                links = router.parts.workers.links
                 await until(lambda links=links: sum(link.is_available for link in links.values()) == num_workers)
                 channel = await stack.enter_async_context(aio_channel(f"127.0.0.1:{port}"))
                 fleet.stubs.append(GenerationServiceStub(channel))
@@ -134,7 +134,7 @@ def test_a_cache_that_is_cleared_is_forgotten_and_a_worker_that_drains_too():
         holder = fleet.known(1).index(max(fleet.known(1)))
         await fleet.controls[holder].Drain(DrainRequest())
         await until(lambda: fleet.known(0)[holder] == fleet.known(1)[holder] == -1)
-        return [router.prefixes.index.match(hash_chain(PREFIX, 16)) for router in fleet.routers]
+        return [router.parts.prefixes.index.match(hash_chain(PREFIX, 16)) for router in fleet.routers]
 
     assert run_fleet(scenario) == [{}, {}]
 
@@ -146,7 +146,7 @@ def test_models_of_different_block_sizes_have_views_of_their_own():
             prompt = TokenSequence(token_ids=PREFIX)
             await collect(fleet.stubs[0].Generate(GenerateRequest(model=model, tokens=prompt, options=options)))
         await fleet.learnt(hash_chain(PREFIX, 16), hash_chain(PREFIX, 32))
-        index = fleet.routers[0].prefixes.index
+        index = fleet.routers[0].parts.prefixes.index
         return [sorted(index.match(hash_chain(PREFIX, size)).values()) for size in (16, 32)]
 
     assert run_fleet(scenario, num_routers=1, block_sizes=(16, 32), models=("m", "k")) == [[20], [10]]
@@ -155,7 +155,7 @@ def test_models_of_different_block_sizes_have_views_of_their_own():
 def test_nobody_is_subscribed_to_where_history_is_asked_for():
     async def scenario(fleet):
         cached = [await fleet.ask(0, [*PREFIX, 20 + i]) for i in range(4)]
-        return cached, [router._follower._feeds for router in fleet.routers]
+        return cached, [router.parts._follower._feeds for router in fleet.routers]
 
     assert run_fleet(scenario, num_routers=1, policy="prefix_history") == ([0, 320, 320, 320], [{}])
 
@@ -223,7 +223,7 @@ def test_after_a_gap_the_snapshot_is_asked_for_again(monkeypatch):
     worker = Forgetful(says("ok"), capabilities=["kv_events"])
 
     async def scenario(system):
-        index = system.router.prefixes.index
+        index = system.router.parts.prefixes.index
         await until(lambda: worker.num_watches == 2 and index.num_blocks == 3)
         return list(index.match([1, 2, 3, 4]).values())
 

@@ -42,7 +42,7 @@ async def serve(system, *workers):
 
 
 def available(system):
-    return [link for link in system.router.workers.links.values() if link.is_available]
+    return [link for link in system.router.parts.workers.links.values() if link.is_available]
 
 
 async def start(system, first):

@@ -88,7 +88,7 @@ def test_those_that_waited_beside_a_poisoned_request_do_not_share_its_end():
     async def scenario(system):
         for worker in (second, third):
             await worker.service.set_serving(False)
-        await until(lambda: sum(link.is_available for link in system.router.workers.links.values()) == 1)
+        await until(lambda: sum(link.is_available for link in system.router.parts.workers.links.values()) == 1)
         bad = asyncio.create_task(error_of(system.ask(poison(10))))
         good = [asyncio.create_task(system.ask(ask(10))) for _ in range(5)]
         await until(lambda: len(first.received) == 6)

@@ -27,7 +27,7 @@ def test_a_request_larger_than_a_message_fails_alone(monkeypatch):
         large = ask(5)
         large.options.sampling.structured_output.regex = "a" * 2000
         error = await error_of(system.ask(large))
-        await until(lambda: len(system.router.open_requests) == 1)
+        await until(lambda: len(system.router.parts.open_requests) == 1)
         return error, await other
 
     error, answer = run_system(scenario, worker)

@@ -81,7 +81,7 @@ def test_a_stopped_worker_is_given_up_with_or_without_requests():
     a, b = Stopped(counts(200)), Stopped(counts(200))
 
     async def scenario(system):
-        links = [system.router.workers.links[worker.address] for worker in (a, b)]
+        links = [system.router.parts.workers.links[worker.address] for worker in (a, b)]
         await b.service.set_serving(False)
         await until(lambda: not links[1].is_available)
         task = asyncio.create_task(system.ask(ask(200)))
@@ -112,7 +112,7 @@ def test_a_worker_that_owes_endings_is_given_up_though_its_requests_have_left_it
         for _ in range(20):
             await error_of(system.ask(ask(5), timeout=0.03))
         await until(lambda: hung.num_streams >= 2)
-        return system.router.workers.links[hung.address].breaker.reason
+        return system.router.parts.workers.links[hung.address].breaker.reason
 
     assert run_system(scenario, hung, silence_timeout=0.3).startswith("no step for 0.")
 
@@ -141,7 +141,7 @@ def test_a_sequence_that_its_worker_has_forgotten_goes_on_elsewhere(monkeypatch)
 
     async def scenario(system):
         await b.service.set_serving(False)
-        await until(lambda: not system.router.workers.links[b.address].is_available)
+        await until(lambda: not system.router.parts.workers.links[b.address].is_available)
         other = asyncio.create_task(system.ask(ask(300)))
         forgotten = ask(20)
         forgotten.request_id = "forgotten"
@@ -169,7 +169,7 @@ def test_what_waits_for_a_worker_that_does_not_read_has_a_bound(monkeypatch):
     monkeypatch.setattr(worker_link, "MAX_OUTBOX_BYTES", 500_000)
 
     async def scenario(system):
-        (link,) = system.router.workers.links.values()
+        (link,) = system.router.parts.workers.links.values()
         calls = []
         while link.has_room:
             call = system.stub.Generate(GenerateRequest(tokens=TokenSequence(token_ids=[3] * 60_000)))
@@ -178,7 +178,7 @@ def test_what_waits_for_a_worker_that_does_not_read_has_a_bound(monkeypatch):
             call.cancel()
             await until(lambda: not len(link._sequences))
         late = asyncio.ensure_future(error_of(system.ask(ask(5), timeout=0.2)))
-        await until(lambda: len(system.router.api.admission.queue))
+        await until(lambda: len(system.router.parts.admission.queue))
         return len(calls), (await late).code, link._outbox.num_bytes
 
     num_calls, code, num_bytes = run_system(scenario, Deaf(counts(5), max_model_len=100_000))

@@ -55,7 +55,7 @@ async def router(addresses):
     port = await server.start()
     async with aio_channel(f"127.0.0.1:{port}") as channel:
         try:
-            await until(lambda: all(link.is_available for link in server.workers.links.values()))
+            await until(lambda: all(link.is_available for link in server.parts.workers.links.values()))
             yield server, GenerationServiceStub(channel)
         finally:
             await server.stop()
@@ -78,7 +78,7 @@ def test_a_worker_that_is_drained_leaves_both_routers_finishes_and_comes_back_to
             (first, executor, stub), (second, _, _) = [await stack.enter_async_context(worker()) for _ in range(2)]
             addresses = [f"127.0.0.1:{server.port}" for server in (first, second)]
             routers = [await stack.enter_async_context(router(addresses)) for _ in range(2)]
-            links = [server.workers.links[addresses[0]] for server, _ in routers]
+            links = [server.parts.workers.links[addresses[0]] for server, _ in routers]
             executor.open.clear()
             running = [asyncio.create_task(ask(client, 20)) for _, client in routers for _ in range(4)]
             await until(lambda: all(link.num_open_requests for link in links))

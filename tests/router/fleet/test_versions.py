@@ -209,7 +209,7 @@ def test_what_only_a_version_that_is_away_has_room_for_waits_for_it():
 
     async def scenario(system):
         await large.service.set_serving(False)
-        link = system.router.workers.links[large.address]
+        link = system.router.parts.workers.links[large.address]
         await until(lambda: not link.is_available)
         error = await error_of(system.ask(of_tokens(100)))
         answer = await system.ask(of_tokens(10))
@@ -282,10 +282,10 @@ def test_workers_that_differ_in_context_alone_share_what_all_of_them_have_room_f
     small, large = (slow(max_model_len=length) for length in (512, 1024))
 
     async def scenario(system):
-        versions = system.router.workers.catalogue.models["toy"].versions
+        versions = system.router.parts.workers.catalogue.models["toy"].versions
         chosen = min(versions, key=lambda one: one.info.max_model_len)
         asked = spec(chosen.version, max_tokens=20)
-        return [link.address for link in system.router.workers.candidates("toy", asked.is_meant_for)]
+        return [link.address for link in system.router.parts.workers.candidates("toy", asked.is_meant_for)]
 
     assert sorted(run_system(scenario, small, large)) == sorted([small.address, large.address])
 
@@ -296,7 +296,7 @@ BUSY = WorkerLoad(num_running=50)
 
 async def begin_on(first, system, request):
     """Returns the running request."""
-    links = system.router.workers.links
+    links = system.router.parts.workers.links
     await until(lambda: all(link.load.num_sequences == 50 for a, link in links.items() if a != first.address))
     return asyncio.create_task(system.ask(request))
 

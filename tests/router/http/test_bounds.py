@@ -81,7 +81,7 @@ def test_one_host_does_not_get_all_connections():
             async with connection(system, host="127.0.0.2") as other:
                 await asyncio.get_running_loop().sock_sendall(other, b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
                 served = await asyncio.get_running_loop().sock_recv(other, 100)
-        await until(lambda: not system.router.api.admission.connections.num_taken)
+        await until(lambda: not system.router.parts.admission.connections.num_taken)
         return refused, served
 
     (status, message), served = run_front(scenario, FakeWorker(counts(2)), max_connections=5)
@@ -97,9 +97,9 @@ def test_a_stalled_reader_loses_its_connection():
             body = json.dumps({**BODY, "max_tokens": 60_000, "stream": True, "logprobs": 5}).encode()
             head = HEAD.replace(b"1000", str(len(body)).encode())
             await asyncio.get_running_loop().sock_sendall(stalled, head + body)
-            await until(lambda: system.router.metrics.finished)
+            await until(lambda: system.router.parts.metrics.finished)
         await system.quiet()
-        return dict(system.router.metrics.finished), len(worker.aborted)
+        return dict(system.router.parts.metrics.finished), len(worker.aborted)
 
     ends, num_aborted = run_front(scenario, worker, write_timeout=0.5, max_message_rate=1e9)
     assert (ends, num_aborted) == ({"cancelled": 1}, 1)
@@ -127,7 +127,7 @@ def test_bodies_are_held_within_a_budget():
     async def scenario(client, system):
         refused = await client.post("/v1/completions", json={**BODY, "prompt": "a" * 20_000})
         served = await client.post("/v1/completions", json=BODY)
-        await until(lambda: not system.router.api.admission.held_bytes.num_taken)
+        await until(lambda: not system.router.parts.admission.held_bytes.num_taken)
         return refused, served
 
     refused, served = run_front(scenario, FakeWorker(counts(2)), max_held_bytes=10_000)

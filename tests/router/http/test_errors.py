@@ -221,7 +221,7 @@ def test_an_error_in_the_midst_is_the_last_event():
 
 def test_a_fault_of_ours_tells_no_secrets(monkeypatch, caplog):
     async def scenario(client, system):
-        monkeypatch.setattr(system.router.api, "list_models", None)
+        monkeypatch.setattr(system.router.parts.api, "list_models", None)
         return await client.get("/v1/models")
 
     response = run_front(scenario, FakeWorker(says("b")))

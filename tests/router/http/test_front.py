@@ -65,7 +65,7 @@ def test_health_is_that_of_the_next_request():
     async def scenario(client, system):
         before = (await client.get("/health")).status_code
         await worker.kill()
-        await until(lambda: not system.router.workers.is_ready)
+        await until(lambda: not system.router.parts.workers.is_ready)
         return before, (await client.get("/health")).status_code
 
     assert run_front(scenario, worker) == (200, 503)
@@ -154,9 +154,9 @@ def test_a_silent_stream_is_kept_alive():
 
     async def scenario(client, system):
         app = build_app(
-            system.router.api,
+            system.router.parts.api,
             lambda: True,
-            AppConfig(BodyBounds(1000, system.router.api.admission.held_bytes, 5.0), keep_alive=0.05),
+            AppConfig(BodyBounds(1000, system.router.parts.admission.held_bytes, 5.0), keep_alive=0.05),
         )
         transport = httpx2.ASGITransport(app)
         async with httpx2.AsyncClient(transport=transport, base_url="http://front") as inside:
@@ -178,7 +178,7 @@ def test_a_client_that_goes_ends_its_request_at_the_worker(stream, caplog):
         with suppress(asyncio.CancelledError):
             await asking
         await system.quiet()
-        return dict(system.router.metrics.finished)
+        return dict(system.router.parts.metrics.finished)
 
     assert run_front(scenario, worker) == {"cancelled": 1}
     assert worker.aborted == [worker.received[0].id]
@@ -206,7 +206,7 @@ def test_requests_are_counted_with_those_of_grpc():
     async def scenario(client, system):
         await client.post("/v1/completions", json={"prompt": "a"})
         await client.post("/v1/completions", json={"prompt": "a", "top_p": 2})
-        return dict(system.router.metrics.finished)
+        return dict(system.router.parts.metrics.finished)
 
     assert run_front(scenario, FakeWorker(says("b"))) == {"eos": 1, "invalid_argument": 1}
 

@@ -119,7 +119,7 @@ def test_a_front_answers_or_says_what_is_wrong_and_stays_whole(batch):
             good = await client.post("/v1/completions", json={"prompt": "a"})
             assert good.json()["choices"][0]["text"] == "ok"
             await system.quiet()
-            admission = system.router.api.admission
+            admission = system.router.parts.admission
             await until(lambda: admission.connections.num_taken <= 1 and not admission.held_bytes.num_taken)
 
     run_front(scenario, FakeWorker(says("ok"), max_model_len=64), receive_timeout=0.3)

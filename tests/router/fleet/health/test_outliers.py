@@ -52,7 +52,7 @@ def test_it_comes_back_when_it_answers_well(monkeypatch):
     broken, other = FakeWorker(counts(5), refuse=BROKEN), FakeWorker(counts(5))
 
     async def scenario(system):
-        link = system.router.workers.links[broken.address]
+        link = system.router.parts.workers.links[broken.address]
         while link.breaker.is_closed:
             await asyncio.gather(system.ask(ask()), return_exceptions=True)
         broken.refuse = None
@@ -88,6 +88,6 @@ def test_bad_requests_and_full_workers_are_nobodys_fault():
         for refusal in [full, BAD_FIELD] * 10:
             worker.refuse = other.refuse = refusal
             await error_of(system.ask(ask()))
-        return [link.breaker.is_closed for link in system.router.workers.links.values()]
+        return [link.breaker.is_closed for link in system.router.parts.workers.links.values()]
 
     assert run_system(scenario, worker, other) == [True, True]
