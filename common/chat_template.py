@@ -1,12 +1,13 @@
 """A chat template of the operator's in place of those of a model's tokenizer files. Router and worker both take one."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
 from jinja2 import TemplateSyntaxError
 
+from common.jinja import compiled
 from fissile.errors import InvalidArgumentError
 
 TEMPLATE = "chat_template.jinja"
@@ -14,12 +15,11 @@ NAMED_TEMPLATES = "additional_chat_templates/"
 CONFIG = "tokenizer_config.json"
 
 
-def read_chat_template(path: Path, parse: Callable[[str], object]) -> str:
-    """The template in a file. `parse` raises TemplateSyntaxError for what is none. Raises InvalidArgumentError naming
-    the file and, of a fault of syntax, the line."""
+def read_chat_template(path: Path) -> str:
+    """The template in a file. Raises InvalidArgumentError naming the file and, of a fault of syntax, the line."""
     try:
         text = path.read_text(encoding="utf-8")
-        parse(text)
+        compiled(text)
     except TemplateSyntaxError as error:
         raise InvalidArgumentError(f"chat-template {path}, line {error.lineno}: {error.message}") from error
     except OSError as error:

@@ -8,7 +8,6 @@ COPY pyproject.toml setup.py README.md LICENSE ./
 COPY common common
 COPY fissile fissile
 COPY router router
-# Tokenizers are all the router needs of transformers: no deep-learning framework is installed with it.
 RUN pip install --no-cache-dir '.[http,tracing]'
 
 ENV FISSILE_ROUTER_HOST=0.0.0.0 \

@@ -8,8 +8,8 @@ from typing import Any
 
 from google.protobuf.json_format import MessageToDict
 from jinja2 import TemplateError
-from transformers.utils.chat_template_utils import render_jinja_template
 
+from common import jinja
 from fissile.errors import FailedPreconditionError, InvalidArgumentError
 from fissile.v1 import ChatMessage, ChatRequest, ChatRole, Tool, ToolCall, ToolChoiceMode
 from router.formats.registry import FORMATS, Beginning, Reading, detect
@@ -85,14 +85,7 @@ def _attempt(
 ) -> str:
     variables = {**template.variables, **arguments}
     variables.setdefault("add_generation_prompt", not request.continue_final_message)
-    rendered: Sequence[str] = render_jinja_template(
-        [messages],
-        tools=tools,
-        chat_template=source,
-        continue_final_message=request.continue_final_message,
-        **variables,
-    )[0]
-    return rendered[0]
+    return jinja.render(source, messages, tools, variables, continues=request.continue_final_message)
 
 
 def _fault(

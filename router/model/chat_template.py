@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import TemplateSyntaxError
-from transformers.utils.chat_template_utils import render_jinja_template
 
 from common.chat_template import CONFIG, NAMED_TEMPLATES, TEMPLATE, read_chat_template
+from common.jinja import compiled
 from fissile.errors import InternalError
 from router.model.vocabulary import decoder_types, is_byte_level
 
@@ -48,9 +48,7 @@ class ChatTemplate:
 
 def template_of_operator(path: Path | None) -> str | None:
     """The template in a file, if there is one. Raises InvalidArgumentError, naming the file and line at fault."""
-    return (
-        None if path is None else read_chat_template(path, lambda text: render_jinja_template([], chat_template=text))
-    )
+    return None if path is None else read_chat_template(path)
 
 
 def load_template(files: Mapping[str, bytes]) -> ChatTemplate | None:
@@ -104,7 +102,7 @@ def _text(name: str, content: bytes) -> str:
 def _is_template(name: str, source: str) -> bool:
     """Whether it is not empty and its syntax is right. It is not rendered: it may still refuse a conversation."""
     try:
-        render_jinja_template([], chat_template=source)
+        compiled(source)
     except TemplateSyntaxError as error:
         logger.error("the model's chat template %r is not used: line %d: %s", name, error.lineno, error.message)
         return False

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from transformers.utils.chat_template_utils import render_jinja_template
-
+from common.jinja import render
 from router.model.chat_template import SPECIAL_TOKENS, ChatTemplate
 
 logger = logging.getLogger(__name__)
@@ -76,10 +75,7 @@ def _rendered(source: str, content: Any, num_systems: int = 0, tools: Any = None
     """None: it refuses such a conversation."""
     messages = [{"role": "system", "content": content}] * num_systems + [{"role": "user", "content": content}]
     try:
-        texts = render_jinja_template(
-            [messages], tools=tools, chat_template=source, add_generation_prompt=True, **_TOKENS
-        )[0]
+        return render(source, messages, tools, {"add_generation_prompt": True, **_TOKENS})
     # A template is a program: whatever it raises means that it refuses.
     except Exception:
         return None
-    return str(texts[0])

@@ -3,14 +3,9 @@
 import json
 
 import pytest
-from transformers.utils.chat_template_utils import render_jinja_template
 
 from common.chat_template import read_chat_template, with_chat_template
 from fissile.errors import InvalidArgumentError
-
-
-def parse(text):
-    return render_jinja_template([], chat_template=text)
 
 
 @pytest.mark.parametrize(
@@ -28,14 +23,14 @@ def test_what_is_no_template_is_refused_by_file_and_line(tmp_path, content, said
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(InvalidArgumentError) as raised:
-        read_chat_template(path, parse)
+        read_chat_template(path)
     assert said in raised.value.message
 
 
 def test_what_transformers_adds_to_jinja_may_be_used(tmp_path):
     path = tmp_path / "template.jinja"
     path.write_text("{% generation %}{% for m in messages %}{% break %}{% endfor %}{% endgeneration %}")
-    assert read_chat_template(path, parse) == path.read_text()
+    assert read_chat_template(path) == path.read_text()
 
 
 def test_it_replaces_all_templates_of_a_model():

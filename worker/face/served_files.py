@@ -26,10 +26,7 @@ def files_reader(settings: WorkerSettings) -> Callable[[], ServedFiles]:
     """Reads the template at once: a bad one is refused before the model is loaded. Raises InvalidArgumentError."""
     if settings.chat_template is None:
         return lambda: read_served_files(settings)
-    # Costs a second, and most workers are told no template.
-    from transformers.utils.chat_template_utils import render_jinja_template
-
-    template = read_chat_template(settings.chat_template, lambda text: render_jinja_template([], chat_template=text))
+    template = read_chat_template(settings.chat_template)
     return lambda: read_served_files(settings, template)
 
 

@@ -115,12 +115,10 @@ class Blocks:
         return Blocks(self.numbers if bits == self.bits else self.in_bytes(), scales, minima, bits, self.bias)
 
     @classmethod
-    def of_numbers(
-        cls, numbers: Tensor, scales: Tensor, minima: Tensor, bits: int, *, is_exact: bool = False
-    ) -> "Blocks":
+    def of_numbers(cls, numbers: Tensor, scales: Tensor, minima: Tensor, bits: int) -> "Blocks":
         """`numbers`: uint8 [O, I]."""
         units = numbers.unflatten(1, (-1, UNIT))
-        return cls(units if bits == 8 else in_halves(units), scales, minima, bits, is_exact=is_exact)
+        return cls(units if bits == 8 else in_halves(units), scales, minima, bits)
 
     @classmethod
     def of(cls, weight: Tensor, bits: int) -> "Blocks":
