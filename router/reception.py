@@ -40,6 +40,7 @@ class Reception:
     async def take(self, decode: Decode, context: grpc.aio.ServicerContext) -> Any:
         """The request of a call. Raises DeadlineExceededError if it does not come."""
         self._connections.begun(context)
+        self._ration.call_came()
         client = self._client(context)
         gate = self._gates.get(client)
         if gate is None:

@@ -5,6 +5,9 @@ taken up are turns, too. A turn is as long as all that is ready in it: a step of
 once is 60 ms of writing, and a new call waits five times that. So what wakes tasks by the hundred wakes some of them in
 each turn. A call stands in line for that several times on its way, and clients take turns there: else whoever opens a
 thousand calls at once would be in front of all others each time.
+
+While gRPC takes up calls, messages get shorter turns: what a burst of one client costs the others is mostly the turns
+that pass until gRPC comes to the calls behind it.
 """
 
 import asyncio
@@ -15,6 +18,10 @@ from router.admission.fair_queue import FairQueue
 
 UNITS_PER_TURN = 4.0
 """About a millisecond. A unit is what a small message costs."""
+UNITS_BESIDE_CALLS = 1.0
+"""While calls are taken up and messages wait. Shorter turns for good would make a message a quarter dearer."""
+TURNS_OF_CALL = 8
+"""Between two calls that gRPC takes up one after the other: its five, and some that its thread may be late."""
 CALL = 4.0
 """What it costs to check a small request, make it ready and send it to a worker, with COMPLETIONS_PER_UNIT at most."""
 COMPLETIONS_PER_UNIT = 16
@@ -33,6 +40,11 @@ class Ration:
         self._line: FairQueue[Callback] = FairQueue()
         self._is_coming_back = False
         self._is_turn_of_urgent = False
+        self._num_turns_since_call = TURNS_OF_CALL
+
+    def call_came(self) -> None:
+        """gRPC has taken up a call, and may have more."""
+        self._num_turns_since_call = 0
 
     def wake(self, client: str, callback: Callback, cost: float = 1.0, *, is_urgent: bool = False) -> None:
         """Call it, now or in one of the next turns: it wakes a task to do what costs so much for the client. What is
@@ -62,7 +74,9 @@ class Ration:
 
     def _next_turn(self) -> None:
         self._is_coming_back = False
-        self._left = min(UNITS_PER_TURN, self._left + UNITS_PER_TURN)
+        self._num_turns_since_call += 1
+        units = UNITS_BESIDE_CALLS if self._line and self._num_turns_since_call < TURNS_OF_CALL else UNITS_PER_TURN
+        self._left = min(units, self._left + units)
         while self._left > 0 and (self._urgent or self._line):
             self._is_turn_of_urgent = not self._is_turn_of_urgent
             line = (self._urgent or self._line) if self._is_turn_of_urgent else (self._line or self._urgent)

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from router.admission.ration import UNITS_PER_TURN, Ration
+from router.admission.ration import TURNS_OF_CALL, UNITS_BESIDE_CALLS, UNITS_PER_TURN, Ration
 
 ROOM = int(UNITS_PER_TURN)
 
@@ -91,3 +91,25 @@ def test_a_client_with_little_goes_before_the_rest_of_one_with_much():
     first, second, *_ = run(scenario)
     assert first == [*range(ROOM)]
     assert "other" in second
+
+
+def test_messages_get_shorter_turns_while_calls_are_taken_up():
+    few = int(UNITS_BESIDE_CALLS)
+
+    def scenario(ration, do):
+        ration.call_came()
+        for number in range(4 * ROOM + TURNS_OF_CALL * few):
+            ration.wake("client", lambda number=number: do(number))
+
+    first, *rest = run(scenario)
+    assert first == [*range(ROOM)]
+    assert [len(turn) for turn in rest] == [few] * (TURNS_OF_CALL - 1) + [ROOM] * 3 + [few]
+
+
+def test_calls_without_messages_beside_them_have_whole_turns():
+    def scenario(ration, do):
+        ration.call_came()
+        for number in range(2 * ROOM):
+            ration.wake("client", lambda number=number: do(number), is_urgent=True)
+
+    assert [len(turn) for turn in run(scenario)] == [ROOM, ROOM]
