@@ -15,7 +15,7 @@ from worker.models.base import CausalLM
 from worker.models.state_head import StateHead
 from worker.parallel.group import Group
 from worker.runner.config import RunnerConfig
-from worker.runner.drafting.drafting import Drafting, DraftModel
+from worker.runner.drafting.drafting import Drafting, DraftingParts, DraftModel
 from worker.runner.drafting.from_states import StateDrafting
 from worker.runner.drafting.recurrent import RecurrentDrafting
 from worker.runner.entries import EntryMover
@@ -97,7 +97,7 @@ class Assembly:
         kind: type[Drafting] = RecurrentDrafting if draft.has_state else Drafting
         if isinstance(draft.model, StateHead):
             kind = StateDrafting
-        return kind(draft, preparer, slots, self.kernels, self.tp, self.max_model_len)
+        return kind(DraftingParts(draft, preparer, slots, self.kernels, self.tp, self.max_model_len))
 
     def _allocate(self, plan: PoolPlan) -> None:
         try:

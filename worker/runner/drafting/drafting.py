@@ -59,24 +59,28 @@ class DraftModel:
             builder.allocate(replace(plan, num_groups=2 * plan.num_groups + 1))
 
 
+@dataclass(frozen=True, slots=True)
+class DraftingParts:
+    """What a drafting is made of. The draft's caches are bound."""
+
+    draft: DraftModel
+    preparer: StepPreparer
+    slots: SlotState
+    kernels: Kernels
+    tp: Group
+    max_context_len: int
+
+
 class Drafting:
     """Of one rank. Drafts are drawn by their request's own rules, with the noise of the position that they are for: a
     model that is close to the one that is served then draws the same token (Daliri et al., arXiv 2408.07978)."""
 
-    def __init__(
-        self,
-        draft: DraftModel,
-        preparer: StepPreparer,
-        slots: SlotState,
-        kernels: Kernels,
-        tp: Group,
-        max_context_len: int,
-    ) -> None:
-        self.draft = draft
-        self._preparer, self._slots, self._tp = preparer, slots, tp
-        self._forward = ForwardPass(draft.model, draft.builders, preparer, max_context_len)
-        self._sampler = Sampler(kernels)
-        self._remember = kernels.choose(REMEMBER, None, torch.int64)
+    def __init__(self, parts: DraftingParts) -> None:
+        self.draft = parts.draft
+        self._preparer, self._slots, self._tp = parts.preparer, parts.slots, parts.tp
+        self._forward = ForwardPass(self.draft.model, self.draft.builders, parts.preparer, parts.max_context_len)
+        self._sampler = Sampler(parts.kernels)
+        self._remember = parts.kernels.choose(REMEMBER, None, torch.int64)
 
     def capture(self, device: GraphDevice, sizes: GraphSizes, choose_greedily: GreedyChoice | None) -> None:
         """See `ForwardPass.capture`."""

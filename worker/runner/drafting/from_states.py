@@ -3,13 +3,10 @@
 import torch
 from torch import Tensor
 
-from worker.kernels.select import Kernels
 from worker.models.state_head import StateHead
-from worker.parallel.group import Group
-from worker.runner.drafting.drafting import Drafting, DraftModel
+from worker.runner.drafting.drafting import Drafting, DraftingParts
 from worker.runner.graphs import GraphDevice, GraphSizes, GreedyChoice, Outputs
-from worker.runner.prepare import StepInputs, StepPreparer
-from worker.runner.slots import SlotState
+from worker.runner.prepare import StepInputs
 
 
 class StateDrafting(Drafting):
@@ -20,21 +17,14 @@ class StateDrafting(Drafting):
     of those tokens is wrong then, and drafts are a little worse.
     """
 
-    def __init__(
-        self,
-        draft: DraftModel,
-        preparer: StepPreparer,
-        slots: SlotState,
-        kernels: Kernels,
-        tp: Group,
-        max_context_len: int,
-    ) -> None:
-        super().__init__(draft, preparer, slots, kernels, tp, max_context_len)
-        assert isinstance(draft.model, StateHead)
-        self._head, self._previous = draft.model, draft.model.previous
+    def __init__(self, parts: DraftingParts) -> None:
+        super().__init__(parts)
+        head = self.draft.model
+        assert isinstance(head, StateHead)
+        self._head, self._previous = head, head.previous
         depth, _, size = self._previous.shape
-        self._back = torch.arange(depth, device=kernels.device)
-        self._last = self._previous.new_zeros(slots.spare_slot + 1, depth, size)
+        self._back = torch.arange(depth, device=parts.kernels.device)
+        self._last = self._previous.new_zeros(parts.slots.spare_slot + 1, depth, size)
         """Of each slot: the states behind the last tokens that the model took in, the last one first; zeros where there
         are no tokens."""
         self._trail, self._places = self._previous[0, :0], self._back

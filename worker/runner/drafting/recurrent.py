@@ -12,29 +12,17 @@ import torch
 from worker.core.batch import ScheduledBatch
 from worker.core.cache.pools import PoolKind
 from worker.kernels.move import MOVE_ENTRIES
-from worker.kernels.select import Kernels
 from worker.kernels.step import Round
 from worker.kernels.transfer import to_device
-from worker.parallel.group import Group
-from worker.runner.drafting.drafting import Drafting, DraftModel
-from worker.runner.prepare import StepPreparer
-from worker.runner.slots import SlotState
+from worker.runner.drafting.drafting import Drafting, DraftingParts
 
 
 class RecurrentDrafting(Drafting):
-    """See `Drafting`. The draft's caches are bound."""
+    """See `Drafting`."""
 
-    def __init__(
-        self,
-        draft: DraftModel,
-        preparer: StepPreparer,
-        slots: SlotState,
-        kernels: Kernels,
-        tp: Group,
-        max_context_len: int,
-    ) -> None:
-        super().__init__(draft, preparer, slots, kernels, tp, max_context_len)
-        entries = [entry for builder in draft.builders for entry in builder.entry_tensors()]
+    def __init__(self, parts: DraftingParts) -> None:
+        super().__init__(parts)
+        entries = [entry for builder in self.draft.builders for entry in builder.entry_tensors()]
         self._states = [
             entry.tensor.unflatten(0, (-1, entry.entries_per_request))
             for entry in entries
@@ -42,7 +30,7 @@ class RecurrentDrafting(Drafting):
         ]
         """By group: first the groups, the spare one included, then a copy for each."""
         self._copies_at = len(self._states[0]) // 2
-        self._kernel = kernels.choose(MOVE_ENTRIES, None, torch.int64)
+        self._kernel = parts.kernels.choose(MOVE_ENTRIES, None, torch.int64)
 
     def propose(self, batch: ScheduledBatch, together: Round | None) -> None:
         if batch.is_dummy or not batch.num_draft_tokens:
