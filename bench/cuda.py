@@ -1,6 +1,6 @@
-"""The torch backend on an NVIDIA GPU: the same tokens as on the CPU, asynchronous steps, swap through pinned memory.
+"""Whether an NVIDIA GPU is right: the same tokens as on the CPU, asynchronous steps, swap through pinned memory.
 
-Not a speed record: kernels and graphs come later. SmolLM2 in float32, greedy.
+SmolLM2 in float32, greedy, so its speed says little: `bench.gpu` measures that.
 """
 
 import os

@@ -15,7 +15,8 @@ from router.fleet.policies.catalogue import goes_by_prefix, make_policy
 from router.fleet.prefixes.following import PrefixFollower
 from router.fleet.prefixes.prefixes import Prefixes
 from router.fleet.workers import WorkerSet
-from router.metrics import Gauges, RouterMetrics, WorkerGauge
+from router.gauges import Gauges, WorkerGauge
+from router.metrics import RouterMetrics
 from router.model.chat_template import template_of_operator
 from router.model.tokenizer import TokenizerStore
 from router.open_requests import OpenRequests

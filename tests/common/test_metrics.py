@@ -19,8 +19,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from common import metrics as served
 from common.metrics import LENGTH_BUCKETS, TTFT_BUCKETS, Histogram, new_registry
 from fissile.errors import InvalidArgumentError
+from router.gauges import Gauges, WorkerGauge
 from router.latency import LatencyWindows, Stopwatch
-from router.metrics import Gauges, RequestTotals, RouterMetrics, WorkerGauge
+from router.metrics import RequestTotals, RouterMetrics
 from tests.worker.fake_executor import FakeExecutor
 from worker.config import WorkerSettings
 from worker.core.batch import ScheduledBatch
