@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from common.ports import write_port_file
-from common.server import stop_event_on_signals
+from common.signals import stop_event_on_signals
 from tests.fakes import tokenizer as toys
 from tests.worker.fake_executor import FakeExecutor
 from worker.config import WorkerSettings

@@ -12,7 +12,7 @@ from pathlib import Path
 import tokenizers
 
 from common.ports import write_port_file
-from common.server import stop_event_on_signals
+from common.signals import stop_event_on_signals
 from tests.fakes.asked import Asked
 from tests.fakes.worker import FakeWorker
 from worker.loader.source import resolve_model

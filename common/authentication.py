@@ -9,9 +9,9 @@ from typing import Any, Generic, NoReturn, TypeVar
 
 import grpc
 
+from common.calls import Handler, abort
 from common.entrance import OPEN_SERVICES, service_of
 from common.faults import shown
-from common.server import Handler, abort
 from fissile.errors import UnauthenticatedError
 
 logger = logging.getLogger(__name__)

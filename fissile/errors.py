@@ -1,6 +1,6 @@
 """Errors of both services, and their one mapping to and from gRPC status (google.rpc.Status with details).
 
-Raise these anywhere; the interceptor of `common.server` turns them into a status. Any other exception is a fault of
+Raise these anywhere; the interceptor of `common.calls` turns them into a status. Any other exception is a fault of
 ours: INTERNAL, logged with its traceback, without its text leaking to the client.
 """
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import grpc
 
+from common.calls import Decode, receive
 from common.hosts import host_of_peer, name_of_host
-from common.server import Decode, receive
 from fissile.errors import DeadlineExceededError, UnauthenticatedError
 from router.admission.full_connections import FullConnections
 from router.admission.gate import Gate

@@ -13,7 +13,8 @@ from common.garbage import freeze_loaded
 from common.loop_lag import LoopLag
 from common.metrics import serve_metrics
 from common.ports import write_port_file
-from common.server import ServiceServer, stop_event_on_signals
+from common.server import ServiceServer
+from common.signals import stop_event_on_signals
 from fissile.errors import UnavailableError
 from fissile.v1 import add_GenerationServiceServicer_to_server
 from router.admission.full_connections import FullConnections

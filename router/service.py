@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from google.protobuf.message import Message
 
-from common.server import abort
+from common.calls import abort
 from common.tracing import TRACEPARENT, valid_traceparent
 from fissile.v1 import (
     ChatRequest,

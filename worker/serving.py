@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 
-from common.server import stop_event_on_signals
+from common.signals import stop_event_on_signals
 from worker.config import WorkerSettings
 from worker.engine.garbage import leave_to_engine
 from worker.executor.executor import Executor

@@ -10,8 +10,9 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from common.calls import abort
 from common.ports import write_port_file
-from common.server import ServiceServer, abort
+from common.server import ServiceServer
 from fissile.channel import aio_channel
 from fissile.errors import InvalidArgumentError, UnavailableError
 from fissile.v1 import (

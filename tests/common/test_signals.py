@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from common.server import stop_event_on_signals
+from common.signals import stop_event_on_signals
 async def main():
     stop = stop_event_on_signals()
     print("ready", flush=True)
@@ -38,7 +38,7 @@ SIGNALS = """
 import asyncio
 import os
 import signal
-from common.server import stop_event_on_signals
+from common.signals import stop_event_on_signals
 async def main():
     stop = stop_event_on_signals()
     stop.set()
