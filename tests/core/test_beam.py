@@ -116,7 +116,7 @@ def test_abort_in_every_state_releases_all_beams(depth: int, num_steps: int) -> 
     assert engine.scheduler.abort(1)
     engine.run()
     assert (engine.ended[1].finish_reason, engine.tokens[1]) == (FinishReason.ABORTED, [])
-    assert len(engine.scheduler._state.free_slots) == 8
+    assert len(engine.scheduler._state.holdings.free_slots) == 8
     engine.assert_drained()
 
 

@@ -110,7 +110,8 @@ def test_drained_scheduler_has_empty_queues() -> None:
     engine.run()
     state = engine.scheduler._state
     queues = (state.sequences, state.groups._parked, state.swapped, state.prefilling, state.decoding)
-    assert not any(queues) and not state.beams and not state.beam_groups and not state.outputs and not state.swap_out
+    assert not any(queues) and not state.beams and not state.beam_groups and not state.outputs
+    assert not state.holdings.swap_out
     assert len(state.waiting) == len(state.deadlines) == 0
     engine.assert_drained()
 

@@ -25,7 +25,7 @@ def assert_forgotten(engine: Engine) -> None:
     engine.assert_drained()
     state = engine.scheduler._state
     assert not (state.sequences or state.groups.num_parked)
-    assert sorted(state.free_slots) == list(range(engine.config.max_num_seqs))
+    assert sorted(state.holdings.free_slots) == list(range(engine.config.max_num_seqs))
 
 
 @BOTH_DEPTHS

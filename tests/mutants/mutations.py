@@ -34,7 +34,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a pending swap-out outlives the abort of its sequence",
-        "scheduling/state.py",
+        "scheduling/holdings.py",
         "self.swap_out = [pair for pair in self.swap_out if pair[1] not in unwanted]",
         "del unwanted",
     ),
@@ -69,7 +69,7 @@ MUTATIONS = [
     # Blocks in flight, copy-on-write.
     Mutation(
         "blocks of a step in flight are free at once",
-        "scheduling/state.py",
+        "scheduling/holdings.py",
         "if seq.last_step > self.retired_step:",
         "if seq.last_step < 0:",
     ),

@@ -101,12 +101,13 @@ class Scheduler:
         if len(state.in_flight) > self._config.async_depth:
             raise RuntimeError(f"{len(state.in_flight)} steps are in flight already")
         self._expire()
-        states, state.states_to_copy = state.states_to_copy, {}
+        holdings = state.holdings
+        states, holdings.states_to_copy = holdings.states_to_copy, {}
         builder = self._planner.plan()
         if not builder.rows:
-            state.states_to_copy = states
+            holdings.states_to_copy = states
             return None
-        swap_out, state.swap_out = state.swap_out, []
+        swap_out, holdings.swap_out = holdings.swap_out, []
         copies = [(group, checkpoint) for checkpoint, group in states.items()]
         batch = builder.build(self._blocks.pool.take_blocks_to_zero(), swap_out, copies)
         # Only now, so that no copy of this step reads what another one has overwritten.

@@ -49,7 +49,7 @@ class Admission:
     def admit(self, seq: Sequence, builder: BatchBuilder) -> Entrance:
         """Binds blocks to a waiting sequence, for what it will run in this step at least, or has it step aside."""
         state = self._state
-        if len(state.free_slots) < state.num_slots_needed(seq):
+        if len(state.holdings.free_slots) < state.num_slots_needed(seq):
             return Entrance.WAITS
         if seq.parent_id is not None and self._try_fork(seq, builder):
             return Entrance.ADMITTED
@@ -73,7 +73,9 @@ class Admission:
     def try_swap_in(self, seq: Sequence, builder: BatchBuilder) -> bool:
         """Binds blocks to a swapped sequence and has its content brought back; False changes nothing."""
         num_blocks = self._blocks.num_blocks_for(seq.num_tokens)
-        if not self._state.free_slots or not self._blocks.can_allocate([], num_blocks, self._num_spare_blocks(seq)):
+        if not self._state.holdings.free_slots or not self._blocks.can_allocate(
+            [], num_blocks, self._num_spare_blocks(seq)
+        ):
             return False
         host_blocks = list(seq.host_block_table)
         builder.swap_in += self._blocks.swap_in(seq, num_blocks)

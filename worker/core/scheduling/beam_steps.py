@@ -92,7 +92,7 @@ class BeamSteps:
             member.publish_at = parent.publish_at
             member.move_to(SequenceStatus.RUNNING)
         for source, group in self._blocks.hand_on_groups(parents, running):
-            self._state.states_to_copy[group] = source
+            self._state.holdings.states_to_copy[group] = source
 
     def _finish(self, group: BeamGroup) -> None:
         root, best = group.root, group.search.hypotheses[0]

@@ -23,7 +23,7 @@ class Committer:
     def commit(self, step: InFlightStep, output: BatchOutput) -> None:
         """Takes in what `step` brought. After it the state is whole."""
         state = self._state
-        state.retire(step.batch.step)
+        state.holdings.retire(step.batch.step)
         state.counters.generated_tokens += self._commit_rows(step, output)
         for row in step.batch.beam_rows:
             # A search that ended meanwhile has dropped its beams.

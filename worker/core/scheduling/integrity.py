@@ -18,7 +18,7 @@ def integrity_slices(state: SchedulerState) -> Iterator[None]:
         _count(held, seq.block_table)
         _count(host_held, seq.host_block_table)
         num_groups += seq.group_id >= 0
-    for free in state.deferred:
+    for free in state.holdings.deferred:
         _count(held, free.block_table)
         num_groups += free.group_id >= 0
     _check_slots(state)
@@ -51,7 +51,7 @@ def _placed(state: SchedulerState) -> Iterator[Sequence]:
 
 
 def _check_slots(state: SchedulerState) -> None:
-    slots = [seq.slot for seq in state.running() if seq.beam_group is None] + state.free_slots
+    slots = [seq.slot for seq in state.running() if seq.beam_group is None] + state.holdings.free_slots
     slots += [slot for group in state.beam_groups.values() for slot in group.slots]
     if sorted(slots) != list(range(state.config.max_num_seqs)):
         raise RuntimeError("slots: one is lost or belongs to two")

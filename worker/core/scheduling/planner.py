@@ -148,7 +148,7 @@ class StepPlanner:
             del seq.checkpoints_at[0]
             checkpoint = self._state.blocks.add_checkpoint(seq)
             if checkpoint is not None:
-                self._state.states_to_copy[checkpoint] = seq.group_id
+                self._state.holdings.states_to_copy[checkpoint] = seq.group_id
         self._state.place(seq)
 
     def _is_delay_over(self) -> bool:

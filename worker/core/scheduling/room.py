@@ -44,7 +44,7 @@ class Room:
         state = self._state
         while not self._blocks.pool.can_take(num_needed):
             builder.is_blocked = True
-            if self._blocks.pool.num_free + state.num_deferred_blocks >= num_needed:
+            if self._blocks.pool.num_free + state.holdings.num_deferred_blocks >= num_needed:
                 return False  # enough comes free with the steps in flight
             running = list(state.running())
             victim = choose_victim(running, state.config.preemption_policy, builder.step)

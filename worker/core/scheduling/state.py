@@ -1,4 +1,4 @@
-"""Where every sequence is, and what it holds: the queues, the slots, the endings."""
+"""Where every sequence is: the queues, the ways between them, the endings."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -8,6 +8,7 @@ from worker.core.cache.block_manager import BlockManager
 from worker.core.config import SchedulerConfig
 from worker.core.outputs import Hypothesis, SequenceOutput
 from worker.core.scheduling.groups import Groups
+from worker.core.scheduling.holdings import Holdings
 from worker.core.scheduling.lazy_heap import LazyHeap
 from worker.core.scheduling.leaders import Leaders
 from worker.core.sequence import BeamGroup, Sequence, SequenceStatus
@@ -21,15 +22,6 @@ class InFlightStep:
     batch: ScheduledBatch
     rows: list[Sequence]
     has_prefill: bool
-
-
-@dataclass(slots=True)
-class DeferredFree:
-    """What nobody holds any more but a step in flight."""
-
-    last_step: int
-    block_table: list[int]
-    group_id: int
 
 
 @dataclass(slots=True)
@@ -77,22 +69,15 @@ class SchedulerState:
         self.beam_groups: dict[int, BeamGroup] = {}
         """Root → its search."""
         self.deadlines: LazyHeap[float] = LazyHeap()
-        self.free_slots = list(range(config.max_num_seqs - 1, -1, -1))
+        self.holdings = Holdings(config.max_num_seqs, blocks)
         self.in_flight: list[InFlightStep] = []
         self.next_step = 0
-        self.retired_step = -1
         self.outputs: list[SequenceOutput] = []
         self.has_urgent_outputs = False
         """Some of them are first tokens, endings, or large: whoever waits for these waits for nothing else."""
         num_drafts = config.num_speculative_tokens
         self.counters = Counters(accepted_counts=[0] * (num_drafts + 1) if num_drafts else [])
         self.last_prefill_seconds = 0.0
-        self.swap_out: list[tuple[int, int]] = []
-        """(device, host) copies that the next step starts with."""
-        self.states_to_copy: dict[int, int] = {}
-        """Checkpoint, or group of a forked beam → group that the last planned step leaves it in: the next one starts
-        with these copies, in this order."""
-        self.deferred: list[DeferredFree] = []
 
     def running(self) -> Iterable[Sequence]:
         """All running sequences that hold blocks."""
@@ -120,11 +105,6 @@ class SchedulerState:
         """In the queue, or aside until another sequence has computed what they share."""
         return len(self.waiting) + self.groups.num_parked + self.leaders.num_followers
 
-    @property
-    def num_deferred_blocks(self) -> int:
-        """Blocks that come free when steps in flight are retired (an upper bound: some may be shared)."""
-        return sum(len(free.block_table) for free in self.deferred)
-
     def enqueue(self, seq: Sequence) -> None:
         """Puts a WAITING sequence in its place in the queue."""
         self.waiting.push(seq.order, seq)
@@ -134,13 +114,7 @@ class SchedulerState:
         self._leave(seq)
         seq.move_to(SequenceStatus.RUNNING)
         self.seniority.push(seq.order, seq)
-        group = seq.beam_group
-        if group is None:
-            seq.slot = self.free_slots.pop()
-        else:
-            if not group.slots:
-                group.slots = [self.free_slots.pop() for _ in range(group.search.params.width)]
-            seq.slot = group.slots[seq.order[2]]
+        self.holdings.take_slot(seq)
         if seq.time_scheduled is None:
             seq.time_scheduled = self.clock()
             seq.num_cached_tokens = min(seq.num_computed_tokens, seq.num_prompt_tokens)
@@ -172,9 +146,9 @@ class SchedulerState:
             and self.blocks.can_swap_out(seq)
         )
         if swaps:
-            self.swap_out += self.blocks.swap_out(seq)
+            self.holdings.swap(seq)
             self.counters.swaps += 1
-        self._free(seq)
+        self.holdings.free(seq)
         if swaps:
             seq.move_to(SequenceStatus.SWAPPED)
             self.swapped.push(seq.order, seq)
@@ -188,8 +162,7 @@ class SchedulerState:
     def release_idle_slots(self, group: BeamGroup) -> None:
         """A search that waits as a whole holds no slots: whoever stands before it in the queue may need them."""
         if not any(member.status is SequenceStatus.RUNNING for member in group.members):
-            self.free_slots += reversed(group.slots)
-            group.slots = []
+            self.holdings.free_slots_of(group)
 
     def end(
         self,
@@ -206,9 +179,9 @@ class SchedulerState:
         if seq.beam_group is not None:
             self._end_beams(seq.beam_group)
         self._leave(seq)
-        self._free(seq)
+        self.holdings.free(seq)
         if seq.host_block_table:
-            self._free_host_blocks(seq)
+            self.holdings.free_host_blocks(seq)
         seq.move_to(SequenceStatus.ABORTED if reason in ABORT_REASONS else SequenceStatus.FINISHED)
         del self.sequences[seq.id]
         self.deadlines.discard(seq.id)
@@ -233,14 +206,14 @@ class SchedulerState:
     def adopt_beam(self, member: Sequence) -> None:
         """Files a beam that was forked from a running one and runs from the start, in its slot of the search."""
         assert member.beam_group is not None
-        member.slot = member.beam_group.slots[member.order[2]]
+        self.holdings.take_slot(member)
         self.seniority.push(member.order, member)
         self.place(member)
 
     def drop_beam(self, member: Sequence) -> None:
         """Releases what a beam of a past round holds. The root lives on as the search's public face."""
         self._leave(member)
-        self._free(member)
+        self.holdings.free(member)
         if member.id not in self.sequences:
             member.move_to(SequenceStatus.FINISHED)
 
@@ -248,41 +221,13 @@ class SchedulerState:
         for member in group.members:
             if member is not group.root:
                 self.drop_beam(member)
-        self.free_slots += reversed(group.slots)
-        group.slots = []
+        self.holdings.free_slots_of(group)
         del self.beam_groups[group.root.id]
 
     def requeue(self, sequences: list[Sequence]) -> None:
         """Lets sequences that waited for another one into the queue, at their places."""
         for seq in sequences:
             self.enqueue(seq)
-
-    def retire(self, step: int) -> None:
-        """`step` is over on the device: what waited for it is free."""
-        self.retired_step = step
-        if self.deferred:
-            due = [free for free in self.deferred if free.last_step <= step]
-            self.deferred = [free for free in self.deferred if free.last_step > step]
-            for free in due:
-                self.blocks.give_back(free.block_table, free.group_id)
-
-    def _free(self, seq: Sequence) -> None:
-        """Releases slot, blocks and group; those that a step in flight may touch, when that step is retired."""
-        if seq.slot >= 0 and seq.beam_group is None:
-            self.free_slots.append(seq.slot)
-        seq.slot = -1
-        block_table, group_id = self.blocks.unbind(seq)
-        if seq.last_step > self.retired_step:
-            self.deferred.append(DeferredFree(seq.last_step, block_table, group_id))
-        else:
-            self.blocks.give_back(block_table, group_id)
-
-    def _free_host_blocks(self, seq: Sequence) -> None:
-        # A copy out that no step has taken up yet must not meet the next owner of its host block.
-        unwanted = set(seq.host_block_table)
-        self.swap_out = [pair for pair in self.swap_out if pair[1] not in unwanted]
-        self.blocks.host_pool.give(reversed(seq.host_block_table))
-        seq.host_block_table = []
 
     def _leave(self, seq: Sequence) -> None:
         """Takes `seq` out of the queue it is in."""
