@@ -1,42 +1,14 @@
 """`python -m worker`."""
 
-import asyncio
-import sys
-
-from common.config import EXIT_USAGE, parse_settings, warn_of_unknown_variables
-from common.event_loop import EventLoop
-from common.logging import setup_logging
-from fissile.errors import FissileError
-from worker.config import WorkerSettings
-from worker.core.errors import ConfigError
-from worker.errors import WorkerFailedError
-from worker.executor.errors import ExecutorError
-from worker.executor.local import LocalRanks
-from worker.loader.errors import ModelError
-from worker.start_checks import check_start
-
-EXIT_FAILURE = 1
+from worker.executor.rank_process import RankProcess
 
 
 def main() -> None:
-    settings = parse_settings(WorkerSettings, sys.argv[1:], "worker")
-    setup_logging(settings.log_level, settings.log_format)
-    warn_of_unknown_variables(WorkerSettings)
-    try:
-        check_start(settings)
-        with LocalRanks(settings.runner_config(), settings.remote(), settings.peers()) as local:
-            _serve(settings, local)
-    except (ConfigError, ExecutorError, FissileError, ModelError, OSError, WorkerFailedError) as error:
-        print(f"worker: {str(error).splitlines()[0]}", file=sys.stderr)
-        raise SystemExit(EXIT_USAGE if isinstance(error, ConfigError) else EXIT_FAILURE) from error
+    # Before all else is imported: a rank's imports take longer than all of the worker's own start.
+    with RankProcess() as first:
+        from worker.start import start
 
-
-def _serve(settings: WorkerSettings, local: LocalRanks) -> None:
-    # Only now: the ranks' processes import meanwhile, which takes longer.
-    from worker.serving import serve
-
-    with asyncio.Runner(loop_factory=EventLoop) as runner:
-        runner.run(serve(settings, local))
+        start(first)
 
 
 if __name__ == "__main__":

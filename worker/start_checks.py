@@ -1,5 +1,5 @@
-"""What keeps a worker from starting and can be known before its ranks run, which takes each of them seconds of a core:
-files of the model, how ranks share it, and what the host has for them. No torch."""
+"""What keeps a worker from starting and can be known before its ranks are told anything, and most of them run, which
+takes each seconds of a core: files of the model, how ranks share it, and what the host has for them. No torch."""
 
 import logging
 

@@ -21,6 +21,7 @@ from tests.runner.executors import WAIT, alive, driver_of, rank_pid, tiny_config
 from worker.executor.errors import ExecutorDiedError, ExecutorStartError, ExecutorTimeoutError
 from worker.executor.executor import Executor
 from worker.executor.local import LocalRanks
+from worker.executor.rank_process import RankProcess
 from worker.executor.remote import RemoteRanks
 from worker.processes.messages import receive, send
 from worker.processes.tcp import TcpConnection, connect
@@ -249,6 +250,22 @@ def test_ranks_may_run_before_their_executor_starts(tiny: tuple[Path, LlamaForCa
         executor.start(WAIT)
         assert [rank_pid(executor, rank) for rank in range(2)] == pids
         executor.shutdown()
+
+
+def test_rank_0_may_run_before_anything_else_is_known(tiny: tuple[Path, LlamaForCausalLM]) -> None:
+    config = tiny_config(tiny[0])
+    with RankProcess() as first, LocalRanks(config, first=first) as local:
+        executor = Executor(config, local=local)
+        executor.start(WAIT)
+        assert rank_pid(executor, 0) == first.popen.pid
+        executor.shutdown()
+
+
+def test_a_process_that_cannot_hold_the_store_is_ended() -> None:
+    with RankProcess() as first:
+        local = LocalRanks(tiny_config("/no/such/model", tensor_parallel_size=2), first=first)
+        assert first.popen.wait(WAIT) == -signal.SIGKILL
+        local.store.close()
 
 
 def test_ranks_that_no_executor_starts_are_gone_at_the_end() -> None:

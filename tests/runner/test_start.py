@@ -20,7 +20,8 @@ SCRIPT = "import sys, {}; print(*[name for name in sys.modules if '.' not in nam
 @pytest.mark.parametrize(
     ("module", "unwanted"),
     [
-        ("worker.__main__", {"torch", "numpy", "jinja2", "prometheus_client"}),
+        ("worker.__main__", {"asyncio", "pydantic", "grpc", "numpy"}),
+        ("worker.start", {"torch", "numpy", "jinja2", "prometheus_client"}),
         ("worker.runner.process", {"torch", "numpy", "grpc", "pydantic"}),
         ("worker.server", {"torch", "numpy", "gguf", "transformers", "opentelemetry"}),
         ("worker.runner.rank", {"grpc", "pydantic", "tokenizers", "transformers", "triton", "aiter"}),

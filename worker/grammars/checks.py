@@ -105,7 +105,7 @@ class _Process:
         with request_end, reply_end:
             # What the library writes when it fails is about the client's text.
             fds = (request_end.fileno(), reply_end.fileno())
-            self._process = spawn("worker.grammars.check_process", fds, subprocess.DEVNULL)
+            self._process = spawn("worker.grammars.check_process", fds, subprocess.DEVNULL, fds)
         self.has_ended = False
         self._send(setup)
 

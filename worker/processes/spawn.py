@@ -8,13 +8,12 @@ from pathlib import Path
 
 
 def spawn(
-    module: str, fds: tuple[int, ...], stderr: int | None = None, inherited: tuple[int, ...] = ()
+    module: str, arguments: tuple[int, ...], stderr: int | None, inherited: tuple[int, ...]
 ) -> "subprocess.Popen[str]":
-    """`python -m module`, with the numbers of `fds`, which it inherits, as arguments. `stderr`: as for Popen.
-    `inherited` are passed on, too, but not told."""
+    """`python -m module` with these arguments and these file descriptors. `stderr`: as for Popen."""
     return subprocess.Popen(
-        [sys.executable, "-P", "-m", module, *map(str, fds)],
-        pass_fds=fds + inherited, stdin=subprocess.DEVNULL, stderr=stderr, text=True, errors="replace",
+        [sys.executable, "-P", "-m", module, *map(str, arguments)],
+        pass_fds=inherited, stdin=subprocess.DEVNULL, stderr=stderr, text=True, errors="replace",
         env=_environment(),
     )  # fmt: skip
 

@@ -19,8 +19,8 @@ class Place:
     """Where the ranks of this executor meet, unless its `Setup` says otherwise."""
     store_fd: int | None = None
     """Of the rank that holds the store of all others: a socket that listens there."""
-    parent_pid: int | None = None
-    """The process ends with this one; None: with its connection."""
+    is_local: bool = False
+    """A process of the executor's host, which ends with the executor's."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,5 @@
-"""The process of a rank: `python -m worker.runner.process <request fd> <reply fd>`, by the executor on the same host.
+"""The process of a rank: `python -m worker.runner.process <request fd> <reply fd> <parent pid>`, by the executor on the
+same host.
 
 It is bound to the executor's process before it imports what takes seconds, and imports that before it is told what to
 run: the executor may not know yet.
@@ -21,11 +22,10 @@ def main() -> None:
     replies = Connection(int(sys.argv[2]), readable=False)
     # Ctrl-C reaches the whole process group; the worker decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    place: Place = receive(requests)
-    if place.parent_pid is not None:
-        die_with_parent(place.parent_pid)
+    die_with_parent(int(sys.argv[3]))
     with imports_that_stay():
         from worker.runner.rank import serve_rank
+    place: Place = receive(requests)
     setup: Setup = receive(requests)
     setup_logging(setup.log_level, setup.log_format)  # type: ignore[arg-type]
     if setup.log_level != "debug":

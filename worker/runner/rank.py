@@ -79,7 +79,7 @@ def serve_rank(requests: Receiver, replies_to: Sender, setup: Setup, place: Plac
         runner, meeting = _start(setup, place, replies)
     except USER_ERRORS as error:
         logger.debug("start-up failed", exc_info=True)
-        if place.parent_pid is None:
+        if not place.is_local:
             logger.error("%s", error)  # the worker says so, too, but on another host
         replies.send(Failed(str(error), expected=True))
         sys.exit(EXIT_FAILED)
