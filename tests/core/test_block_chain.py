@@ -56,6 +56,15 @@ def test_hashes_are_those_that_the_router_computes() -> None:
     assert make_chain(20, b"x").hash_up_to(5) == hash_chain(TOKENS, 4, b"x")
 
 
+def test_hashes_are_the_same_however_the_chain_grows() -> None:
+    tokens = list(range(100))
+    chain = BlockChain(16, b"s", xxhash.xxh64_intdigest)
+    for end in (3, 16, 31, 50, 100):
+        chain.extend(tokens[:end])
+    assert chain.hash_up_to(6) == hash_chain(tokens, 16, b"s")
+    assert [chain.parent_hash(number) for number in (0, 3)] == [ROOT_HASH, hash_chain(tokens, 16, b"s")[2]]
+
+
 def test_parent_of_the_first_block_is_the_root() -> None:
     chain = make_chain(8)
     assert [chain.parent_hash(0), chain.parent_hash(1)] == [ROOT_HASH, hash_chain(TOKENS, 4)[0]]

@@ -6,7 +6,17 @@ from array import array
 import pytest
 import xxhash
 
-from common.block_hash import HASH_SCHEME, ROOT_HASH, encode_extra, encode_salt, hash_block, hash_chain, pack_tokens
+from common.block_hash import (
+    HASH_SCHEME,
+    ROOT_HASH,
+    decode_salt,
+    encode_extra,
+    encode_salt,
+    hash_block,
+    hash_chain,
+    pack_tokens,
+    unpack_tokens,
+)
 
 
 def test_scheme_has_a_name_and_a_root() -> None:
@@ -22,6 +32,13 @@ def test_tokens_are_int64_little_endian() -> None:
 @pytest.mark.parametrize("tokens", [[], [7], [1, 258, 2**31 - 1, 0]])
 def test_array_of_tokens_is_packed_as_a_list_is(tokens: list[int]) -> None:
     assert pack_tokens(array("i", tokens)) == pack_tokens(tokens) == struct.pack(f"<{len(tokens)}q", *tokens)
+
+
+def test_content_can_be_read_back() -> None:
+    content = pack_tokens([3, 1, 2]) + encode_salt(b"tenant")
+    assert unpack_tokens(content, 3) == (3, 1, 2)
+    assert decode_salt(content, 3) == b"tenant"
+    assert decode_salt(pack_tokens([3, 1, 2]), 3) == b""
 
 
 def test_parent_is_eight_bytes_little_endian() -> None:
@@ -47,6 +64,10 @@ def test_empty_salt_is_no_salt() -> None:
 @pytest.mark.parametrize("other", [encode_extra("lora", b"x"), encode_extra("sal", b"tx"), encode_extra("salt", b"xx")])
 def test_no_other_extra_equals_a_salt(other: bytes) -> None:
     assert other != encode_salt(b"x")
+
+
+def test_extras_differ_by_where_the_name_ends() -> None:
+    assert encode_extra("a", b"bc") != encode_extra("ab", b"c")
 
 
 @pytest.mark.parametrize(
@@ -75,9 +96,11 @@ def test_large_token_ids_and_hashes_of_all_64_bits() -> None:
     assert hash_chain(tokens, 3) == [xxhash.xxh64_intdigest(struct.pack("<Q3q", 0, *tokens))]
 
 
-@pytest.mark.parametrize(("num_tokens", "expected"), [(0, 0), (3, 0), (4, 1), (7, 1), (8, 2)])
-def test_only_full_blocks_have_a_hash(num_tokens: int, expected: int) -> None:
-    assert len(hash_chain(list(range(num_tokens)), 4)) == expected
+@pytest.mark.parametrize(
+    ("num_tokens", "block_size", "expected"), [(0, 4, 0), (3, 4, 0), (4, 4, 1), (7, 4, 1), (8, 4, 2), (3, 1, 3)]
+)
+def test_only_full_blocks_have_a_hash(num_tokens: int, block_size: int, expected: int) -> None:
+    assert len(hash_chain(list(range(num_tokens)), block_size)) == expected
 
 
 def test_equal_blocks_differ_by_what_is_before_them() -> None:
