@@ -13,8 +13,9 @@ from common.faults import log_fault
 from fissile.errors import MAX_MESSAGE_BYTES, FissileError, InternalError, ResourceExhaustedError, cut
 from fissile.v1 import BeamHypothesis, FinishReason, RequestOutput, Usage
 from router.admission.unread import UnreadBytes
-from router.answering.completion import Completion, Delta, TokenGapError
+from router.answering.completion import Completion, TokenGapError
 from router.answering.hop import Hop, Loss, OnLoss, Stay
+from router.answering.in_turn import CompletionsInTurn
 from router.answering.pacing import News, Pacer
 from router.answering.prompt_logprobs import PromptLogprobs
 from router.answering.refusals import error_of
@@ -60,6 +61,7 @@ class OpenRequest:
             is_eager=bool(spec.text.stops),
         )
         self.completions = [Completion(i, spec.text, detokenizer(), tokenizer.token_bytes) for i in range(spec.n)]
+        self._in_turn = CompletionsInTurn(self.completions)
         num_prompt_logprobs = len(spec.prompt.token_ids) - 1 if spec.wants_prompt_logprobs else 0
         self._prompt_logprobs = PromptLogprobs(num_prompt_logprobs, tokenizer.token_bytes)
         self._metrics = metrics
@@ -68,7 +70,6 @@ class OpenRequest:
         self._has_logprobs = spec.text.send_logprobs or spec.wants_prompt_logprobs
         self._num_unfinished = spec.n
         self._has_sent = False
-        self._next_completion = 0
         self._stay: Stay | None = None
         self.worker = ""
         """Address of the one it is on or was on last; empty: it came to none."""
@@ -147,6 +148,19 @@ class OpenRequest:
         self.has_begun = True
         if is_first:
             stay.succeeded()
+        self._take_in(completion, output, now)
+        if completion.finish:
+            self._num_unfinished = 0 if output.hypotheses else self._num_unfinished - 1
+            stay.ended(output.sequence_id, by_worker=bool(output.finish_reason))
+            if self.is_finished:
+                self.trace.left()
+                self._pacer.wake_now(self.news)
+                return
+        self._announce()
+
+    def _take_in(self, completion: Completion, output: RequestOutput, now: float) -> None:
+        """What an output brings, its end included. Raises TokenGapError, ResourceExhaustedError where the client has
+        too much to read, and InternalError."""
         if output.index == 0 and not completion.token_ids:
             # Later completions share the first one's prompt, and a resumed one finds what it had computed itself.
             self.num_cached_tokens = output.num_cached_tokens
@@ -164,14 +178,6 @@ class OpenRequest:
             self.timing.tokens_came(now)
         if output.HasField("timings"):
             self.timing.worker_queued(output.timings.queued)
-        if completion.finish:
-            self._num_unfinished = 0 if hypotheses else self._num_unfinished - 1
-            stay.ended(output.sequence_id, by_worker=bool(output.finish_reason))
-            if self.is_finished:
-                self.trace.left()
-                self._pacer.wake_now(self.news)
-                return
-        self._announce()
 
     def _announce(self) -> None:
         """Wake the handler for news that are not the last."""
@@ -249,7 +255,9 @@ class OpenRequest:
         if self._prompt_logprobs.num_parts > 1:
             self.news.set()  # there is more
         elif self._prompt_logprobs.is_complete or finished:
-            update.deltas = self._take_deltas(max_entries)
+            update.deltas, is_cut = self._in_turn.take(cumulative=self.spec.cumulative, max_entries=max_entries)
+            if is_cut:
+                self._pacer.wake_in_turn(self.news)
             if finished and not any(c.has_news for c in self.completions):
                 update.usage = self._usage()
                 update.timings = self.timing.completed(max(len(c.token_ids) for c in self.completions))
@@ -267,28 +275,6 @@ class OpenRequest:
             num_entries = sum(c.num_entries for c in self.completions) if self._has_logprobs else 0
             self._unread.taken(self._prompt_logprobs.num_bytes + num_entries * ENTRY_BYTES)
         return update
-
-    def _take_deltas(self, max_entries: int) -> list[Delta]:
-        """From where the last update was cut, if it was."""
-        first = self._next_completion
-        in_turn = self.completions[first:] + self.completions[:first] if first else self.completions
-        deltas: list[Delta] = []
-        for completion in in_turn:
-            if not completion.has_news:
-                continue
-            self._next_completion = completion.index
-            if max_entries <= 0:
-                break
-            num_entries = completion.num_entries
-            deltas.append(completion.take(cumulative=self.spec.cumulative, max_entries=max_entries))
-            max_entries -= num_entries
-            if completion.has_news:
-                break
-        else:
-            self._next_completion = 0
-            return deltas
-        self._pacer.wake_in_turn(self.news)
-        return deltas
 
     def _usage(self) -> Usage:
         return Usage(
