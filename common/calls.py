@@ -1,5 +1,5 @@
 """What stands around each handler of both services' gRPC servers: who may come in, how a request is read, and what a
-fault becomes.
+fault becomes. A call that has ended leaves nothing to the garbage collector.
 """
 
 import asyncio
@@ -141,6 +141,17 @@ def _guard_generator(
     return guarded
 
 
+def at_end_of_call(callback: Callable[[], object]) -> None:
+    """Call it once the call has ended whose handler is running: its status is sent, or its client is gone.
+
+    gRPC runs a handler, and sends the status, in one task. The context's own `add_done_callback` makes a cycle of all
+    that a call consists of, which only the garbage collector frees; a task lets go of what it has called.
+    """
+    task = asyncio.current_task()
+    assert task is not None, "handlers run in tasks"
+    task.add_done_callback(lambda _: callback())
+
+
 async def abort(context: grpc.aio.ServicerContext, error: Exception, method: str) -> None:
     """End the call with the status of `error`. Never returns normally. A client that has gone in the meantime, or a
     server that has stopped, is no fault of ours: the handler is then cancelled, as it is when gRPC notices first."""
@@ -148,10 +159,19 @@ async def abort(context: grpc.aio.ServicerContext, error: Exception, method: str
         if isinstance(error, grpc.aio.BaseError):
             raise error
         await _send_status(context, error, method)
-    except (grpc.aio.AbortError, grpc.aio.UsageError):
+    except grpc.aio.AbortError as aborted:
+        at_end_of_call(partial(_forget_origin, aborted))
+        raise
+    except grpc.aio.UsageError:
         raise
     except grpc.aio.BaseError as gone:
         raise asyncio.CancelledError from gone
+
+
+def _forget_origin(error: grpc.aio.AbortError) -> None:
+    """gRPC keeps it together with the call's state, which the frames that it came through know: all of them would be
+    left to the garbage collector."""
+    error.__traceback__ = error.__context__ = None
 
 
 async def _send_status(context: grpc.aio.ServicerContext, error: Exception, method: str) -> None:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from common.authentication import KeyInterceptor
 from common.exposure import warn_if_exposed
-from common.garbage import freeze_loaded
 from common.loop_lag import LoopLag
 from common.metrics import serve_metrics
 from common.ports import write_port_file
@@ -23,6 +22,7 @@ from router.api import GenerationApi
 from router.callers.callers import Callers
 from router.config import RouterSettings
 from router.fleet.discovery.dns import Resolver, resolve_name
+from router.garbage import collect_when_idle, leave_to_router
 from router.open_files import affordable_connections, allow_open_files
 from router.parts import RouterParts
 from router.reception import Reception
@@ -223,7 +223,7 @@ async def serve(settings: RouterSettings) -> None:
     server = RouterServer(settings.model_copy(update={"max_connections": held}))
     try:
         await server.start()
-        freeze_loaded()
-        await stop.wait()
+        leave_to_router()
+        await collect_when_idle(lambda: len(server.parts.open_requests) > 0, stop)
     finally:
         await server.stop()

@@ -92,7 +92,7 @@ class GenerationService(GenerationServiceServicer):
             with self._readers.lingering(caller.name, answer.ByteSize() if answer else 0):
                 await abort(context, error, "a stream")
         assert answer is not None, "an answer has a last message"
-        self._readers.ends(caller.name, answer.ByteSize(), context)
+        self._readers.ends(caller.name, answer.ByteSize())
         return answer
 
 

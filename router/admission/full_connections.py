@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import grpc
 
+from common.calls import at_end_of_call
 from common.hosts import host_of_peer, name_of_host
 
 logger = logging.getLogger(__name__)
@@ -31,13 +32,13 @@ class FullConnections:
         self._told_at = -QUIET_SECONDS
 
     def begun(self, context: grpc.aio.ServicerContext) -> None:
-        """A call, which will say itself when it ends."""
+        """A call; its handler is running."""
         peer = context.peer()
         self._open[peer] += 1
         if self._open[peer] == self._most:
             self._became_full()
             self._tell(peer)
-        context.add_done_callback(lambda _: self._ended(peer))
+        at_end_of_call(lambda: self._ended(peer))
 
     def _ended(self, peer: str) -> None:
         self._open[peer] -= 1

@@ -13,8 +13,7 @@ from functools import partial
 from types import TracebackType
 from typing import Self
 
-import grpc
-
+from common.calls import at_end_of_call
 from fissile.errors import ResourceExhaustedError
 from router.admission.admission import Admission
 
@@ -98,14 +97,15 @@ class Readers:
         with self._admission.places.forced(client, 1), self._admission.held_bytes.forced(client, num_bytes):
             yield
 
-    def ends(self, client: str, num_bytes: int, context: grpc.aio.ServicerContext) -> None:
-        """The last message of a call goes to gRPC, and the call is over. If that takes too long, it lingers."""
+    def ends(self, client: str, num_bytes: int) -> None:
+        """The last message of a call, whose handler this is, goes to gRPC, and the call is over. If that takes too
+        long, it lingers."""
         ending = _Ending(client, num_bytes, time.monotonic())
         self._endings.add(ending)
-        context.add_done_callback(partial(self._ended, ending))
+        at_end_of_call(partial(self._ended, ending))
         self._come_back()
 
-    def _ended(self, ending: _Ending, _context: grpc.aio.ServicerContext) -> None:
+    def _ended(self, ending: _Ending) -> None:
         self._endings.remove(ending)
         if ending.is_counted:
             self._admission.places.give(ending.client, 1)

@@ -13,9 +13,6 @@ class UnreadCall:
     def peer(self):
         return "ipv4:127.0.0.1:1"
 
-    def add_done_callback(self, callback):
-        pass
-
     async def read(self):
         await asyncio.Event().wait()
 

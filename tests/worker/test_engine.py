@@ -222,7 +222,7 @@ def test_garbage_is_collected_when_the_engine_is_idle(monkeypatch, cycle):
 
 @pytest.mark.parametrize(("max_seconds", "is_collected"), [(0.0, True), (600.0, False)])
 def test_garbage_of_a_busy_engine_is_collected_once_in_a_while(monkeypatch, cycle, max_seconds, is_collected):
-    monkeypatch.setattr("worker.engine.garbage.MAX_SECONDS", max_seconds)
+    monkeypatch.setattr("common.garbage.MAX_SECONDS", max_seconds)
     engine, _, listener = make_engine()
     engine.add([make_sequence(1, [1, 2, 3], max_tokens=3)])
     listener.wait(lambda: listener.ends)

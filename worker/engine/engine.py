@@ -15,13 +15,13 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
+from common.garbage import FullCollections
 from fissile.errors import UnavailableError
 from worker.core.errors import InvalidSequenceError, QueueFullError
 from worker.core.outputs import LoadSnapshot, SequenceOutput
 from worker.core.scheduler import Scheduler
 from worker.core.sequence import Sequence
 from worker.core.stopping import FinishReason
-from worker.engine.garbage import FullCollections
 from worker.engine.inbox import Command, Inbox
 from worker.engine.steps import FinishedStep, StepExecutor, Steps
 
