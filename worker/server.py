@@ -33,6 +33,7 @@ from worker.face.broker import Broker
 from worker.face.convert_group import ModelLimits
 from worker.face.served_files import ServedFiles
 from worker.face.service import LoadedWorker, RankProfiles, WorkerService
+from worker.face.warm_up import warm_up
 from worker.grammars.in_use import GrammarsInUse
 from worker.lap_watch import LapWatch
 from worker.metrics import WorkerMetrics
@@ -45,7 +46,6 @@ logger = logging.getLogger(__name__)
 CLOSE_SECONDS = 1.0
 """For streams to send what is queued, and for calls that never end by themselves, such as health watches."""
 ENGINE_STOP_SECONDS = 10.0
-WARM_UP_TOKENS = 16
 
 
 class ModelExecutor(EngineExecutor, Protocol):
@@ -129,20 +129,8 @@ class WorkerServer:
         files, model = await asyncio.gather(self._offer_files(), self._start_executor())
         watch.lap("files and ranks")
         self._engine = engine = self._make_engine(model)
-        limits = ModelLimits(
-            vocab_size=model.config.vocab_size,
-            max_model_len=model.max_model_len,
-            block_size=model.block_size,
-            num_blocks=model.num_blocks,
-            eos_token_ids=frozenset(model.config.eos_token_ids),
-        )
-        num_cacheable = limits.num_blocks * limits.block_size
-        if num_cacheable < limits.max_model_len:
-            logger.warning(
-                "the cache holds %d tokens, less than one context of %d: longer requests end early or are refused",
-                num_cacheable,
-                limits.max_model_len,
-            )
+        limits = ModelLimits.of(model)
+        _warn_of_small_cache(limits)
         self._broker = Broker(
             self._engine,
             GrammarsInUse(self._executor.compile, self._executor.release),
@@ -153,7 +141,7 @@ class WorkerServer:
         )
         self._engine.start()
         self._watch = asyncio.create_task(self._watch_engine(self._engine))
-        await self._warm_up(self._broker, limits)
+        await warm_up(self._broker, limits, self._settings.step_timeout)
         self._metrics.start(model, lambda: engine.load)
         self._loop_lag.start()
         executor = self._executor
@@ -201,29 +189,6 @@ class WorkerServer:
         await until_stuck(lambda: engine.turn)
         logger.error("the engine's thread stands still in step %d", engine.step)
         self._on_failure(WorkerFailedError("the engine's thread stands still"))
-
-    async def _warm_up(self, broker: Broker, limits: ModelLimits) -> None:
-        """One request the way routers' requests go: SERVING must mean that the next one succeeds."""
-        num_tokens = min(WARM_UP_TOKENS, limits.max_model_len - 1)
-        group = v1.SequenceGroup(
-            request_id="warm-up",
-            prompt_token_ids=[0] * num_tokens,
-            sequences=[v1.Sequence(id=1)],
-            max_tokens=min(2, limits.max_tokens_left(num_tokens, 1)),
-            ignore_eos=True,
-            cache_salt=b"warm-up",
-        )
-        stream = broker.open_stream()
-        broker.handle(stream, v1.ExecuteCommand(group=group))
-        stream.half_close()
-        try:
-            while not stream.is_over:
-                response = await stream.next(self._settings.step_timeout)
-                for output in response.outputs if response else ():
-                    if output.finish_reason == v1.FINISH_REASON_ERROR:
-                        raise WorkerFailedError(f"the first request failed: {output.detail}")
-        finally:
-            broker.close_stream(stream)
 
     async def stop(self) -> None:
         """Drain and end everything. What still loads is left to the end of the process."""
@@ -281,6 +246,16 @@ class WorkerServer:
     def _call_soon(self, callback: Callable[[], None]) -> None:
         with suppress(RuntimeError):  # the loop has been closed: nobody is left to tell
             self._loop.call_soon_threadsafe(callback)
+
+
+def _warn_of_small_cache(limits: ModelLimits) -> None:
+    num_cacheable = limits.num_blocks * limits.block_size
+    if num_cacheable < limits.max_model_len:
+        logger.warning(
+            "the cache holds %d tokens, less than one context of %d: longer requests end early or are refused",
+            num_cacheable,
+            limits.max_model_len,
+        )
 
 
 def _access(settings: WorkerSettings) -> Access:

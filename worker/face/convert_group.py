@@ -17,6 +17,7 @@ from worker.core.sequence import Sequence
 from worker.core.tokens import token_array
 from worker.face.convert_sampling import check_together, sampling_from_pb
 from worker.face.requirements import check_token_ids, require, require_at_most, require_in, require_length
+from worker.runner.config import ModelInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,16 @@ class ModelLimits:
     block_size: int
     num_blocks: int
     eos_token_ids: frozenset[int]
+
+    @classmethod
+    def of(cls, model: ModelInfo) -> "ModelLimits":
+        return cls(
+            model.config.vocab_size,
+            model.max_model_len,
+            model.block_size,
+            model.num_blocks,
+            frozenset(model.config.eos_token_ids),
+        )
 
     def max_tokens_left(self, num_prompt_tokens: int, beam_width: int) -> int:
         """Most tokens that fit behind a prompt, in the context and in the KV cache. The last one needs no KV."""
