@@ -244,11 +244,11 @@ class WorkerLink:
             await self._deliver(response)
 
     async def _deliver(self, response: ExecuteResponse) -> None:
-        """A large step in parts: others come in between."""
+        """A large step in parts: others come in between. First tokens are in the first one."""
         now, num_endings = time.monotonic(), 0
         self._sequences.on_step(response.step, response.load, response.last_sequence_id)
         awaits_answers = self.load.awaits_answers
-        for number, output in enumerate(response.outputs, 1):
+        for number, output in enumerate(self.load.newcomers_first(response.outputs), 1):
             if awaits_answers:
                 self.load.answered(output.sequence_id)
             sink = self._sequences.take(output, now)

@@ -1,10 +1,10 @@
 """How busy one worker is, as far as this router can know."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from fissile.v1 import WorkerLoad
+from fissile.v1 import RequestOutput, WorkerLoad
 
 MAX_UNANSWERED = 64
 """A newcomer joins fewer groups of this router that have got nothing yet, and fewer sequences of anybody that wait on
@@ -79,6 +79,20 @@ class LoadTracker:
     def awaits_answers(self) -> bool:
         """There are groups of which nothing has come."""
         return bool(self._prefills)
+
+    def newcomers_first(self, outputs: Iterable[RequestOutput]) -> Iterator[RequestOutput]:
+        """Those that answer a group go before all others, if `answered` is told of each as it comes; those of a
+        sequence stay in order."""
+        if not self._prefills:
+            yield from outputs
+            return
+        others = []
+        for output in outputs:
+            if output.sequence_id in self._prefills:
+                yield output
+            else:
+                others.append(output)
+        yield from others
 
     def answered(self, sequence_id: int) -> None:
         """Something came of it: its prompt is computed."""

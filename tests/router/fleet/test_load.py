@@ -2,7 +2,7 @@
 
 import math
 
-from fissile.v1 import WorkerLoad
+from fissile.v1 import RequestOutput, WorkerLoad
 from router.fleet.load import LoadTracker
 
 
@@ -92,3 +92,17 @@ def test_a_worker_has_enough_to_begin_with_while_four_groups_wait_for_their_firs
     assert load.has_enough
     load.answered(2)
     assert not load.has_enough
+
+
+def test_what_answers_a_group_goes_before_the_rest_of_a_step():
+    load = tracker((2, 10), (2, 10))
+    step = [(9, 7), (1, 0), (1, 1), (8, 4), (3, 0)]
+    outputs = [RequestOutput(sequence_id=number, token_offset=offset) for number, offset in step]
+
+    def delivered():
+        for output in load.newcomers_first(outputs):
+            load.answered(output.sequence_id)
+            yield output.sequence_id, output.token_offset
+
+    assert [*delivered()] == [(1, 0), (3, 0), (9, 7), (1, 1), (8, 4)]
+    assert [*delivered()] == step, "nobody waits for a first token any more"
