@@ -4,6 +4,7 @@ The layouts are those of ggml-quants.h and ggml-common.h of https://github.com/g
 two parts (the K formats) are products, rounded to half precision.
 """
 
+import mmap
 from collections.abc import Callable
 
 import numpy as np
@@ -15,9 +16,22 @@ from worker.kernels.weights import UNIT, Blocks, in_halves
 
 
 def read_blocks(rows: np.ndarray, kind: Type) -> Blocks | None:
-    """uint8 [O, bytes of a row] → the weights; None for a format that is not one of blocks."""
+    """uint8 [O, bytes of a row], contiguous → the weights, which may be views of these rows and are not to be written
+    to; None for a format that is not one of blocks."""
     reader = _READERS.get(kind)
-    return None if reader is None else reader(torch.from_numpy(rows.copy()))
+    if reader is None:
+        return None
+    tensor = torch.from_numpy(np.asarray(_Rows(rows)))
+    tensor.view(-1)[:: mmap.PAGESIZE].max()  # so that this thread waits for the disk, and not the one that packs
+    return reader(tensor)
+
+
+class _Rows:
+    """Of a file that is mapped to be read alone, for torch, which has no tensors of that kind and would warn."""
+
+    def __init__(self, rows: np.ndarray) -> None:
+        self._rows = rows
+        self.__array_interface__ = {**rows.__array_interface__, "data": (rows.ctypes.data, False)}
 
 
 def _halves(data: Tensor, at: int) -> Tensor:
