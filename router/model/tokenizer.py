@@ -100,14 +100,14 @@ class Tokenizer:
         if raw is None:
             raise InternalError(f"no tokenizer.json among the tokenizer's files {sorted(files.contents)}")
         try:
-            backend = read_tokenizer(raw)
+            backend, vocabulary = read_tokenizer(raw)
         except ValueError as error:
             raise InternalError(str(error)) from error
         backend.no_truncation()
         backend.no_padding()
         types = decoder_types(raw)
         byte_level = is_byte_level(types)
-        table = token_bytes_table(backend, byte_level)
+        table = token_bytes_table(vocabulary, byte_level)
         added = backend.get_added_tokens_decoder()
         special = {token.content: i for i, token in added.items() if token.special}
         template = load_template(files.contents)
@@ -120,7 +120,7 @@ class Tokenizer:
             _backend=backend,
             _executor=executor,
             _byte_level=byte_level,
-            _byte_of=byte_tokens(types, backend.get_vocab(with_added_tokens=True)),
+            _byte_of=byte_tokens(types, vocabulary),
             _bytes=table,
             _special=special,
             _added={token.content: i for i, token in added.items()},

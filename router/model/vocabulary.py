@@ -4,8 +4,6 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 
-import tokenizers
-
 
 def _bytes_of_characters() -> dict[str, int]:
     """The alphabet of byte-level tokenizers: printable Latin-1 bytes stand for themselves, the others are numbered from
@@ -41,9 +39,8 @@ def byte_tokens(types: Sequence[str], vocabulary: Mapping[str, int]) -> dict[int
     return {i: byte for piece, i in vocabulary.items() if (byte := _fallback_byte(piece)) is not None}
 
 
-def token_bytes_table(tokenizer: tokenizers.Tokenizer, byte_level: bool) -> list[bytes]:
+def token_bytes_table(vocabulary: Mapping[str, int], byte_level: bool) -> list[bytes]:
     """Bytes of every token by id; holes are empty. Without byte level: of the token alone, metaspace as a space."""
-    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
     table = [b""] * (max(vocabulary.values(), default=-1) + 1)
     convert = _byte_level_bytes if byte_level else _piece_bytes
     for piece, token_id in vocabulary.items():

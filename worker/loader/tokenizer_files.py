@@ -32,10 +32,10 @@ def check_tokenizer_files(files: Mapping[str, bytes], vocab_size: int) -> str | 
         elif name.endswith(".jinja"):
             _check_text(name, content)
     try:
-        tokenizer = read_tokenizer(files["tokenizer.json"])
+        _, vocabulary = read_tokenizer(files["tokenizer.json"])
     except ValueError as error:
         raise ModelConfigError(str(error)) from error
-    beyond = sorted((i, text) for text, i in tokenizer.get_vocab().items() if i >= vocab_size)
+    beyond = sorted((i, text) for text, i in vocabulary.items() if i >= vocab_size)
     if not beyond:
         return None
     return (

@@ -85,7 +85,7 @@ def _added(content: bytes, tokens: Iterable[Token], ids: Mapping[str, int]) -> b
     from common.tokenizer_file import read_tokenizer
 
     try:
-        tokenizer = read_tokenizer(content)
+        tokenizer, _ = read_tokenizer(content)
     except ValueError:
         return content
     for token in tokens:

@@ -23,7 +23,7 @@ from tests.fakes import tokenizer as toys
 TEXT = "naïve 😀 漢字 text\n\n  é"
 BYTE_LEVEL = toys.byte_level()
 FALLBACK = toys.byte_fallback()
-TABLE = token_bytes_table(BYTE_LEVEL, True)
+TABLE = token_bytes_table(BYTE_LEVEL.get_vocab(), True)
 
 
 def byte_detokenizer():
@@ -258,7 +258,7 @@ def test_ids_beyond_the_tokenizer_have_no_text():
 def test_token_bytes_join_to_the_text():
     ids = encode(BYTE_LEVEL, TEXT)
     assert b"".join(TABLE[i] for i in ids).decode() == TEXT
-    table = token_bytes_table(FALLBACK, False)
+    table = token_bytes_table(FALLBACK.get_vocab(), False)
     assert b"".join(table[i] for i in encode(FALLBACK, TEXT)).decode() == " " + TEXT
 
 
