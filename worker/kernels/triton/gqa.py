@@ -13,8 +13,10 @@ from worker.kernels.elementwise import RopeTable
 from worker.kernels.gqa import GqaCache, GqaKernel, GqaPool, GqaSpec, QkNorm
 from worker.kernels.step import Step, StepBuffers
 from worker.kernels.torch.fp8 import FP8
-from worker.kernels.triton.gqa_attend import attend_kernel, reduce_kernel
+from worker.kernels.triton.gqa_attend import LOG2_E, reduce_kernel
+from worker.kernels.triton.gqa_chunks import attend_chunks_kernel
 from worker.kernels.triton.gqa_parts import Dense, Paged, parts_of
+from worker.kernels.triton.gqa_rows import attend_rows_kernel
 from worker.kernels.triton.gqa_splits import Splits, chunk_splits, deal_splits
 from worker.kernels.triton.gqa_steps import FEW_ROWS, all_steps, graph_contexts
 from worker.kernels.triton.gqa_write import HEADS, write_qkv_kernel
@@ -24,11 +26,12 @@ from worker.kernels.triton.overlap import LINE_BYTES, launch_options
 Parts = tuple[Tensor, Tensor, Tensor]
 """Of splits: values mixed, float32; maximum and sum of the softmax."""
 
-LOG2_E = 1.4426950408889634
 LONG_DENSE = 2048
 """Tokens of a prompt from which cuDNN is a tenth faster if queries are not beside keys and values in memory."""
 FEW_SPLITS, MANY_SPLITS = 8, 32
-"""Whose parts are added up at a time, by one warp or by four."""
+"""Whose parts `reduce_kernel` adds up at a time, by one warp or by four."""
+SUMMED = 4096
+"""Numbers of parts that a program of several rows adds up at a time."""
 DENSE_BACKENDS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION]
 
 
@@ -39,6 +42,8 @@ class Metadata:
     block_size: int
     splits: Splits | None
     """Of the uniform rows, if they are attended to as such."""
+    arrived: Tensor | None
+    """int32 [uniform rows × K], zeros: programs of a row that have put down their part; None if none are split."""
     parts: tuple[Dense | Paged, ...]
     """Of the other rows."""
 
@@ -69,6 +74,7 @@ class TritonGqa(GqaKernel):
         self._width = max(16, triton.next_power_of_2(spec.value_dim))
         self._rotary_dim = spec.rotary_dim or spec.head_dim
         self._row_bytes = self._dim * spec.dtype.itemsize
+        self._num_lines = max(1, self._row_bytes // LINE_BYTES.value)
         self._chunk_tile = self._tile_of_chunks()
         is_plain = spec.window is None and not spec.has_sinks and spec.value_dim == spec.head_dim
         self._has_dense = is_plain and spec.head_dim <= 128 and spec.head_dim % 8 == 0 and dtype.itemsize == 2
@@ -91,7 +97,7 @@ class TritonGqa(GqaKernel):
     def prepare(self, step: Step, buffers: StepBuffers, block_size: int) -> Metadata:
         num_rows, tokens = step.num_uniform_rows, step.uniform_len
         parts = tuple(parts_of(step, has_dense=self._has_dense))
-        splits = None
+        splits = arrived = None
         if num_rows and tokens * self._group > self._chunk_tile.queries:
             # Too wide for one tile a row: they are attended to as chunks.
             parts = (Paged(0, num_rows * tokens, 0, num_rows, step.max_context_len), *parts)
@@ -100,7 +106,10 @@ class TritonGqa(GqaKernel):
                 self._machine, self._spec.num_kv_heads, buffers.context_lens[:num_rows], tokens, step.max_context_len,
                 self._spec.window,
             )  # fmt: skip
-        return Metadata(step, buffers, block_size, splits, parts)
+            if splits.most > 1:
+                size = num_rows * self._spec.num_kv_heads
+                arrived = torch.zeros(size, dtype=torch.int32, device=buffers.context_lens.device)
+        return Metadata(step, buffers, block_size, splits, arrived, parts)
 
     def write_qkv(
         self, qkv: Tensor, norm: QkNorm | None, rope: RopeTable | None, cache: GqaCache, metadata: Metadata
@@ -138,10 +147,10 @@ class TritonGqa(GqaKernel):
             return self._attend_dense(q, k, v, metadata.parts[0].num_rows)
         out = q.new_empty(len(q), self._spec.num_heads * self._spec.value_dim)
         if metadata.splits is not None:
-            self._attend_uniform(q, cache, metadata, metadata.splits, sinks, out)
+            self._attend_rows(q, cache, metadata, metadata.splits, sinks, out)
         for part in metadata.parts:
             if isinstance(part, Paged):
-                self._attend_paged(q, cache, metadata, sinks, out, part)
+                self._attend_chunks(q, cache, metadata, sinks, out, part)
             else:
                 at = slice(part.start, part.end)
                 out[at].copy_(self._attend_dense(q[at], k[at], v[at], part.num_rows))
@@ -156,29 +165,50 @@ class TritonGqa(GqaKernel):
             )
         return mixed.transpose(1, 2).reshape(len(q), -1)
 
-    def _attend_uniform(
+    def _attend_rows(
         self, q: Tensor, cache: GqaCache, metadata: Metadata, splits: Splits, sinks: Tensor | None, out: Tensor
     ) -> None:
-        num_rows, tokens = metadata.step.num_uniform_rows, metadata.step.uniform_len
-        num_programs = num_rows * splits.usual + splits.num_extra
-        parts = self._new_parts(q, num_programs * tokens if splits.most > 1 else 1)
-        tile, extent = self._tile_of_rows(num_rows, tokens), (0, num_rows, 0, num_rows * tokens, 0)
-        self._launch((num_programs, 1), q, cache, metadata, sinks, out, parts, tile, extent, splits)
-        if splits.most > 1:
-            self._reduce(num_rows * tokens, metadata, sinks, out, parts, tile, splits)
+        """The uniform ones."""
+        spec, buffers, step, overlaps = self._spec, metadata.buffers, metadata.step, self._machine.can_overlap
+        num_rows, tokens = step.num_uniform_rows, step.uniform_len
+        num_programs, is_split = num_rows * splits.usual + splits.num_extra, splits.most > 1
+        parts = self._new_parts(q, num_programs * tokens if is_split else 1)
+        tile = self._tile_of_rows(num_rows, tokens)
+        fewest = triton.next_power_of_2(tokens * self._group)
+        is_left = num_rows == 1 and splits.usual > 1
+        summed = 0 if is_left else min(splits.most, max(1, SUMMED // (fewest * self._width)))
+        attend_rows_kernel[(num_programs, spec.num_kv_heads)](
+            q, cache.k, cache.v, sinks, out, *parts, metadata.arrived, buffers.context_lens, buffers.block_tables,
+            splits.by_row, splits.first_extra, splits.extra_rows,
+            spec.scale * LOG2_E.value * cache.k_scale, cache.v_scale, q.stride(0), buffers.block_tables.stride(0),
+            num_rows, splits.usual,
+            spec.num_kv_heads, self._group, spec.head_dim, self._dim, spec.value_dim, self._width,
+            metadata.block_size, tile.queries, fewest, tokens, tile.keys, tile.num_stages, summed,
+            spec.window or 0, sinks is not None, is_split, splits.num_extra > 0, self._num_lines, num_rows == 1,
+            overlaps, num_warps=tile.num_warps, **launch_options(overlaps),
+        )  # fmt: skip
+        if is_left:
+            self._reduce(tokens, metadata, sinks, out, parts, splits, tokens, tile.keys)
 
-    def _attend_paged(
+    def _attend_chunks(
         self, q: Tensor, cache: GqaCache, metadata: Metadata, sinks: Tensor | None, out: Tensor, rows: Paged
     ) -> None:
-        tile = self._chunk_tile
+        """In large steps the kernels overlap with none before them, and do no harm."""
+        spec, buffers, tile, overlaps = self._spec, metadata.buffers, self._chunk_tile, self._machine.can_overlap
         # As many tiles as the rows can have: each begins one of its own.
         num_tiles = rows.num_tokens // tile.tokens + rows.num_rows
-        splits = chunk_splits(self._machine, num_tiles * self._spec.num_kv_heads, rows.longest)
+        splits = chunk_splits(self._machine, num_tiles * spec.num_kv_heads, rows.longest)
         parts = self._new_parts(q, rows.num_tokens * splits.usual if splits.usual > 1 else 1)
-        extent = (rows.first_row, rows.num_rows, rows.start, rows.num_tokens, rows.skipped)
-        self._launch((num_tiles, splits.usual), q, cache, metadata, sinks, out, parts, tile, extent, splits)
+        attend_chunks_kernel[(num_tiles, spec.num_kv_heads, splits.usual)](
+            q, cache.k, cache.v, sinks, out, *parts, buffers.query_starts, buffers.context_lens, buffers.block_tables,
+            spec.scale * LOG2_E.value * cache.k_scale, cache.v_scale, q.stride(0), buffers.block_tables.stride(0),
+            rows.first_row, rows.num_rows, rows.start, rows.num_tokens, rows.skipped, splits.usual,
+            spec.num_kv_heads, self._group, spec.head_dim, self._dim, spec.value_dim, self._width,
+            metadata.block_size, tile.queries, tile.tokens, tile.keys, tile.num_stages, spec.window or 0,
+            sinks is not None, self._num_lines, overlaps, num_warps=tile.num_warps, **launch_options(overlaps),
+        )  # fmt: skip
         if splits.usual > 1:
-            self._reduce(rows.num_tokens, metadata, sinks, out[rows.start :], parts, tile, splits)
+            self._reduce(rows.num_tokens, metadata, sinks, out[rows.start :], parts, splits)
 
     def _new_parts(self, q: Tensor, num_places: int) -> Parts:
         num_parts = num_places * self._spec.num_heads
@@ -186,36 +216,19 @@ class TritonGqa(GqaKernel):
         mixed, best, total = q.new_empty(sum(sizes), dtype=torch.float32).split(sizes)
         return mixed, best, total
 
-    def _launch(
-        self, grid: tuple[int, int], q: Tensor, cache: GqaCache, metadata: Metadata, sinks: Tensor | None, out: Tensor,
-        parts: Parts, tile: Tile, extent: tuple[int, int, int, int, int], splits: Splits,
-    ) -> None:  # fmt: skip
-        """`grid`: tiles and splits; `extent`: first row, rows, first token, tokens, tokens left out. In large steps the
-        kernel overlaps with none before it, and does no harm."""
-        spec, buffers, overlaps = self._spec, metadata.buffers, self._machine.can_overlap
-        attend_kernel[(grid[0], spec.num_kv_heads, grid[1])](
-            q, cache.k, cache.v, sinks, out, *parts, buffers.query_starts, buffers.context_lens, buffers.block_tables,
-            splits.by_row, splits.first_extra, splits.extra_rows,
-            spec.scale * LOG2_E * cache.k_scale, cache.v_scale, q.stride(0), buffers.block_tables.stride(0), *extent,
-            splits.usual, spec.num_kv_heads, self._group, spec.head_dim, self._dim, spec.value_dim, self._width,
-            metadata.block_size, tile.queries, tile.tokens, tile.keys, tile.num_stages, spec.window or 0,
-            sinks is not None, splits.is_uniform, splits.num_extra > 0, max(1, self._row_bytes // LINE_BYTES.value),
-            splits.is_uniform and extent[1] == 1, overlaps, num_warps=tile.num_warps,
-            **launch_options(overlaps),
-        )  # fmt: skip
-
     def _reduce(
-        self, num_places: int, metadata: Metadata, sinks: Tensor | None, out: Tensor, parts: Parts, tile: Tile,
-        splits: Splits,
+        self, num_places: int, metadata: Metadata, sinks: Tensor | None, out: Tensor, parts: Parts, splits: Splits,
+        tokens: int = 1, keys: int = 1,
     ) -> None:  # fmt: skip
+        """`tokens` and `keys`: of the tile of uniform rows."""
         spec, overlaps = self._spec, self._machine.can_overlap
-        num_programs = splits.num_extra * tile.tokens if splits.is_extra_only else num_places
         summed, num_warps = (FEW_SPLITS, 1) if splits.most <= FEW_SPLITS else (MANY_SPLITS, 4)
-        reduce_kernel[(num_programs, spec.num_heads)](
+        window = spec.window or 0 if splits.is_uniform else 0
+        reduce_kernel[(num_places, spec.num_heads)](
             sinks, out, *parts, metadata.buffers.context_lens, splits.by_row, splits.first_extra, splits.extra_rows,
-            num_places, splits.usual, spec.num_heads, spec.value_dim, self._width, tile.tokens, tile.keys, summed,
-            spec.window or 0, sinks is not None, splits.is_uniform, splits.num_extra > 0,
-            splits.is_extra_only, overlaps, num_warps=num_warps, **launch_options(overlaps),
+            num_places, splits.usual, spec.num_heads, spec.value_dim, self._width, tokens, keys, summed, window,
+            sinks is not None, splits.is_uniform, splits.num_extra > 0, False, overlaps,
+            num_warps=num_warps, **launch_options(overlaps),
         )  # fmt: skip
 
     def _keys(self) -> int:

@@ -1,8 +1,7 @@
-"""Attention over the paged cache: a few queries against keys and values that are read once, in tiles.
+"""What the kernels of attention over the paged cache share: keys that are read once, in tiles, and parts put together.
 
-One kernel for all rows. A program has a tile of queries: some tokens of a row, and for each the heads that share a head
-of keys. Its softmax is the online one, in powers of two. Rows of few tokens are bound by reading the cache; where they
-are few or long, several programs split a row's keys, and `reduce_kernel` puts their parts together.
+A program has a tile of queries: some tokens of a row, and for each the heads that share a head of keys. Its softmax is
+the online one, in powers of two. Where rows are few or long, several programs split a row's keys.
 """
 
 import triton
@@ -12,10 +11,12 @@ from worker.kernels.triton.overlap import LINE_BYTES, let_next_begin, prefetch, 
 
 LOWEST = tl.constexpr(-1.0e30)
 """In place of −∞ as the maximum of no scores: differences of it are numbers."""
+LOG2_E = tl.constexpr(1.4426950408889634)
+"""Scores are in powers of two."""
 
 
 @triton.jit
-def _first_key(position, WINDOW: tl.constexpr):
+def first_key(position, WINDOW: tl.constexpr):
     """The first that a query at `position` sees."""
     return tl.maximum(0, position - WINDOW + 1) if WINDOW > 0 else position * 0
 
@@ -27,7 +28,7 @@ def share_of_split(begin, end, num_splits, KEYS: tl.constexpr):
 
 
 @triton.jit
-def _add_keys(
+def add_keys(
     queries, best, total, mixed, start, end, positions, kv_head, table, k_cache, v_cache, scale,
     NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
     WIDTH: tl.constexpr, BLOCK_SIZE: tl.constexpr, KEYS: tl.constexpr, WINDOW: tl.constexpr, IS_MASKED: tl.constexpr,
@@ -68,7 +69,7 @@ def _add_keys(
 
 
 @triton.jit
-def _prefetch_keys(
+def prefetch_keys(
     start, end, kv_head, table, k_cache, v_cache,
     NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     KEYS: tl.constexpr, LINES: tl.constexpr, OVERLAPS: tl.constexpr,
@@ -83,7 +84,7 @@ def _prefetch_keys(
 
 
 @triton.jit
-def _with_sink(best, total, sink):
+def with_sink(best, total, sink):
     """Maximum and sum with one more score, and what the values mixed so far are multiplied by."""
     new_best = tl.maximum(best, sink)
     shrink = tl.exp2(best - new_best)
@@ -124,114 +125,6 @@ def row_of_tile(tile, query_starts, first_row, num_rows, TOKENS: tl.constexpr):
 
 
 @triton.jit(
-    do_not_specialize=["first_row", "num_rows", "start", "num_places", "skipped", "usual_splits"],
-    do_not_specialize_on_alignment=["part_best", "part_total", "splits_by_row", "first_extra", "extra_rows"],
-)
-def attend_kernel(
-    q, k_cache, v_cache, sinks, out, part_mixed, part_best, part_total, query_starts, context_lens, block_tables,
-    splits_by_row, first_extra, extra_rows,
-    scale, v_scale, q_stride, table_stride, first_row, num_rows, start, num_places, skipped, usual_splits,
-    NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr,
-    VALUE_DIM: tl.constexpr, WIDTH: tl.constexpr, BLOCK_SIZE: tl.constexpr, QUERIES: tl.constexpr,
-    TOKENS: tl.constexpr, KEYS: tl.constexpr, STAGES: tl.constexpr, WINDOW: tl.constexpr, HAS_SINKS: tl.constexpr,
-    IS_UNIFORM: tl.constexpr, HAS_EXTRA: tl.constexpr, LINES: tl.constexpr, IS_EARLY: tl.constexpr,
-    OVERLAPS: tl.constexpr,
-):  # fmt: skip
-    """A program a tile of queries, head of keys and split of the keys.
-
-    IS_UNIFORM: rows have `TOKENS` tokens each, a tile a row; the first dimension of the grid is as in `row_and_split`.
-    Else tiles follow `query_starts` from `first_row` on, leaving out the first `skipped` tokens of a row, and the third
-    dimension is splits. The launch is about `num_places` tokens of the step from `start` on. LINES of memory that a key
-    takes. IS_EARLY: the next kernel may begin at once.
-    """
-    NUM_HEADS: tl.constexpr = NUM_KV_HEADS * GROUP
-    program, kv_head = tl.program_id(0), tl.program_id(1)
-    if IS_UNIFORM:
-        row, split, num_splits = row_and_split(
-            program, num_rows, usual_splits, splits_by_row, first_extra, extra_rows, HAS_EXTRA
-        )  # fmt: skip
-        if row < 0:
-            wait_for_kernel_before(OVERLAPS)
-            return
-        first_token, num_tokens, row_start = 0, TOKENS, row * TOKENS
-    else:
-        # The last tiles of a row have the most keys: they go first.
-        row, tile = row_of_tile(tl.num_programs(0) - 1 - program, query_starts, first_row, num_rows, TOKENS)
-        first_token = skipped + tile * TOKENS
-        row_start = tl.load(query_starts + row)
-        num_tokens = tl.load(query_starts + row + 1) - row_start
-        num_splits, split = usual_splits, tl.program_id(2)
-    if first_token >= num_tokens:
-        wait_for_kernel_before(OVERLAPS)
-        return
-    before = tl.load(context_lens + row) - num_tokens  # negative: a row of padding
-    end = before + tl.minimum(first_token + TOKENS, num_tokens)
-    begin = _first_key(before + first_token, WINDOW) // KEYS * KEYS
-    seen_by_all = (before + first_token + 1) // KEYS * KEYS  # up to the first query's own position
-    share = share_of_split(begin, end, num_splits, KEYS)
-    begin += split * share
-    end = tl.minimum(end, begin + share)
-    let_next_begin(OVERLAPS and IS_EARLY)
-    if IS_UNIFORM and (num_splits > 1) & (begin >= end):
-        wait_for_kernel_before(OVERLAPS)
-        return
-    table = block_tables + row.to(tl.int64) * table_stride
-    if OVERLAPS:
-        _prefetch_keys(
-            begin, end, kv_head, table, k_cache, v_cache, NUM_KV_HEADS, HEAD_DIM, VALUE_DIM, BLOCK_SIZE, KEYS, LINES,
-            OVERLAPS,
-        )  # fmt: skip
-    wait_for_kernel_before(OVERLAPS)
-
-    i = tl.arange(0, QUERIES)
-    token, head = first_token + i // GROUP, kv_head * GROUP + i % GROUP
-    is_query = (i < TOKENS * GROUP) & (token < num_tokens)
-    positions = before + token
-    d = tl.arange(0, DIM)
-    q_at = q + (row_start + token).to(tl.int64)[:, None] * q_stride + head[:, None] * HEAD_DIM + d[None, :]
-    queries = tl.load(q_at, mask=is_query[:, None] & (d < HEAD_DIM)[None, :], other=0.0)
-
-    best = tl.full([QUERIES], LOWEST, tl.float32)
-    total = tl.zeros([QUERIES], tl.float32)
-    mixed = tl.zeros([QUERIES, WIDTH], tl.float32)
-    if not IS_UNIFORM and WINDOW == 0:
-        seen_by_all = tl.maximum(begin, tl.minimum(end, seen_by_all))
-        for first_key in tl.range(begin, seen_by_all, KEYS, num_stages=STAGES):
-            best, total, mixed = _add_keys(
-                queries, best, total, mixed, first_key, end, positions, kv_head, table, k_cache, v_cache, scale,
-                NUM_KV_HEADS, HEAD_DIM, DIM, VALUE_DIM, WIDTH, BLOCK_SIZE, KEYS, WINDOW, False, True,
-            )  # fmt: skip
-        begin = seen_by_all
-    for first_key in tl.range(begin, end, KEYS, num_stages=STAGES):
-        best, total, mixed = _add_keys(
-            queries, best, total, mixed, first_key, end, positions, kv_head, table, k_cache, v_cache, scale,
-            NUM_KV_HEADS, HEAD_DIM, DIM, VALUE_DIM, WIDTH, BLOCK_SIZE, KEYS, WINDOW, True, TOKENS > 1,
-        )  # fmt: skip
-
-    let_next_begin(OVERLAPS and not IS_EARLY)
-    mixed *= v_scale
-    w = tl.arange(0, WIDTH)
-    is_element = is_query[:, None] & (w < VALUE_DIM)[None, :]
-    if num_splits == 1:
-        if HAS_SINKS:
-            sink = tl.load(sinks + head, mask=is_query, other=0.0).to(tl.float32) * 1.4426950408889634
-            total, shrink = _with_sink(best, total, sink)
-            mixed *= shrink[:, None]
-        mixed = mixed / tl.where(total == 0, 1.0, total)[:, None]
-        out_at = out + ((row_start + token).to(tl.int64) * NUM_HEADS + head)[:, None] * VALUE_DIM + w[None, :]
-        tl.store(out_at, mixed.to(out.dtype.element_ty), mask=is_element)
-    else:
-        if IS_UNIFORM:
-            place = program * TOKENS + token
-        else:
-            place = split * num_places + row_start + token - start
-        part = place.to(tl.int64) * NUM_HEADS + head
-        tl.store(part_mixed + part[:, None] * VALUE_DIM + w[None, :], mixed, mask=is_element)
-        tl.store(part_best + part, best, mask=is_query)
-        tl.store(part_total + part, total, mask=is_query)
-
-
-@triton.jit(
     do_not_specialize=["num_places", "usual_splits"],
     do_not_specialize_on_alignment=["part_best", "part_total", "splits_by_row", "first_extra", "extra_rows"],
 )
@@ -242,7 +135,7 @@ def reduce_kernel(
     SPLITS: tl.constexpr, WINDOW: tl.constexpr, HAS_SINKS: tl.constexpr, IS_UNIFORM: tl.constexpr,
     HAS_EXTRA: tl.constexpr, IS_EXTRA_ONLY: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
-    """A program a token and head: the parts of `attend_kernel` together, in the order of the keys, SPLITS of them at a
+    """A program a token and head: the parts of splits together, in the order of the keys, SPLITS of them at a
     time. `out` begins with the launch's first token.
 
     IS_EXTRA_ONLY: rows are whole but for those with extra programs, and the grid is over these: the first of each row
@@ -268,7 +161,7 @@ def reduce_kernel(
             num_splits = tl.load(splits_by_row + row)
             first_extra_place = usual_splits * num_places + tl.load(first_extra + row) * TOKENS + token
         end = tl.load(context_lens + row)
-        begin = _first_key(end - TOKENS, WINDOW) // KEYS * KEYS
+        begin = first_key(end - TOKENS, WINDOW) // KEYS * KEYS
         num_parts = tl.cdiv(end - begin, share_of_split(begin, end, num_splits, KEYS))
     wait_for_kernel_before(OVERLAPS)
     w = tl.arange(0, WIDTH)
@@ -290,8 +183,8 @@ def reduce_kernel(
         result = result * shrink + tl.sum(mixed * weights[:, None], 0)
         best = new_best
     if HAS_SINKS:
-        sink = tl.load(sinks + head).to(tl.float32) * 1.4426950408889634
-        total, shrink = _with_sink(best, total, sink)
+        sink = tl.load(sinks + head).to(tl.float32) * LOG2_E
+        total, shrink = with_sink(best, total, sink)
         result *= shrink
     result = result / tl.where(total == 0, 1.0, total)
     out_at = out + (place.to(tl.int64) * NUM_HEADS + head) * VALUE_DIM + w
