@@ -36,11 +36,11 @@ from worker.kernels.triton.machine import Machine
 from worker.kernels.triton.mla import TritonMla
 from worker.kernels.triton.prepare import prepare_step, remember
 from worker.kernels.triton.route import TritonRoute
-from worker.kernels.triton.sum_norm import sum_and_norm
+from worker.kernels.triton.sum_norm import norm_of_parts, sum_and_norm
 from worker.kernels.triton.weight_tile import CENTRED, PackedGrouped
 from worker.kernels.weights import Dense, Form, Grouped
 from worker.parallel.group import Group
-from worker.parallel.symmetric import Inboxes
+from worker.parallel.symmetric import Inboxes, Parts
 
 META = torch.device("meta")
 MACHINES = {
@@ -266,6 +266,7 @@ def main() -> None:
         inboxes = Inboxes(integers(2), empty(64, dtype=torch.int32), 4096, rank, integers(1))
         x, residual, weight = empty(8, 4096, dtype=dtype), empty(8, 4096, dtype=dtype), empty(4096, dtype=dtype)
         sum_and_norm(x, residual, weight, 1e-6, inboxes, overlaps=machine.can_overlap, num_warps=8)
+        norm_of_parts(Parts(integers(2), 1 << 26), residual, weight, 1e-6, num_warps=8)
         if dtype == torch.bfloat16:
             send_parts(machine, inboxes)
     choose_experts(machine)

@@ -17,7 +17,7 @@ from worker.core.config import CacheConfig, SchedulerConfig
 from worker.core.model_drafter import ModelDrafter
 from worker.kernels.select import Kernels
 from worker.parallel.group import Group
-from worker.parallel.symmetric import Inboxes
+from worker.parallel.symmetric import Inboxes, Parts
 from worker.runner.build import build_runner
 from worker.runner.config import RunnerConfig
 
@@ -111,6 +111,15 @@ def test_keys_are_split_where_chunks_are_few(rig: Rig, monkeypatch: pytest.Monke
         rig.assert_close(rows.attend(), rows.exact())
 
 
+def test_parts_of_rows_are_put_together_by_the_last_program(rig: Rig) -> None:
+    """Of a long row; a short one has one part, and one is padding. Nothing is left for the next layer."""
+    rows = Rows(rig, (2, 1, 64), [1, 1], [140, 1], 16, num_padding=1)
+    assert rows.metadata.splits.usual > 1 and rows.metadata.arrived is not None
+    for _ in range(2):
+        rig.assert_close(rows.attend(), rows.exact())
+        assert not rows.metadata.arrived.any()
+
+
 @pytest.mark.parametrize("size", [2, 4])
 def test_parts_of_a_sum_are_added_up_where_the_norm_is(rig: Rig, size: int) -> None:
     """On one of the ranks, twice; what the others send is there already."""
@@ -142,6 +151,22 @@ def test_parts_of_a_sum_are_added_up_where_the_norm_is(rig: Rig, size: int) -> N
                 assert torch.equal(inbox[:num_rows, turn, rank, at], messages[rank]), r
 
 
+def test_parts_of_many_rows_are_read_where_they_are(rig: Rig) -> None:
+    from worker.kernels.triton.sum_norm import norm_of_parts
+
+    size, num_rows, width, before = 2, 70, 24, 96
+    xs = [rig.noise(num_rows, width, seed=rank) for rank in range(size)]
+    memory = [torch.cat((rig.noise(before), x.flatten())) for x in xs]
+    there = Parts(torch.tensor([m.data_ptr() for m in memory], device=rig.device), before * xs[0].element_size())
+    residual, weight = rig.noise(num_rows, width, seed=8), rig.noise(width, seed=9)
+    total = residual.double() + sum(x.double() for x in xs)
+    exact = total / (total.square().mean(-1, keepdim=True) + 1e-6).sqrt() * weight.double()
+    rig.assert_close(norm_of_parts(there, residual, weight, 1e-6, num_warps=1), exact)
+    rig.assert_close(residual, total)
+    for x, m in zip(xs, memory, strict=True):
+        assert torch.equal(m[before:], x.flatten())
+
+
 def test_what_looks_like_no_message_is_not_a_number_for_all_ranks(rig: Rig) -> None:
     """Of the bits that stand for nothing, other bits of NaN arrive."""
     from worker.kernels.triton.sum_norm import sum_and_norm
@@ -164,7 +189,8 @@ def test_what_looks_like_no_message_is_not_a_number_for_all_ranks(rig: Rig) -> N
 def test_kernels_compile(capability: int) -> None:
     compiled = run_compiler("tests.kernels.compile_triton", str(capability)).split()
     assert {
-        "attend_kernel", "reduce_kernel", "_rows_kernel", "_prepare_kernel", "_grouped_rows_kernel", "_spread_kernel",
+        "attend_rows_kernel", "attend_chunks_kernel", "reduce_kernel", "_rows_kernel", "_prepare_kernel",
+        "_grouped_rows_kernel", "_spread_kernel",
     } <= set(compiled)  # fmt: skip
 
 
@@ -172,7 +198,8 @@ def test_no_step_needs_a_kernel_that_was_not_compiled_ahead() -> None:
     """Whatever its rows are and ask for: see the module."""
     found = json.loads(run_compiler("tests.kernels.first_steps"))
     assert found["late"] == []
-    assert {"attend_kernel", "reduce_kernel", "_rows_kernel", "_prepare_kernel", "_limit_kernel"} <= set(found["ahead"])
+    expected = {"attend_rows_kernel", "attend_chunks_kernel", "reduce_kernel", "_rows_kernel", "_prepare_kernel"}
+    assert expected | {"_limit_kernel"} <= set(found["ahead"])
 
 
 def run_compiler(*module: str) -> str:

@@ -12,7 +12,7 @@ from tests.runner.conftest import greedy_reference, random_prompt
 from tests.runner.driver import Driver
 from worker.parallel import symmetric as module
 from worker.parallel.group import Group
-from worker.parallel.symmetric import Inboxes, SymmetricSums, symmetric_sums
+from worker.parallel.symmetric import Inboxes, Peers, SymmetricSums, symmetric_sums
 from worker.runner.build import build_runner
 from worker.runner.config import RunnerConfig
 
@@ -117,6 +117,20 @@ def test_what_was_sent_is_taken_by_a_norm_before_anything_else_is_sent_or_added_
     assert inboxes.take(part)
     assert not inboxes.take(other)
     assert torch.equal(group.all_reduce(other), torch.full((4, 8), 2.0))
+
+
+def test_parts_are_read_where_they_are_once_all_ranks_have_met() -> None:
+    meetings: list[int] = []
+    peers = Peers(torch.tensor([7, 8]), lambda: meetings.append(1))
+    sums = SymmetricSums(torch.zeros(2048, dtype=torch.uint8), sums_of_equal_ranks, peers=peers)
+    group = Group(0, 2, None, sums)
+    first, second = (group.place(4, 8, dtype=torch.float32) for _ in range(2))
+    assert first is not None and second is not None
+    assert group.parts(torch.ones(4, 8)) is None and not meetings
+    found = group.parts(first), group.parts(second)
+    assert [parts is not None and parts.offset for parts in found] == [1024, 0]
+    assert len(meetings) == 2
+    assert Group().parts(first) is None
 
 
 def test_a_model_keeps_nothing_where_sums_go(tiny: tuple[Path, LlamaForCausalLM]) -> None:

@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from worker.parallel.gathering import Gathering
-from worker.parallel.symmetric import Inboxes, SymmetricSums
+from worker.parallel.symmetric import Inboxes, Parts, SymmetricSums
 
 try:
     from torch.distributed import all_gather_single, reduce_scatter_single
@@ -40,6 +40,11 @@ class Group:
             dist.all_reduce(x, group=self.handle)
             return x
         return total
+
+    def parts(self, x: Tensor) -> Parts | None:
+        """In place of `all_reduce`, for a kernel that reads all parts itself; None where that cannot be, or is slower.
+        The kernel may not write to x, which the other ranks read until the next sum."""
+        return None if self.symmetric is None else self.symmetric.parts(x)
 
     @property
     def inboxes(self) -> Inboxes | None:

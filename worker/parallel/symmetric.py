@@ -85,6 +85,26 @@ def inbox_bytes(num_ranks: int) -> int:
     return INBOX_ROWS * 2 * num_ranks * INBOX_WORDS * 4
 
 
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """All parts of a sum, where each rank reads them."""
+
+    addresses: Tensor
+    """int64 [ranks], on the device: of each rank's memory."""
+    offset: int
+    """Bytes behind each address, where that rank's part begins."""
+
+
+@dataclass(frozen=True, slots=True)
+class Peers:
+    """The ranks' buffers, for kernels that read parts of sums where they are."""
+
+    addresses: Tensor
+    """int64 [ranks], on the device."""
+    meet: Callable[[], object]
+    """Ends, on the device, once all ranks have come to it."""
+
+
 class SymmetricSums:
     """Two places, which parts of sums, or sums, take in turns: each is valid until the second next one is asked for.
 
@@ -98,12 +118,15 @@ class SymmetricSums:
         reduce: Callable[[Tensor], object],
         inboxes: Inboxes | None = None,
         gathering: Gathering | None = None,
+        peers: Peers | None = None,
     ) -> None:
-        """`buffer`: bytes, at the same offsets on each rank. `reduce` adds up a part of it in place."""
+        """`buffer`: bytes, at the same offsets on each rank. `reduce` adds up a part of it in place. `peers`: None
+        where that is faster in any case."""
         self.inboxes, self.gathering = inboxes, gathering
         self._places = buffer.chunk(NUM_PLACES)
         self._turn = 0
         self._reduce = reduce
+        self._peers = peers
         self._addresses = range(buffer.data_ptr(), buffer.data_ptr() + buffer.numel())
 
     def place(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:
@@ -125,6 +148,14 @@ class SymmetricSums:
         if place is not None:
             self._reduce(place.copy_(x))
         return place
+
+    def parts(self, x: Tensor) -> Parts | None:
+        """Of the sum that x is this rank's part of, if it is in a place of ours. They can be read until the next sum:
+        nobody ends that before all have begun it, and its own place is the other one."""
+        if self._peers is None or x.data_ptr() not in self._addresses:
+            return None
+        self._peers.meet()
+        return Parts(self._peers.addresses, x.data_ptr() - self._addresses.start)
 
 
 def symmetric_sums(group: dist.ProcessGroup, device: torch.device, *, is_one_host: bool) -> SymmetricSums | None:
@@ -159,7 +190,7 @@ def _allocate(group: dist.ProcessGroup, device: torch.device) -> SymmetricSums:
 
     operation = torch.ops.symm_mem.two_shot_all_reduce_
     buffer = symmetric_memory.empty(NUM_PLACES * MAX_BYTES, dtype=torch.uint8, device=device)
-    symmetric_memory.rendezvous(buffer, group)
+    places = symmetric_memory.rendezvous(buffer, group)
     inbox = symmetric_memory.empty(inbox_bytes(group.size()), dtype=torch.uint8, device=device).fill_(255)
     addresses = list(symmetric_memory.rendezvous(inbox, group).buffer_ptrs)
     torch.cuda.synchronize(device)  # nobody sends before all of them are empty: what follows is collective
@@ -171,6 +202,8 @@ def _allocate(group: dist.ProcessGroup, device: torch.device) -> SymmetricSums:
         lambda part: operation(part, "sum", name),
         Inboxes.of(inbox, addresses, rank),
         Gathering(handle.get_buffer(0, (BYTES,), torch.uint8), rows, handle, rank, size),
+        # Of more ranks each part is read by so many that it takes longer than to add up shares and to exchange them.
+        Peers(torch.tensor(list(places.buffer_ptrs), device=device), places.barrier) if size == 2 else None,
     )
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 from worker.kernels.elementwise import Activation, GatedActivationKernel, RmsNormKernel
 from worker.kernels.triton.machine import Machine
 from worker.kernels.triton.overlap import launch_options, let_next_begin, wait_for_kernel_before
-from worker.kernels.triton.sum_norm import sum_and_norm
+from worker.kernels.triton.sum_norm import norm_of_parts, sum_and_norm
 from worker.parallel.group import Group
 
 WIDEST_NORM = 1 << 15
@@ -81,6 +81,8 @@ class TritonRmsNorm(RmsNormKernel):
             overlaps = self._machine.overlaps(len(x))
             x = sum_and_norm(x, residual, weight, eps, inboxes, overlaps=overlaps, num_warps=self._num_warps)
             return x, residual
+        if (parts := group.parts(x)) is not None:
+            return norm_of_parts(parts, residual, weight, eps, num_warps=self._num_warps), residual
         x = group.all_reduce(x)
         self._launch(x, residual, weight, x, eps, has_residual=True)
         return x, residual

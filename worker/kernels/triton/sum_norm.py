@@ -1,7 +1,8 @@
-"""The sum over ranks, the residual and the norm behind it in one kernel, for the few rows of a decode step.
+"""The sum over ranks, the residual and the norm behind it in one kernel. All add up in the order of the ranks, so that
+all get the same bits.
 
-Each rank sends its part of a row to all others (`messages`), unless the product that it is of has done that as it
-computed it, and waits for theirs. All add up in the order of the ranks, so that all get the same bits.
+Of the few rows of a decode step each rank sends its part of a row to all others (`messages`), unless the product that
+it is of has done that as it computed it, and waits for theirs. Of more rows it reads their parts where they are.
 """
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from worker.kernels.triton.messages import addresses_of, ask, complete, floats_of, send, wait_for_word, words_of
 from worker.kernels.triton.overlap import launch_options, let_next_begin, wait_for_kernel_before
-from worker.parallel.symmetric import Inboxes
+from worker.parallel.symmetric import Inboxes, Parts
 
 
 @triton.jit
@@ -80,6 +81,42 @@ def sum_and_norm(
         len(inboxes.addresses), inboxes.take(x), overlaps, num_warps=num_warps, **launch_options(overlaps),
     )  # fmt: skip
     return x
+
+
+@triton.jit(do_not_specialize=["offset"])
+def _norm_of_parts_kernel(
+    addresses, offset, residual, weight, out, eps, N: tl.constexpr, BLOCK: tl.constexpr, SIZE: tl.constexpr
+):
+    """A program a row. `offset`: bytes."""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    inside = column < N
+    at = row * N + column
+    parts = ()
+    for rank in tl.static_range(SIZE):
+        address = tl.load(addresses + rank) + offset
+        part = tl.multiple_of(address.to(tl.pointer_type(residual.dtype.element_ty)), 16)
+        parts += (tl.load(part + at, mask=inside, other=0.0, cache_modifier=".cg"),)  # type: ignore[assignment]
+    scales = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
+    total = tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
+    for rank in tl.static_range(SIZE):
+        total += parts[rank].to(tl.float32)
+    rounded = total.to(residual.dtype.element_ty)
+    tl.store(residual + at, rounded, mask=inside)
+    total = rounded.to(tl.float32)
+    scale = 1 / tl.sqrt(tl.sum(total * total) / N + eps)
+    tl.store(out + at, (total * scale * scales).to(out.dtype.element_ty), mask=inside)
+
+
+def norm_of_parts(parts: Parts, residual: Tensor, weight: Tensor, eps: float, *, num_warps: int) -> Tensor:
+    """residual [R, N] += the sum of all parts, in place; returns its norm, which is new."""
+    num_rows, width = residual.shape
+    out = torch.empty_like(residual)
+    _norm_of_parts_kernel[(num_rows,)](
+        parts.addresses, parts.offset, residual, weight, out, eps, width, triton.next_power_of_2(width),
+        len(parts.addresses), num_warps=num_warps,
+    )  # fmt: skip
+    return out
 
 
 _TRITON_DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
