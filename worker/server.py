@@ -48,8 +48,19 @@ CLOSE_SECONDS = 1.0
 ENGINE_STOP_SECONDS = 10.0
 
 
+class RankGrammars(Protocol):
+    """`worker.executor.rank_grammars.RankGrammars` has the contract. Neither waits."""
+
+    def compile(self, grammar: Grammar) -> "Future[None]": ...
+
+    def release(self, grammar: Grammar) -> None: ...
+
+
 class ModelExecutor(EngineExecutor, Protocol):
     """An executor with its start and end."""
+
+    @property
+    def grammars(self) -> RankGrammars: ...
 
     @property
     def profiles(self) -> RankProfiles: ...
@@ -58,10 +69,6 @@ class ModelExecutor(EngineExecutor, Protocol):
     def lockstep_group(self) -> str: ...
 
     def start(self) -> ModelInfo: ...
-
-    def compile(self, grammar: Grammar) -> "Future[None]": ...
-
-    def release(self, grammar: Grammar) -> None: ...
 
     def announce_stop(self) -> None: ...
 
@@ -131,9 +138,10 @@ class WorkerServer:
         self._engine = engine = self._make_engine(model)
         limits = ModelLimits.of(model)
         _warn_of_small_cache(limits)
+        grammars = self._executor.grammars
         self._broker = Broker(
             self._engine,
-            GrammarsInUse(self._executor.compile, self._executor.release),
+            GrammarsInUse(grammars.compile, grammars.release),
             limits,
             self._metrics,
             SequenceTraces(self._tracer, self._settings.model_names[0]),

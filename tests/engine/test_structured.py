@@ -262,7 +262,7 @@ def test_two_ranks_give_the_tokens_of_one(model_path, alone):
     executor = Executor(config(model_path, tensor_parallel_size=2, num_blocks=10), log_level="warning")
     executor.start(120)
     try:
-        assert executor.compile(GRAMMARS[0]).result(60) is None
+        assert executor.grammars.compile(GRAMMARS[0]).result(60) is None
         loop = make_loop(Ranks(executor), 10, async_depth=1)
         assert loop.run(*mixed()) == alone
     finally:

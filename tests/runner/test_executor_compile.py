@@ -42,7 +42,7 @@ def test_grammars_are_compiled_while_steps_run(executor: Executor) -> None:
     driver = driver_of(executor)
     seq = driver.add(random_prompt(10, 1))
     executor.submit(driver.batch([(seq, 10)]))
-    futures = [executor.compile(grammar) for grammar in (GOOD, BAD, GOOD)]
+    futures = [executor.grammars.compile(grammar) for grammar in (GOOD, BAD, GOOD)]
     assert executor.collect(WAIT).step == 0
     assert futures[0].result(WAIT) is None
     assert futures[2].result(WAIT) is None
@@ -52,10 +52,10 @@ def test_grammars_are_compiled_while_steps_run(executor: Executor) -> None:
 
 def test_rank_that_is_killed_fails_what_is_compiled_and_what_comes_later(executor: Executor) -> None:
     os.kill(rank_pid(executor), signal.SIGSTOP)
-    futures = [executor.compile(grammar) for grammar in (GOOD, LARGE)]
+    futures = [executor.grammars.compile(grammar) for grammar in (GOOD, LARGE)]
     assert not futures[0].done()
     os.kill(rank_pid(executor), signal.SIGKILL)
-    for future in (*futures, executor.compile(GOOD)):
+    for future in (*futures, executor.grammars.compile(GOOD)):
         with pytest.raises(ExecutorDiedError):
             future.result(WAIT)
 
@@ -67,7 +67,7 @@ def test_compile_does_not_wait_for_a_rank_that_hangs_and_shutdown_ends_it(
     pid = rank_pid(executor)
     os.kill(pid, signal.SIGSTOP)
     begin = time.monotonic()
-    futures = [executor.compile(LARGE) for _ in range(3)]
+    futures = [executor.grammars.compile(LARGE) for _ in range(3)]
     assert time.monotonic() - begin < 1
     executor.shutdown()
     assert not alive(pid)
@@ -79,12 +79,12 @@ def test_compile_does_not_wait_for_a_rank_that_hangs_and_shutdown_ends_it(
 def test_compile_after_shutdown_fails(executor: Executor) -> None:
     executor.shutdown()
     with pytest.raises(ExecutorError):
-        executor.compile(GOOD).result(WAIT)
+        executor.grammars.compile(GOOD).result(WAIT)
 
 
 def test_future_that_nobody_wants_any_more(executor: Executor) -> None:
     os.kill(rank_pid(executor), signal.SIGSTOP)
-    future = executor.compile(GOOD)
+    future = executor.grammars.compile(GOOD)
     assert future.cancel()
     os.kill(rank_pid(executor), signal.SIGCONT)
-    assert executor.compile(GOOD).result(WAIT) is None
+    assert executor.grammars.compile(GOOD).result(WAIT) is None

@@ -36,6 +36,27 @@ class RankThatProfiles:
         self._profiles.settle(0, ProfileDone(pickle.loads(message).number, None))
 
 
+class FakeGrammars:
+    def __init__(self):
+        self.compiles: dict[Grammar, Future[None]] = {}
+        """What was asked for."""
+        self.kept: set[Grammar] = set()
+        self.compiles_at_once = True
+        """While this is not set, tests settle `compiles`."""
+
+    def compile(self, grammar: Grammar) -> "Future[None]":
+        future: Future[None] = Future()
+        if self.compiles_at_once:
+            future.set_result(None)
+        self.compiles[grammar] = future
+        assert grammar not in self.kept
+        self.kept.add(grammar)
+        return future
+
+    def release(self, grammar: Grammar) -> None:
+        self.kept.remove(grammar)
+
+
 class FakeExecutor:
     def __init__(self, on_rank_end=lambda: None, num_blocks=64, block_size=16, max_model_len=64):
         self.num_blocks, self.block_size, self.max_model_len = num_blocks, block_size, max_model_len
@@ -48,11 +69,7 @@ class FakeExecutor:
         self.open = threading.Event()
         """Results come while this is set."""
         self.open.set()
-        self.compiles: dict[Grammar, Future[None]] = {}
-        """What it was asked to compile."""
-        self.kept: set[Grammar] = set()
-        self.compiles_at_once = True
-        """While this is not set, tests settle `compiles`."""
+        self.grammars = FakeGrammars()
         self.step_seconds = 0.0
         self.start_error: str | None = None
         self.raises_in_submit: Exception | None = None
@@ -74,18 +91,6 @@ class FakeExecutor:
             num_checkpoints=self.num_checkpoints, num_host_blocks=0, max_model_len=self.max_model_len,
             memory=MemoryReport(weights=0, activations=0, graphs=0, kv_cache=0, state=0, swap=0, num_cache_tokens=0),
         )  # fmt: skip
-
-    def compile(self, grammar: Grammar) -> "Future[None]":
-        future: Future[None] = Future()
-        if self.compiles_at_once:
-            future.set_result(None)
-        self.compiles[grammar] = future
-        assert grammar not in self.kept
-        self.kept.add(grammar)
-        return future
-
-    def release(self, grammar: Grammar) -> None:
-        self.kept.remove(grammar)
 
     def submit(self, batch: ScheduledBatch) -> None:
         self.check()

@@ -43,14 +43,14 @@ def test_requests_and_faults(logged, monkeypatch):
         raise KeyError(MARK, TOKENS)
 
     async def scenario(system):
-        system.executor.compiles_at_once = False
+        system.executor.grammars.compiles_at_once = False
         codes = []
         async with aio_channel(system.address) as channel:
             stub = WorkerServiceStub(KeyedChannel(channel, KEYS["router_key"]))
             router = Router(stub.Execute())
             await router.send(marked(1), sequence(2, TOKENS, max_tokens=None, cache_salt=MARK.encode()))
-            await until(lambda: len(system.executor.compiles) == 1)
-            (compiling,) = system.executor.compiles.values()
+            await until(lambda: len(system.executor.grammars.compiles) == 1)
+            (compiling,) = system.executor.grammars.compiles.values()
             compiling.set_exception(GrammarError(f"unclosed group in {MARK}"))
             await router.finish(1, 2)
             for key in (KEYS["router_key"], MARK * 4):

@@ -33,11 +33,11 @@ def _constrained(regex):
 
 
 def hold(executor):
-    executor.compiles_at_once = False
+    executor.grammars.compiles_at_once = False
 
 
 async def compiling(system, num_grammars=1):
-    await until(lambda: len(system.executor.compiles) == num_grammars)
+    await until(lambda: len(system.executor.grammars.compiles) == num_grammars)
 
 
 def test_a_compiled_grammar_changes_nothing_else():
@@ -62,7 +62,7 @@ def test_the_engine_waits_for_the_grammar():
         await router.send(sequence(2, max_tokens=8))
         await router.finish(2)
         assert (router.tokens.get(1), router.ended.keys()) == (None, {2})
-        system.executor.compiles[GRAMMAR].set_result(None)
+        system.executor.grammars.compiles[GRAMMAR].set_result(None)
         await router.finish(1)
         await quiet(system)
         return router
@@ -77,10 +77,10 @@ def test_each_grammar_of_a_group_is_compiled_once():
         router = connect(system)
         await router.send(group(3))
         await compiling(system)
-        system.executor.compiles[GRAMMAR].set_result(None)
+        system.executor.grammars.compiles[GRAMMAR].set_result(None)
         await router.finish(1, 2, 3)
         await quiet(system)
-        return len(system.executor.compiles)
+        return len(system.executor.grammars.compiles)
 
     assert run_worker(scenario) == 1
 
@@ -90,7 +90,7 @@ def test_a_grammar_is_kept_from_its_first_sequence_to_its_last():
 
     async def scenario(system):
         hold(system.executor)
-        kept = system.executor.kept
+        kept = system.executor.grammars.kept
         router = connect(system)
         await router.send(constrained(1), constrained(2), constrained(3, regex="b*"))
         await compiling(system, 2)
@@ -98,7 +98,7 @@ def test_a_grammar_is_kept_from_its_first_sequence_to_its_last():
         await router.send(3)
         await router.finish(3)
         assert kept == {GRAMMAR}
-        system.executor.compiles[GRAMMAR].set_result(None)
+        system.executor.grammars.compiles[GRAMMAR].set_result(None)
         await router.finish(1, 2)
         await quiet(system)
         assert kept == set()
@@ -117,8 +117,8 @@ def test_grammars_that_leave_no_room_are_refused_for_now(monkeypatch):
         await compiling(system)
         await router.send(constrained(2, regex="b*"), constrained(3))
         await router.finish(2)
-        assert system.executor.kept == {GRAMMAR}
-        system.executor.compiles[GRAMMAR].set_result(None)
+        assert system.executor.grammars.kept == {GRAMMAR}
+        system.executor.grammars.compiles[GRAMMAR].set_result(None)
         await router.finish(1, 3)
         await router.send(constrained(4, regex="b*"))
         await compiling(system, 2)
@@ -136,7 +136,7 @@ def test_a_grammar_that_cannot_be_compiled_is_an_invalid_argument(size):
         router = connect(system)
         await router.send(group(size))
         await compiling(system)
-        system.executor.compiles[GRAMMAR].set_exception(GrammarError("unclosed group"))
+        system.executor.grammars.compiles[GRAMMAR].set_exception(GrammarError("unclosed group"))
         await router.finish(*range(1, size + 1))
         await quiet(system)
         return router.ended
@@ -162,7 +162,7 @@ def test_the_error_names_the_field_that_was_set(fields, path):
         router = connect(system)
         await router.send(sequence(1, sampling=sampling, ignore_eos=False))
         await compiling(system)
-        (future,) = system.executor.compiles.values()
+        (future,) = system.executor.grammars.compiles.values()
         future.set_exception(GrammarError("no"))
         await router.finish(1)
         return fault(router.ended[1])
@@ -176,7 +176,7 @@ def test_an_executor_that_fails_while_it_compiles_makes_the_request_go_elsewhere
         router = connect(system)
         await router.send(constrained(1))
         await compiling(system)
-        system.executor.compiles[GRAMMAR].set_exception(ExecutorDiedError("rank 0 has ended"))
+        system.executor.grammars.compiles[GRAMMAR].set_exception(ExecutorDiedError("rank 0 has ended"))
         await router.finish(1)
         return router.ended[1]
 
@@ -193,7 +193,7 @@ def test_abort_while_compiling():
         await router.send(1, 1)
         await router.finish(1)
         submitted = system.executor.num_submitted
-        system.executor.compiles[GRAMMAR].set_result(None)
+        system.executor.grammars.compiles[GRAMMAR].set_result(None)
         await router.send(sequence(2))
         await router.finish(2)
         await quiet(system)
@@ -220,7 +220,7 @@ def test_abort_of_one_of_a_group_while_compiling_leaves_the_others(aborted):
         await router.finish(aborted)
         assert router.ended.keys() == {aborted}
         before = system.executor.runner.num_tokens
-        system.executor.compiles[GRAMMAR].set_result(None)
+        system.executor.grammars.compiles[GRAMMAR].set_result(None)
         await router.finish(1, 2, 3)
         await quiet(system)
         return router, system.executor.runner.num_tokens - before
@@ -243,7 +243,7 @@ def test_a_closed_stream_while_compiling():
         router.call.cancel()
         await until(lambda: system.server._broker.num_open == 0)
         before = system.executor.num_submitted
-        system.executor.compiles[GRAMMAR].set_result(None)
+        system.executor.grammars.compiles[GRAMMAR].set_result(None)
         await quiet(system)
         return system.executor.num_submitted - before
 
@@ -258,7 +258,7 @@ def test_an_id_that_comes_again_while_compiling_ends_both():
         await compiling(system)
         await router.send(sequence(1))
         await router.finish(1)
-        system.executor.compiles[GRAMMAR].set_result(None)
+        system.executor.grammars.compiles[GRAMMAR].set_result(None)
         await quiet(system)
         return router.ended[1].error_code
 
@@ -272,7 +272,7 @@ def test_deadline_while_compiling():
         await router.send(group(2, deadline_ms=50))
         await compiling(system)
         await router.finish(1, 2)
-        system.executor.compiles[GRAMMAR].set_result(None)
+        system.executor.grammars.compiles[GRAMMAR].set_result(None)
         await quiet(system)
         return {id: output.finish_reason for id, output in router.ended.items()}
 
@@ -287,7 +287,7 @@ def test_drain_waits_for_what_is_compiled_in_time():
         await compiling(system)
         drain = asyncio.ensure_future(system.stub.Drain(DrainRequest()))
         await until(lambda: system.server._broker._door._refusal is not None)
-        system.executor.compiles[GRAMMAR].set_result(None)
+        system.executor.grammars.compiles[GRAMMAR].set_result(None)
         await router.finish(1)
         return await drain
 
@@ -321,7 +321,7 @@ def test_engine_failure_while_compiling():
         system.executor.die()
         await router.finish(1)
         output, status = router.ended[1], await router.end()
-        system.executor.compiles[GRAMMAR].set_exception(ExecutorDiedError("rank 0 has ended"))
+        system.executor.grammars.compiles[GRAMMAR].set_exception(ExecutorDiedError("rank 0 has ended"))
         await until(lambda: system.server._broker.num_open == 0)
         return output, status
 

@@ -1,41 +1,36 @@
 """The executor: one process per tensor-parallel rank, each with a model runner on its device.
 
-Batches are broadcast to all ranks. Rank 0 answers, and compiles grammars, once a process that may die of them has done
-it. Every wait has a timeout, and the end of any rank is noticed at once, because what it is reached through breaks. One
-that stands still is ended (`watch.py`).
+Batches are broadcast to all ranks, rank 0 answers. Every wait has a timeout, and the end of any rank is noticed at
+once, because what it is reached through breaks. One that stands still is ended (`watch.py`).
 This process imports no torch. Nothing has a fixed name or port, unless ranks of other hosts are to find it: two
 executors on one host do not see each other.
 """
 
 import queue
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
-from functools import partial
 from typing import Any
 
 from worker.core.batch import BatchOutput, ScheduledBatch
-from worker.core.params import Grammar
 from worker.executor.errors import ExecutorDiedError, ExecutorError, ExecutorStartError, ExecutorTimeoutError
 from worker.executor.link import STOP_SECONDS, RankLink
 from worker.executor.local import LocalRanks
 from worker.executor.peers import Peers, PeerSettings
 from worker.executor.profiles import Profiles
+from worker.executor.rank_grammars import RankGrammars
 from worker.executor.remote import RankListener, RemoteRank, RemoteRanks
 from worker.executor.transport import RankTransport
 from worker.executor.watch import RankWatch
-from worker.grammars.checks import GrammarChecks, Verdict
-from worker.grammars.compile_futures import CompileFutures
+from worker.grammars.checks import GrammarChecks
 from worker.processes.messages import encode
 from worker.runner.config import ModelInfo, RunnerConfig
-from worker.runner.messages import Compile, Compiled, Failed, Keep, ProfileDone, Ready, Release, Setup, StepDone
+from worker.runner.messages import Compiled, Failed, ProfileDone, Ready, Setup, StepDone
 
 
 class Executor:
     """`start`, then any number of `submit` and `collect`, then `shutdown`. One thread at a time may call these;
-    `compile`, `release` and `profiles` may be used from any, once it has started."""
+    `grammars` and `profiles` may be used from any, once it has started."""
 
     def __init__(
         self,
@@ -65,11 +60,9 @@ class Executor:
         """(rank, what it said); None when it is over; why it cannot go on, when another worker cannot."""
         self._in_flight: deque[int] = deque()
         self._has_failed = False
-        self._compiles = CompileFutures()
-        self._grammar_messages: queue.SimpleQueue[Compile | Keep | Release | None] = queue.SimpleQueue()
-        self._checks: GrammarChecks | None = None
         self._watch: RankWatch | None = None
         self.profiles = Profiles()
+        self.grammars = RankGrammars()
 
     def start(self, timeout: float = 600.0) -> ModelInfo:
         """Start the ranks, wait for those that others start, and until all can run steps; rank 0's report.
@@ -95,11 +88,8 @@ class Executor:
         self._watch.start()
         self.profiles.attach(tuple(self._ranks))
         model = info.config
-        self._checks = GrammarChecks(self._config.model, model.vocab_size, model.eos_token_ids)
-        sender = threading.Thread(
-            target=self._send_grammar_messages, args=(self._ranks[0],), name="grammars", daemon=True
-        )
-        sender.start()
+        checks = GrammarChecks(self._config.model, model.vocab_size, model.eos_token_ids)
+        self.grammars.attach(self._ranks[0], checks)
         return info
 
     @property
@@ -109,14 +99,14 @@ class Executor:
 
     def _on_message(self, rank: int, message: Any) -> None:
         if isinstance(message, Compiled):
-            self._compiles.settle(message.key, message.error)
+            self.grammars.settle(message)
         elif isinstance(message, ProfileDone):
             self.profiles.settle(rank, message)
         else:
             self._inbox.put((rank, message))
 
     def _on_end(self, rank: int) -> None:
-        self._compiles.fail(ExecutorDiedError(f"rank {rank} has ended"))
+        self.grammars.fail(ExecutorDiedError(f"rank {rank} has ended"))
         self.profiles.fail()
         self._inbox.put((rank, None))
         self._on_rank_end()
@@ -179,35 +169,6 @@ class Executor:
         if not self._in_flight and not self._inbox.empty():
             self._next(time.monotonic(), "live")
 
-    def compile(self, grammar: Grammar) -> "Future[None]":
-        """Have `grammar` ready for sequences to come, until `release`. Does not wait, not even for a rank that hangs.
-
-        The future raises GrammarError, or another error when the executor ends first or cannot tell.
-        """
-        assert self._checks is not None
-        key, future = self._compiles.add()
-        self._grammar_messages.put(Keep(grammar))
-        self._checks.check(grammar, partial(self._on_checked, Compile(key, grammar)))
-        return future
-
-    def release(self, grammar: Grammar) -> None:
-        """Once for each `compile`, when no sequence will use it any more."""
-        self._grammar_messages.put(Release(grammar))
-
-    def _on_checked(self, request: Compile, verdict: Verdict) -> None:
-        """Rank 0 sees only what a process that may die has compiled."""
-        if verdict is None:
-            self._grammar_messages.put(request)
-        else:
-            self._compiles.refuse(request.key, verdict)
-
-    def _send_grammar_messages(self, rank: RankLink) -> None:
-        while (message := self._grammar_messages.get()) is not None:
-            try:
-                rank.send(encode(message))
-            except ExecutorError as error:
-                self._compiles.fail(error)
-
     def announce_stop(self) -> None:
         """`shutdown` will come: the workers whose ranks step together with ours end what they run, too."""
         if self._peers is not None:
@@ -218,10 +179,8 @@ class Executor:
 
         After a failure by force alone: the others may hang in a collective with the one that is gone.
         """
-        self._compiles.fail(ExecutorError("the executor was shut down"))
-        self._grammar_messages.put(None)
-        if self._checks is not None:
-            self._checks.shutdown()
+        self.grammars.fail(ExecutorError("the executor was shut down"))
+        self.grammars.shutdown()
         if self._watch is not None:
             self._watch.stop()
         if self._peers is not None:
