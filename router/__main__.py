@@ -5,6 +5,7 @@ import sys
 
 from common.config import parse_settings, warn_of_unknown_variables
 from common.event_loop import EventLoop
+from common.garbage import imports_that_stay
 from common.logging import flush_logging, setup_logging
 from fissile.errors import FissileError
 from router.config import RouterSettings
@@ -21,7 +22,8 @@ def main() -> None:
     setup_logging(settings.log_level, settings.log_format, gathers=True)
     warn_of_unknown_variables(RouterSettings)
     # Libraries take hold of standard error when they are imported; and help needs none of them.
-    from router.server import serve
+    with imports_that_stay():
+        from router.server import serve
 
     try:
         with asyncio.Runner(loop_factory=EventLoop) as runner:

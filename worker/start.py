@@ -5,6 +5,7 @@ import sys
 
 from common.config import EXIT_USAGE, parse_settings, warn_of_unknown_variables
 from common.event_loop import EventLoop
+from common.garbage import imports_that_stay
 from common.logging import setup_logging
 from fissile.errors import FissileError
 from worker.config import WorkerSettings
@@ -35,7 +36,8 @@ def start(first: RankProcess) -> None:
 
 def _serve(settings: WorkerSettings, local: LocalRanks) -> None:
     # Only now: the ranks' processes import meanwhile, which takes longer.
-    from worker.serving import serve
+    with imports_that_stay():
+        from worker.serving import serve
 
     with asyncio.Runner(loop_factory=EventLoop) as runner:
         runner.run(serve(settings, local))
