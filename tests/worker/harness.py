@@ -187,6 +187,10 @@ class Router:
                 self.ended[output.sequence_id] = output
         return True
 
+    def outputs_of(self, id: int) -> list[RequestOutput]:
+        """Those that came."""
+        return [output for message in self.messages for output in message.outputs if output.sequence_id == id]
+
     async def end(self) -> tuple[str, str]:
         """Read to the end of the stream; its status and message."""
         async with asyncio.timeout(WAIT_SECONDS):

@@ -7,25 +7,11 @@ from itertools import pairwise
 import pytest
 
 from common.field_count import MAX_FIELDS
-from fissile.v1 import (
-    ExecuteCommand,
-    ExecuteRequest,
-    FinishReason,
-    SamplingParams,
-    Sequence,
-    SequenceGroup,
-    TokenSequence,
-)
+from fissile.v1 import ExecuteCommand, ExecuteRequest, FinishReason, Sequence, SequenceGroup, TokenSequence
 from tests.worker.fake_executor import EOS
 from tests.worker.harness import connect, expected, group, quiet, run_all, run_worker, sequence
-from worker.face import convert_group
-from worker.face.convert_sampling import check_token_ids
 
 LENGTH = FinishReason.FINISH_REASON_LENGTH
-
-
-def outputs_of(router, id):
-    return [output for message in router.messages for output in message.outputs if output.sequence_id == id]
 
 
 @pytest.mark.parametrize("async_scheduling", [False, True])
@@ -38,7 +24,7 @@ def test_a_sequence_streams_its_tokens_in_order(async_scheduling):
         return router
 
     router = run_worker(scenario, async_scheduling=async_scheduling)
-    outputs = outputs_of(router, 1)
+    outputs = router.outputs_of(1)
     lengths = [len(output.token_ids) for output in outputs]
     assert router.tokens[1] == expected(message, 4)
     assert [output.token_offset for output in outputs] == [sum(lengths[:i]) for i in range(len(lengths))]
@@ -81,7 +67,7 @@ def test_a_resumed_sequence_goes_on_where_it_was():
 
     router = run_worker(scenario)
     assert router.tokens[1] == tokens[2:]
-    assert outputs_of(router, 1)[0].token_offset == 2
+    assert router.outputs_of(1)[0].token_offset == 2
 
 
 def test_half_close_ends_the_stream_after_its_sequences():
@@ -93,75 +79,6 @@ def test_half_close_ends_the_stream_after_its_sequences():
         return set(router.ended), code
 
     assert run_worker(scenario) == ({1, 2}, "OK")
-
-
-def test_members_of_a_group_share_the_prompt():
-    """n = 3: the prompt is computed once, the completions differ by seed."""
-    message = group(3, 32)
-
-    async def scenario(system):
-        before = system.executor.runner.num_tokens
-        router = await run_all(system, message)
-        await quiet(system)
-        return router, system.executor.runner.num_tokens - before
-
-    router, num_computed = run_worker(scenario)
-    assert [router.tokens[id] for id in (1, 2, 3)] == [expected(message, 4, index) for index in range(3)]
-    assert [router.ended[id].index for id in (1, 2, 3)] == [0, 1, 2]
-    # The prompt once, its last token again for each of the others, three further tokens for each.
-    assert num_computed == 32 + 2 + 3 * 3
-
-
-def test_log_probabilities_of_the_prompt_are_the_first_ones_affair():
-    """The others find what it has computed: to report them again, they would compute all of it, though cached."""
-    message = group(3, 32, max_tokens=1, sampling=SamplingParams(num_prompt_logprobs=0))
-
-    async def scenario(system):
-        before = system.executor.runner.num_tokens
-        router = await run_all(system, message)
-        await quiet(system)
-        return router, system.executor.runner.num_tokens - before
-
-    router, num_computed = run_worker(scenario)
-    assert [router.tokens[id] for id in (1, 2, 3)] == [expected(message, 1, index) for index in range(3)]
-    assert num_computed == 32 + 2 * 16
-
-
-@pytest.mark.parametrize("prefix_caching", [False, True])
-def test_what_is_left_of_a_group_resumes(prefix_caching):
-    """Its worker was lost when one had ended and the others had different numbers of tokens (E6)."""
-    whole = group(4, 32, max_tokens=9)
-    tokens = [expected(whole, 9, index) for index in range(4)]
-    left = [
-        Sequence(id=10 * index, index=index, seed=whole.sequences[index].seed, token_ids=tokens[index][:num])
-        for index, num in ((1, 5), (2, 0), (3, 8))
-    ]
-
-    async def scenario(system):
-        router = await run_all(system, group(left, list(whole.prompt_token_ids), max_tokens=9))
-        await quiet(system)
-        return router
-
-    router = run_worker(scenario, enable_prefix_caching=prefix_caching)
-    assert [router.tokens[id] for id in (10, 20, 30)] == [tokens[1][5:], tokens[2], tokens[3][8:]]
-    assert [outputs_of(router, id)[0].token_offset for id in (10, 20, 30)] == [5, 0, 8]
-    assert [router.ended[id].index for id in (10, 20, 30)] == [1, 2, 3]
-
-
-def test_a_beam_search_ends_with_its_hypotheses():
-    sampling = SamplingParams()
-    sampling.beam_search.width = 3
-
-    async def scenario(system):
-        return await run_all(system, sequence(1, sampling=sampling))
-
-    router = run_worker(scenario)
-    (output,) = outputs_of(router, 1)
-    assert not output.token_ids
-    assert [len(hypothesis.token_ids) for hypothesis in output.hypotheses] == [4, 4, 4]
-    scores = [hypothesis.score for hypothesis in output.hypotheses]
-    assert scores == sorted(scores, reverse=True)
-    assert {hypothesis.finish_reason for hypothesis in output.hypotheses} == {LENGTH}
 
 
 @pytest.mark.parametrize("kind", ["eos", "stop_token", "stop_sequence"])
@@ -189,45 +106,6 @@ def test_stops_are_named(kind):
     assert FinishReason.Name(last.finish_reason) == f"FINISH_REASON_{kind.upper()}"
     assert last.HasField("stop_token_id") == (kind != "stop_sequence")
     assert kind == "stop_sequence" or last.stop_token_id == EOS
-
-
-def test_no_limit_means_what_the_context_leaves():
-    """Case 11."""
-    message = sequence(1, 60)
-    message.ClearField("max_tokens")
-
-    async def scenario(system):
-        return await run_all(system, message)
-
-    router = run_worker(scenario)
-    assert len(router.tokens[1]) == 4
-    assert router.ended[1].finish_reason == FinishReason.FINISH_REASON_MODEL_LENGTH
-
-
-def test_no_limit_means_at_most_what_the_cache_holds(caplog):
-    message = sequence(1, 5)
-    message.ClearField("max_tokens")
-
-    async def scenario(system):
-        return await run_all(system, message)
-
-    router = run_worker(scenario, num_blocks=2)
-    assert len(router.tokens[1]) == 2 * 16 + 1 - 5
-    assert "the cache holds 32 tokens, less than one context of 64" in caplog.text
-    assert router.ended[1].finish_reason == FinishReason.FINISH_REASON_MODEL_LENGTH
-
-
-def test_what_came_with_tokens_beyond_the_cache_ends_where_it_is():
-    """The worker that it comes from had more room, and no limit was sent."""
-    message = sequence(1, 5, generated=tuple(range(30)))
-    message.ClearField("max_tokens")
-
-    async def scenario(system):
-        return await run_all(system, message)
-
-    router = run_worker(scenario, num_blocks=2)
-    assert (router.tokens[1], router.ended[1].token_offset) == ([], 30)
-    assert router.ended[1].finish_reason == FinishReason.FINISH_REASON_MODEL_LENGTH
 
 
 def test_sequences_without_a_seed_differ():
@@ -266,7 +144,7 @@ def test_the_first_tokens_say_so_too_as_the_end_may_never_be_heard(async_schedul
         await router.read_tokens(3, 3)
         await router.send(2, 3)
         await router.finish(2, 3)
-        return [outputs_of(router, id) for id in (2, 3)]
+        return [router.outputs_of(id) for id in (2, 3)]
 
     for outputs, num_cached in zip(run_worker(scenario, async_scheduling=async_scheduling), (32, 39), strict=True):
         first, *others, last = outputs
@@ -352,27 +230,6 @@ def test_a_message_of_very_many_commands_leaves_time_to_others():
 
     seen = run_worker(scenario)
     assert len(seen) == 3000 and max(Counter(seen).values()) <= 64
-
-
-def test_the_prompt_of_a_group_is_checked_once(monkeypatch):
-    """n = 128 of a long prompt costs the event loop about what one costs (A12)."""
-    checked = []
-
-    def check(field, token_ids, vocab_size):
-        checked.append((field, len(token_ids)))
-        check_token_ids(field, token_ids, vocab_size)
-
-    monkeypatch.setattr(convert_group, "check_token_ids", check)
-    message = group(8, 40, max_tokens=1)
-
-    async def scenario(system):
-        checked.clear()
-        return await run_all(system, message)
-
-    router = run_worker(scenario)
-    assert {router.tokens[id][0] for id in range(1, 9)} == {expected(message, 1, index)[0] for index in range(8)}
-    assert [field for field, size in checked if size] == ["prompt_token_ids"]
-    assert message.ByteSize() < group(1, 40).ByteSize() + 8 * 12
 
 
 def test_tokens_between_the_first_and_the_last_share_a_message_where_steps_come_fast(monkeypatch):

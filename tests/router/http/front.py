@@ -5,6 +5,7 @@ import json
 import httpx2
 
 from tests.fakes.system import System, run_system
+from tests.fakes.worker import FakeWorker, says
 
 
 def run_front(scenario, *workers, **settings):
@@ -15,6 +16,15 @@ def run_front(scenario, *workers, **settings):
             return await scenario(client, system)
 
     return run_system(with_client, *workers, http_port=0, **settings)
+
+
+def get(path, *workers, headers=None, **settings):
+    """Of a worker that says something, if it does not matter which."""
+
+    async def scenario(client, system):
+        return await client.get(path, headers=headers)
+
+    return run_front(scenario, *(workers or [FakeWorker(says("b"))]), **settings)
 
 
 def ask(worker, path, body, **settings):

@@ -1,9 +1,7 @@
-"""The front as a server: models, health, keys, silence, clients that go, shutdown, TLS."""
+"""The front as a server: models, health, keys, silence, clients that go, shutdown."""
 
 import asyncio
 import json
-import logging
-import ssl
 import subprocess
 import sys
 from contextlib import suppress
@@ -17,20 +15,12 @@ from router.callers.callers import Callers
 from router.config import RouterSettings
 from router.http.app import AppConfig, build_app
 from router.http.middleware import BodyBounds
-from router.server import RouterServer, http_server
-from tests.fakes.certificates import Authority
+from router.server import http_server
 from tests.fakes.system import until
 from tests.fakes.worker import FakeWorker, counts, says
-from tests.router.http.front import run_front
+from tests.router.http.front import get, run_front
 
 STREAM = {"prompt": "a", "stream": True, "max_tokens": 1000}
-
-
-def get(path, *workers, headers=None, **settings):
-    async def scenario(client, system):
-        return await client.get(path, headers=headers)
-
-    return run_front(scenario, *(workers or [FakeWorker(says("b"))]), **settings)
 
 
 def test_models():
@@ -92,56 +82,6 @@ def test_a_key(header, status):
 
 def test_health_needs_no_key():
     assert get("/health", api_key="secret").status_code == 200
-
-
-PAGE = "https://chat.example"
-PREFLIGHT = {
-    "origin": PAGE,
-    "access-control-request-method": "POST",
-    "access-control-request-headers": "authorization,content-type,x-stainless-os",
-}
-
-
-def options(path="/v1/chat/completions", headers=PREFLIGHT, **settings):
-    async def scenario(client, system):
-        return await client.options(path, headers=headers)
-
-    return run_front(scenario, FakeWorker(says("b")), **settings)
-
-
-@pytest.mark.parametrize("allowed", [[PAGE], ["https://other.example", PAGE], ["*"]])
-def test_a_browser_may_ask_from_an_allowed_page_and_shows_no_key_when_it_asks_whether(allowed):
-    answer = options(http_allowed_origins=allowed, api_key="secret")
-    assert answer.status_code == 200
-    assert answer.headers["access-control-allow-origin"] in (PAGE, "*")
-    assert "POST" in answer.headers["access-control-allow-methods"]
-    assert answer.headers["access-control-allow-headers"] == PREFLIGHT["access-control-request-headers"]
-
-
-def test_a_page_reads_answers_and_errors_alike():
-    """Without the header a browser hides even the error from its page."""
-
-    async def scenario(client, system):
-        asked = [
-            await client.post("/v1/completions", json={"prompt": "a"}, headers={"origin": PAGE, **key})
-            for key in ({"authorization": "Bearer secret"}, {})
-        ]
-        return [(answer.status_code, answer.headers.get("access-control-allow-origin")) for answer in asked]
-
-    settings = {"http_allowed_origins": [PAGE], "api_key": "secret"}
-    assert run_front(scenario, FakeWorker(says("b")), **settings) == [(200, PAGE), (401, PAGE)]
-
-
-def test_other_pages_and_a_front_without_the_setting_allow_nothing():
-    assert "access-control-allow-origin" not in options(http_allowed_origins=["https://other.example"]).headers
-    assert options().status_code == 405
-    assert "access-control-allow-origin" not in get("/v1/models", headers={"origin": PAGE}).headers
-
-
-@pytest.mark.parametrize("origin", ["chat.example", "https://chat.example/", "https://a b", "ftp://a"])
-def test_an_origin_that_no_browser_sends_is_refused_at_start(origin):
-    with pytest.raises(ValueError, match=r"must be http\(s\)://host\[:port\] or \*"):
-        RouterSettings(http_allowed_origins=[origin])
 
 
 def test_without_a_key_any_is_fine():
@@ -243,116 +183,6 @@ def test_what_does_not_finish_in_time_ends_with_an_error():
 
     last = run_front(scenario, FakeWorker(counts(1000), step_seconds=0.02), drain_timeout=0.2)[-1]
     assert json.loads(last.removeprefix("data: "))["error"]["code"] == "unavailable"
-
-
-def test_https_with_the_routers_certificate_also_a_renewed_one(tmp_path, monkeypatch):
-    monkeypatch.setattr("router.http.server.RENEW_SECONDS", 0.01)
-    authority, other = Authority(tmp_path / "ca"), Authority(tmp_path / "other")
-    certificate, key = authority.issue()
-
-    async def is_served(system, ca):
-        url = f"https://127.0.0.1:{system.router.http_port}/health"
-        async with httpx2.AsyncClient(verify=ssl.create_default_context(cafile=ca.certificate)) as secure:
-            try:
-                return (await secure.get(url)).status_code == 200
-            except httpx2.ConnectError:
-                return False
-
-    async def scenario(client, system):
-        before = [await is_served(system, ca) for ca in (authority, other)]
-        for file, new in zip((certificate, key), other.issue(), strict=True):
-            file.write_bytes(new.read_bytes())
-        while not await is_served(system, other):
-            await asyncio.sleep(0.01)
-        return before, await is_served(system, authority)
-
-    tls = {"tls_certificate": certificate, "tls_key": key, "tls": authority.client()}
-    assert run_front(scenario, FakeWorker(says("b")), **tls) == ([True, False], False)
-
-
-def test_https_with_certificates_of_clients(tmp_path):
-    authority = Authority(tmp_path / "ca")
-    certificate, key = authority.issue()
-
-    async def scenario(client, system):
-        url = f"https://127.0.0.1:{system.router.http_port}/health"
-        known = ssl.create_default_context(cafile=authority.certificate)
-        known.load_cert_chain(*authority.issue("client"))
-        async with httpx2.AsyncClient(verify=known) as secure:
-            status = (await secure.get(url)).status_code
-        unknown = ssl.create_default_context(cafile=authority.certificate)
-        async with httpx2.AsyncClient(verify=unknown) as secure:
-            with pytest.raises((httpx2.ReadError, httpx2.RemoteProtocolError)):
-                await secure.get(url)
-        return status
-
-    tls = {"tls_certificate": certificate, "tls_key": key, "tls_client_ca": authority.certificate}
-    tls["tls"] = authority.client(with_certificate=True)
-    assert run_front(scenario, FakeWorker(says("b")), **tls) == 200
-
-
-@pytest.mark.parametrize(
-    "garbage",
-    [
-        bytes(range(256)) * 16,
-        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: -5\r\n\r\n",
-        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 50\r\n\r\n{",
-        b"GET /" + b"a" * 100_000,
-    ],
-    ids=["bytes", "length", "half a body", "endless line"],
-)
-def test_garbage_on_the_port(garbage):
-    async def scenario(client, system):
-        _, writer = await asyncio.open_connection("127.0.0.1", system.router.http_port)
-        writer.write(garbage)
-        await writer.drain()
-        writer.close()
-        await system.quiet()
-        return (await client.post("/v1/completions", json={"prompt": "a"})).status_code
-
-    assert run_front(scenario, FakeWorker(says("b"))) == 200
-
-
-CHUNKS = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
-TOO_LONG = b"%x\r\n%s\r\n" % (9_000_000, b" " * 9_000_000)
-
-
-@pytest.mark.parametrize(
-    ("sent", "status"),
-    [(b"GET /\r\n\r\n", 400), (CHUNKS + b"zz\r\n{}\r\n", 400), (CHUNKS + TOO_LONG + b"zz\r\n", 413)],
-    ids=["no version", "no size of a chunk", "after its answer"],
-)
-def test_what_is_no_http_gets_one_error_and_is_logged_quietly(sent, status, caplog):
-    async def scenario(client, system):
-        reader, writer = await asyncio.open_connection("127.0.0.1", system.router.http_port)
-        writer.write(sent)
-        received = await asyncio.wait_for(reader.read(), 20)
-        writer.close()
-        return received
-
-    with caplog.at_level(logging.INFO):
-        head, _, body = run_front(scenario, FakeWorker(says("b")), max_prompt_bytes=1000).partition(b"\r\n\r\n")
-    assert (int(head.split()[1]), set(json.loads(body))) == (status, {"error"})
-    assert [record.levelname for record in caplog.records if "is ended" in record.message] == ["INFO"]
-    assert not [record for record in caplog.records if record.levelno > logging.INFO or record.exc_info]
-
-
-@pytest.mark.parametrize("protocol", ["websocket", "h2c"])
-def test_a_wish_for_another_protocol_is_served_in_this_one(protocol, caplog):
-    """curl --http2 says so with every request."""
-    headers = {"connection": "upgrade", "upgrade": protocol}
-    assert get("/v1/models", FakeWorker(says("b")), headers=headers).status_code == 200
-    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
-
-
-def test_a_taken_port():
-    async def scenario(client, system):
-        router = RouterServer(RouterSettings(port=0, http_port=system.router.http_port))
-        with pytest.raises(OSError, match=f"cannot listen on 127.0.0.1:{system.router.http_port} for HTTP"):
-            await router.start()
-        await router.stop()
-
-    run_front(scenario, FakeWorker(says("b")))
 
 
 def test_without_its_packages_the_message_says_what_to_install(monkeypatch):
