@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from gguf import GGMLQuantizationType, GGUFWriter
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter
 from transformers import (
     Gemma3ForCausalLM,
     Gemma3TextConfig,
@@ -26,6 +26,7 @@ from worker.loader.config import ModelConfig
 from worker.loader.errors import ModelConfigError, UnknownArchitectureError, WeightsError
 from worker.loader.gguf.config import config_from_gguf
 from worker.loader.gguf.file import GGUFFile, GGUFTensor, read_gguf
+from worker.loader.gguf.types import SIZES, TensorType
 from worker.loader.load_config import load_model_config
 from worker.loader.rope import RopeConfig, YarnScaling
 from worker.loader.source import resolve_model
@@ -52,7 +53,7 @@ def read(num_tokens: int = 6, tensors: dict[str, GGUFTensor] | None = None, **ch
 
 def plain_tensor(*shape: int) -> GGUFTensor:
     values = np.ones((max(1, int(np.prod(shape[:-1]))), shape[-1]), np.float32)
-    return GGUFTensor(shape, GGMLQuantizationType.F32, values.view(np.uint8))
+    return GGUFTensor(shape, TensorType.F32, values.data.cast("B"))
 
 
 # --- rotary position embedding: a factor means what the type beside it says
@@ -110,6 +111,14 @@ def test_rope_divisors() -> None:
     assert read(tensors={"rope_freqs.weight": plain_tensor(4)}).rope.frequency_divisors == (1.0,) * 4
     with pytest.raises(WeightsError, match=r"rope_freqs\.weight: its shape is \(5,\), the model expects \(4,\)"):
         read(tensors={"rope_freqs.weight": plain_tensor(5)})
+    halves = GGUFTensor((4,), TensorType.F16, memoryview(bytes(8)))
+    with pytest.raises(WeightsError, match=r"rope_freqs\.weight is stored as F16; F32 is needed"):
+        read(tensors={"rope_freqs.weight": halves})
+
+
+def test_types_of_tensors_are_those_of_the_package() -> None:
+    for kind in GGMLQuantizationType:
+        assert TensorType[kind.name] == kind and SIZES[TensorType(kind)] == GGML_QUANT_SIZES[kind]
 
 
 # --- tokens
@@ -279,5 +288,5 @@ def test_truncated_gguf_tensors(tmp_path: Path, tiny: tuple[Path, LlamaForCausal
 
 def test_types_in_the_embedded_model() -> None:
     tensors = read_gguf(resolve_model("smollm2").path).tensors
-    assert tensors["token_embd.weight"].type is GGMLQuantizationType.Q8_0
+    assert tensors["token_embd.weight"].type is TensorType.Q8_0
     assert tensors["token_embd.weight"].shape == (49152, 576)

@@ -126,7 +126,7 @@ def test_all_experts_in_one_tensor(tmp_path: Path, setup: LayerSetup) -> None:
 
 def test_columns_of_a_files_blocks(setup: LayerSetup) -> None:
     """Of a GGUF file, where they are whole blocks."""
-    tensor = GGUFLazyTensor(GGUFTensor((6, 768), Type.Q4_K, random_rows(Type.Q4_K)), None)
+    tensor = GGUFLazyTensor(GGUFTensor((6, 768), Type.Q4_K, random_rows(Type.Q4_K).data.cast("B")), None)
     weight = LoadedWeight(setup, 6, 256)
     weight.load_columns(tensor, 256, 256)
     found = weight.take(None)
@@ -141,7 +141,9 @@ def test_what_waits_for_a_kernel_is_no_larger_than_what_it_packs(monkeypatch: py
     monkeypatch.setattr("worker.layers.setup.quantized_kind", lambda *_: Blocks)
     setup = LayerSetup(Kernels(torch.device("cpu"), "torch"), ALONE, torch.float32, "stored")
     weight = LoadedWeight(setup, 6, 768)
-    weight.load_rows(0, GGUFLazyTensor(GGUFTensor((6, 768), Type.Q4_K, random_rows(Type.Q4_K)), None), 0, 6)
+    weight.load_rows(
+        0, GGUFLazyTensor(GGUFTensor((6, 768), Type.Q4_K, random_rows(Type.Q4_K).data.cast("B")), None), 0, 6
+    )
     (waiting,) = weight._pieces.values()
     found = weight.take(None)
     assert isinstance(waiting, Blocks) and isinstance(found, Blocks)

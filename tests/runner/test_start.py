@@ -24,6 +24,8 @@ SCRIPT = "import sys, {}; print(*[name for name in sys.modules if '.' not in nam
         ("worker.start", {"torch", "numpy", "jinja2", "prometheus_client"}),
         ("worker.runner.process", {"torch", "numpy", "grpc", "pydantic"}),
         ("worker.server", {"torch", "numpy", "gguf", "transformers", "opentelemetry"}),
+        ("worker.loader.gguf.tokenizer", {"torch", "numpy", "gguf", "yaml"}),
+        ("worker.loader.gguf.checkpoint", {"gguf", "yaml"}),
         ("worker.runner.rank", {"grpc", "pydantic", "tokenizers", "transformers", "triton", "aiter"}),
     ],
 )

@@ -15,7 +15,7 @@ STACKED_EXPERTS = ".experts.gate_up_proj"
 def open_checkpoint(source: ModelSource, config: CommonConfig) -> Checkpoint:
     """Reads no tensor yet. Raises WeightsError or ModelConfigError."""
     if isinstance(config, ModelConfig) and source.format is SourceFormat.GGUF:
-        from worker.loader.gguf.checkpoint import GGUFCheckpoint  # its library takes a tenth of a second to import
+        from worker.loader.gguf.checkpoint import GGUFCheckpoint
 
         return GGUFCheckpoint(source.path, config)
     stored = SafetensorsCheckpoint(source.path)

@@ -9,10 +9,10 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from gguf.constants import GGMLQuantizationType as Type
 from torch import Tensor
 
 from worker.kernels.weights import UNIT, Blocks, in_halves
+from worker.loader.gguf.types import TensorType as Type
 
 
 def read_blocks(rows: np.ndarray, kind: Type) -> Blocks | None:

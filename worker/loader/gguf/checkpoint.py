@@ -1,8 +1,10 @@
 """Checkpoint of a GGUF file under Hugging Face's names: dequantised as it is read."""
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,8 +15,10 @@ from worker.loader.gguf.blocks import read_blocks
 from worker.loader.gguf.families import ARCHITECTURE, FAMILIES
 from worker.loader.gguf.file import GGUFTensor
 from worker.loader.gguf.parts import read_gguf_parts
+from worker.loader.gguf.types import TensorType
 
 _IN_CONFIG = {"rope_freqs.weight"}
+_PLAIN_DTYPES = {TensorType.F32: np.float32, TensorType.F16: np.float16}
 
 
 class GGUFCheckpoint:
@@ -57,7 +61,7 @@ class GGUFLazyTensor:
 
     def read(self, dim: int = 0, start: int = 0, length: int | None = None) -> Tensor:
         if len(self.shape) == 1:
-            values = torch.from_numpy(self._tensor.rows(0, 1).copy())[0] - self._offset
+            values = torch.from_numpy(rows_of(self._tensor, 0, 1).copy())[0] - self._offset
             values = self._to_neox(values[:, None], self._head_dim)[:, 0] if self._head_dim else values
             return values if length is None else values[start : start + length]
         if len(self.shape) != 2:
@@ -74,16 +78,33 @@ class GGUFLazyTensor:
         if dim == 1:
             whole = self.stored(0, 0, self.shape[0])
             return None if whole is None else whole.columns(start, length)
-        found = read_blocks(self._tensor.data[start : start + length], self._tensor.type)
+        found = read_blocks(stored_rows(self._tensor, start, length), self._tensor.type)
         if found is None or self._head_dim is None:
             return found
         order = torch.arange(length)[:, None]
         return found.select(self._to_neox(order, self._head_dim)[:, 0])
 
     def _rows(self, start: int, length: int) -> Tensor:
-        return torch.from_numpy(self._tensor.rows(start, length).copy())
+        return torch.from_numpy(rows_of(self._tensor, start, length).copy())
 
     @staticmethod
     def _to_neox(rows: Tensor, head_dim: int) -> Tensor:
         """Whole heads of rows, from neighbouring pairs to halves."""
         return rows.view(-1, head_dim // 2, 2, rows.shape[1]).transpose(1, 2).reshape(rows.shape)
+
+
+def stored_rows(tensor: GGUFTensor, start: int, length: int) -> np.ndarray:
+    """uint8 [length, bytes of a row], a view of the mapped file."""
+    rows = np.frombuffer(tensor.data, np.uint8).reshape(math.prod(tensor.shape[:-1]), -1)
+    return rows[start : start + length]
+
+
+def rows_of(tensor: GGUFTensor, start: int, length: int) -> np.ndarray:
+    """Rows `start … start + length` as float32 (or float16 when stored so): [length, last dimension]."""
+    rows = stored_rows(tensor, start, length)
+    if tensor.type in _PLAIN_DTYPES:
+        return rows.view(_PLAIN_DTYPES[tensor.type])
+    from gguf.constants import GGMLQuantizationType  # a tenth of a second, and blocks that stay need nothing of it
+    from gguf.quants import dequantize
+
+    return dequantize(rows, GGMLQuantizationType(tensor.type))

@@ -12,6 +12,7 @@ from worker.loader.gguf.file import GGUFFile
 from worker.loader.gguf.gemma3 import gemma3_from_gguf
 from worker.loader.gguf.moe import glm4_moe_from_gguf, qwen3_moe_from_gguf
 from worker.loader.gguf.parts import read_gguf_parts
+from worker.loader.gguf.types import TensorType
 from worker.loader.rope import YARN_BETA_FAST, YARN_BETA_SLOW, RopeConfig, YarnScaling, yarn_attention_factor
 
 TOKENIZER = "tokenizer.ggml."
@@ -132,7 +133,9 @@ def _divisors(file: GGUFFile, dim: int) -> tuple[float, ...]:
         return ()
     if tensor.shape != (dim // 2,):
         raise WeightsError(f"tensor {ROPE_DIVISORS}: its shape is {tensor.shape}, the model expects {(dim // 2,)}")
-    divisors = tuple(tensor.rows(0, 1)[0].tolist())
+    if tensor.type is not TensorType.F32:
+        raise WeightsError(f"tensor {ROPE_DIVISORS} is stored as {tensor.type.name}; F32 is needed")
+    divisors = tuple(tensor.data.cast("f").tolist())
     if not all(0 < divisor < float("inf") for divisor in divisors):
         raise WeightsError(f"tensor {ROPE_DIVISORS}: all its values must be positive")
     return divisors

@@ -1,7 +1,7 @@
 """Reader of GGUF files: the metadata in one pass, the tensors memory-mapped.
 
 The `gguf` package has a reader too; it builds numpy views of each of the ~100,000 vocabulary strings, which takes
-seconds at every start. Its constants and dequantisers are used as they are.
+seconds at every start. Its dequantisers are used as they are. No numpy.
 
 Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md (version 2 and 3, little endian).
 """
@@ -13,16 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
-from gguf.quants import dequantize
-
 from worker.loader.errors import WeightsError
+from worker.loader.gguf.types import SIZES, TensorType
 
 _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 _STRING, _ARRAY = 8, 9
 DEFAULT_ALIGNMENT, MAX_ALIGNMENT, MAX_DIMS = 32, 2**20, 4
-_PLAIN_DTYPES = {GGMLQuantizationType.F32: np.float32, GGMLQuantizationType.F16: np.float16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,21 +26,15 @@ class GGUFTensor:
     """One tensor of the file. `shape` is in row-major order (the file stores it reversed)."""
 
     shape: tuple[int, ...]
-    type: GGMLQuantizationType
-    data: np.ndarray
-    """uint8 [rows, bytes per row], a view of the mapped file. Rows are all but the last dimension."""
-
-    def rows(self, start: int, length: int) -> np.ndarray:
-        """Rows `start … start + length` as float32 (or float16 when stored so): [length, last dimension]."""
-        raw = self.data[start : start + length]
-        if self.type in _PLAIN_DTYPES:
-            return raw.view(_PLAIN_DTYPES[self.type])
-        return dequantize(raw, self.type)
+    type: TensorType
+    data: memoryview
+    """Bytes of the mapped file, row by row. Rows are all but the last dimension."""
 
     def parts(self) -> list["GGUFTensor"]:
         """One for each index of the first of several dimensions."""
-        data = self.data.reshape(self.shape[0], -1, self.data.shape[1])
-        return [GGUFTensor(self.shape[1:], self.type, part) for part in data]
+        size = len(self.data) // self.shape[0]
+        starts = range(0, len(self.data), size)
+        return [GGUFTensor(self.shape[1:], self.type, self.data[start : start + size]) for start in starts]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +62,7 @@ class _TensorEntry:
 
     name: str
     shape: tuple[int, ...]
-    type: GGMLQuantizationType
+    type: TensorType
     offset: int
 
 
@@ -170,16 +160,14 @@ class _Parser:
         if not 1 <= num_dims <= MAX_DIMS:
             raise ValueError(f"tensor {name} has {num_dims} dimensions")
         shape = tuple(self._scalar("<Q") for _ in range(num_dims))[::-1]
-        return _TensorEntry(name, shape, GGMLQuantizationType(self._scalar("<I")), self._scalar("<Q"))
+        return _TensorEntry(name, shape, TensorType(self._scalar("<I")), self._scalar("<Q"))
 
     def _tensor(self, entry: "_TensorEntry", base: int) -> GGUFTensor:
-        values_per_block, bytes_per_block = GGML_QUANT_SIZES[entry.type]
+        values_per_block, bytes_per_block = SIZES[entry.type]
         if entry.shape[-1] % values_per_block:
             raise ValueError(f"tensor {entry.name}: {entry.shape[-1]} is no whole number of {entry.type.name} blocks")
-        num_rows = math.prod(entry.shape[:-1])
-        row_bytes = entry.shape[-1] // values_per_block * bytes_per_block
         start = base + entry.offset
-        if start + num_rows * row_bytes > len(self._mapped):
+        end = start + math.prod(entry.shape) // values_per_block * bytes_per_block
+        if end > len(self._mapped):
             raise ValueError(f"tensor {entry.name} reaches beyond the end of the file")
-        data = np.frombuffer(self._mapped, np.uint8, num_rows * row_bytes, start)
-        return GGUFTensor(entry.shape, entry.type, data.reshape(num_rows, row_bytes))
+        return GGUFTensor(entry.shape, entry.type, memoryview(self._mapped)[start:end])
