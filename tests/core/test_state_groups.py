@@ -149,4 +149,4 @@ def test_streams_and_groups_survive_random_traffic(seed: int) -> None:
         tokens = wanted[id] if ended.finish_reason.name == "LENGTH" else wanted[id][: len(engine.tokens[id])]
         assert engine.tokens[id] == tokens
     engine.assert_drained()
-    assert len(engine.scheduler._blocks._free_groups) == 5
+    assert len(engine.scheduler._blocks.groups._free) == 5

@@ -87,11 +87,7 @@ def test_a_special_token_that_the_model_does_not_have_never_comes():
 
 
 FALLBACK = toys.byte_fallback()
-
-
 PARIS, END = FALLBACK.token_to_id("▁Paris"), FALLBACK.token_to_id("</s>")
-
-
 NEWLINE, E1, E2 = (FALLBACK.token_to_id(f"<0x{byte:02X}>") for byte in (0x0A, 0xC3, 0xA9))
 
 

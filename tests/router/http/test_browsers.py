@@ -7,8 +7,6 @@ from tests.fakes.worker import FakeWorker, says
 from tests.router.http.front import get, run_front
 
 PAGE = "https://chat.example"
-
-
 PREFLIGHT = {
     "origin": PAGE,
     "access-control-request-method": "POST",

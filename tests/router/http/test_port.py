@@ -84,8 +84,6 @@ def test_garbage_on_the_port(garbage):
 
 
 CHUNKS = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
-
-
 TOO_LONG = b"%x\r\n%s\r\n" % (9_000_000, b" " * 9_000_000)
 
 

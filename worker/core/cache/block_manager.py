@@ -11,6 +11,7 @@ from worker.core.cache.hash_index import HashPrefixIndex
 from worker.core.cache.kv_events import KvEvents
 from worker.core.cache.prefix_index import PrefixIndex
 from worker.core.cache.radix_index import RadixPrefixIndex
+from worker.core.cache.state_groups import StateGroups
 from worker.core.config import CacheConfig
 from worker.core.sequence import Sequence
 
@@ -37,19 +38,9 @@ class BlockManager:
         self.pool = BlockPool(cache.num_blocks, self.index, secure=cache.secure, checkpoints=self.checkpoints)
         self.host_pool = BlockPool(cache.num_host_blocks, None)
         self._hasher = hasher
-        self._free_groups = list(range(cache.num_groups - 1, -1, -1))
-        self.num_groups = cache.num_groups
+        self.groups = StateGroups(cache.num_groups)
         self.num_prefix_queries = 0
         self.num_prefix_hits = 0
-
-    @property
-    def has_groups(self) -> bool:
-        """Whether each sequence with blocks also holds a state group."""
-        return self.num_groups > 0
-
-    @property
-    def num_used_groups(self) -> int:
-        return self.num_groups - len(self._free_groups)
 
     def listen(self, capacity: int) -> KvEvents | None:
         """Events of the prefix index from now on, the same object for all observers; None if caching is off."""
@@ -118,7 +109,7 @@ class BlockManager:
         """
         num_free_hits = sum(1 for block in hits if self.pool.ref_count(block) == 0) if hits else 0
         num_needed = num_blocks - len(hits) + num_free_hits + num_spare
-        return self.pool.can_take(num_needed) and (not self.has_groups or bool(self._free_groups))
+        return self.pool.can_take(num_needed) and self.groups.can_take
 
     def allocate(self, seq: Sequence, hits: list[int], anchor: Anchor | None, num_blocks: int) -> None:
         """Claims `hits` and takes the rest of `num_blocks`. The caller has asked `can_allocate`.
@@ -146,34 +137,6 @@ class BlockManager:
         self._bind_table(child, table)
         child.anchor = None
         child.publish_at = self.block_size if self.index is not None else NEVER
-
-    def hand_on_groups(self, parents: list[Sequence], forks: list[tuple[Sequence, Sequence]]) -> list[tuple[int, int]]:
-        """Gives the child of each (parent, child) a group: to a parent's first one its own, to others those of parents
-        without a child, or free ones. There are enough: as many sequences as there are groups have slots, the beams of
-        a search among them from its start on; a group that only a step under way uses had one when that was planned.
-
-        Returns the (source, destination) of states to copy before any of them goes on; no source is a destination.
-        """
-        if not self.has_groups:
-            return []
-        inherited = {parent.id: parent.group_id for parent, _ in forks}
-        spare = [parent for parent in parents if parent.group_id >= 0 and parent.id not in inherited]
-        copies = []
-        for parent, child in forks:
-            child.restored_group = child.group_id = parent.group_id
-            parent.group_id = -1
-            if child.group_id < 0:
-                child.restored_group = child.group_id = self._take_group(spare)
-                copies.append((inherited[parent.id], child.group_id))
-        return copies
-
-    def _take_group(self, spare: list[Sequence]) -> int:
-        """Of one who needs it no longer, or a free one."""
-        if not spare:
-            return self._free_groups.pop()
-        owner = spare.pop()
-        group_id, owner.group_id = owner.group_id, -1
-        return group_id
 
     def is_shared(self, seq: Sequence, index: int, pinned_blocks: list[int]) -> bool:
         """Whether others hold block `index` of its table, too, if it has that many: then it must not be written.
@@ -221,10 +184,7 @@ class BlockManager:
     def give_back(self, block_table: list[int], group_id: int) -> None:
         """Frees what `unbind` returned, tail first, so that a chain loses its tail first."""
         self.pool.give(reversed(block_table))
-        if group_id >= 0:
-            if group_id in self._free_groups:
-                raise RuntimeError(f"group {group_id} is freed twice")
-            self._free_groups.append(group_id)
+        self.groups.give(group_id)
 
     def can_swap_out(self, seq: Sequence) -> bool:
         return self.num_blocks_for(seq.num_computed_tokens) <= self.host_pool.num_free
@@ -282,8 +242,7 @@ class BlockManager:
 
     def _bind(self, seq: Sequence, block_table: list[int]) -> None:
         self._bind_table(seq, block_table)
-        if self.has_groups:
-            seq.group_id = self._free_groups.pop()
+        self.groups.take(seq)
 
     def _bind_table(self, seq: Sequence, block_table: list[int]) -> None:
         seq.block_table = block_table
@@ -295,5 +254,4 @@ class BlockManager:
         yield from self.host_pool.integrity_slices(host_held)
         if self.checkpoints is not None:
             self.checkpoints.check()
-        if num_groups_held + len(set(self._free_groups)) != self.num_groups:
-            raise RuntimeError(f"{num_groups_held} groups held and {len(self._free_groups)} free of {self.num_groups}")
+        self.groups.check(num_groups_held)

@@ -96,7 +96,7 @@ class Admission:
             or parent.num_preemptions  # it may be computing the prompt again in this very step
             or seq.num_generated_tokens
             or num_computed == 0
-            or self._blocks.has_groups
+            or self._blocks.groups
             or not self._blocks.can_allocate([], 1, self._num_spare_blocks(seq))
         ):
             return False

@@ -91,7 +91,7 @@ class BeamSteps:
             member.anchor = parent.anchor
             member.publish_at = parent.publish_at
             member.move_to(SequenceStatus.RUNNING)
-        for source, group in self._blocks.hand_on_groups(parents, running):
+        for source, group in self._blocks.groups.hand_on(parents, running):
             self._state.holdings.states_to_copy[group] = source
 
     def _finish(self, group: BeamGroup) -> None:
