@@ -24,18 +24,11 @@ def resolve(
 ) -> RequestSpec:
     """`bad_token_sequences`: those of `bad_words`; they join those that the request has itself. `cache_salt` stands in
     place of the request's own."""
-    output = options.output
+    own, output = options.sampling, options.output
     n = options.n if options.HasField("n") else 1
     if n * len(prompt.token_ids) > bounds.MAX_FANOUT_TOKENS:
         raise InvalidArgumentError.of("options.n", f"n × prompt tokens must not exceed {bounds.MAX_FANOUT_TOKENS}")
-    skip_special_tokens = options.skip_special_tokens if options.HasField("skip_special_tokens") else True
-    own = options.sampling
-    is_free = not (prompt.grammar or own.HasField("structured_output"))
-    is_beam_search = own.HasField("beam_search")
-    stops = tuple(options.stop) or (served.tokenizer.defaults.stop if is_free and not is_beam_search else ())
-    # As with bad words: what is a token that the model does not have never comes.
-    special = ((served.tokenizer.special_token_id(stop), stop) for stop in stops)
-    special_stops = {i: stop for i, stop in special if i is not None and i < served.info.vocab_size}
+    text = _text_rules(options, served, prompt)
     return RequestSpec(
         request_id=request_id,
         model=served.model,
@@ -45,21 +38,11 @@ def resolve(
         sampling=_sampling(options, served, bad_token_sequences, prompt),
         seed=own.seed if own.HasField("seed") else secrets.randbits(64),
         max_tokens=options.max_tokens if options.HasField("max_tokens") else None,
-        text=TextRules(
-            send_text=output.text if output.HasField("text") else True,
-            send_token_ids=output.token_ids,
-            send_logprobs=own.HasField("num_logprobs"),
-            stops=stops,
-            special_stops=special_stops,
-            include_stop=options.include_stop,
-            min_tokens=_min_tokens(options, served, prompt) if is_free else options.min_tokens,
-            # Who wants to see special tokens wants the text as the model wrote it.
-            reading=prompt.reading if skip_special_tokens else None,
-        ),
-        stop_token_ids=sorted({*options.stop_token_ids, *special_stops}),
+        text=text,
+        stop_token_ids=sorted({*options.stop_token_ids, *text.special_stops}),
         stop_token_sequences=options.stop_token_sequences,
         ignore_eos=options.ignore_eos,
-        skip_special_tokens=skip_special_tokens,
+        skip_special_tokens=_skips_special_tokens(options),
         priority=options.priority,
         cache_salt=cache_salt,
         routing_key=options.routing_key,
@@ -69,6 +52,30 @@ def resolve(
         final_only=output.final_only,
         heartbeat=output.heartbeat.ToNanoseconds() / 1e9 if output.HasField("heartbeat") else None,
     )
+
+
+def _text_rules(options: GenerationOptions, served: ServedVersion, prompt: Prompt) -> TextRules:
+    own, output = options.sampling, options.output
+    is_free = not (prompt.grammar or own.HasField("structured_output"))
+    is_beam_search = own.HasField("beam_search")
+    stops = tuple(options.stop) or (served.tokenizer.defaults.stop if is_free and not is_beam_search else ())
+    # As with bad words: what is a token that the model does not have never comes.
+    special = ((served.tokenizer.special_token_id(stop), stop) for stop in stops)
+    return TextRules(
+        send_text=output.text if output.HasField("text") else True,
+        send_token_ids=output.token_ids,
+        send_logprobs=own.HasField("num_logprobs"),
+        stops=stops,
+        special_stops={i: stop for i, stop in special if i is not None and i < served.info.vocab_size},
+        include_stop=options.include_stop,
+        min_tokens=_min_tokens(options, served, prompt) if is_free else options.min_tokens,
+        # Who wants to see special tokens wants the text as the model wrote it.
+        reading=prompt.reading if _skips_special_tokens(options) else None,
+    )
+
+
+def _skips_special_tokens(options: GenerationOptions) -> bool:
+    return options.skip_special_tokens if options.HasField("skip_special_tokens") else True
 
 
 def _sampling(
