@@ -137,8 +137,16 @@ def ended_when_stuck(seconds: float) -> Iterator[Callable[[], None]]:
 
 def ranks_of(pid: int) -> list[psutil.Process]:
     """Rank processes under this one, the oldest first."""
-    found = [one for one in psutil.Process(pid).children(recursive=True) if "worker.runner.process" in one.cmdline()]
+    found = [one for one in psutil.Process(pid).children(recursive=True) if is_rank(one)]
     return sorted(found, key=lambda process: process.pid)
+
+
+def is_rank(process: psutil.Process) -> bool:
+    """A compiler that a rank has started may end while it is looked at, or wait for the rank to see that it did."""
+    try:
+        return "worker.runner.process" in process.cmdline()
+    except psutil.NoSuchProcess:
+        return False
 
 
 # --- tokens
