@@ -18,8 +18,8 @@ from router.admission.fair_queue import FairQueue
 
 UNITS_PER_TURN = 4.0
 """About a millisecond. A unit is what a small message costs."""
-UNITS_BESIDE_CALLS = 1.0
-"""While calls are taken up and messages wait. Shorter turns for good would make a message a quarter dearer."""
+UNITS_BESIDE_CALLS = 2.0
+"""While calls are taken up and messages wait. Shorter ones cost more turns than they save time."""
 TURNS_OF_CALL = 8
 """Between two calls that gRPC takes up one after the other: its five, and some that its thread may be late."""
 CALL = 4.0
