@@ -97,6 +97,7 @@ def run_ours(name: str, quantization: str, sizes: Sizes, results: dict[str, Resu
     begin = time.perf_counter()
     with running_cluster(ClusterConfig(1, 0, "smollm2", worker), lambda _name, _line: None) as cluster:
         figures[f"{name}_ready_s"] = round(time.perf_counter() - begin, 2)
+        figures |= memory(f"{name}_ready", cluster)
         results[name] = measure(name, lambda job: asyncio.run(run_service(cluster.router_address, job)), sizes)
         figures |= memory(name, cluster)
         busy = Sizes(sizes.repeats, sizes.length, sizes.batches[1:2])
@@ -215,7 +216,7 @@ def busy_processes(num: int) -> Iterator[None]:
 
 
 def memory(name: str, cluster: Cluster) -> dict[str, Figure]:
-    """Resident memory after the load: the worker with its ranks, and the router."""
+    """Resident memory: the worker with its ranks, and the router. Of a cache, what requests have touched so far."""
     (worker,) = cluster.workers
     process = psutil.Process(worker.pid)
     rss = sum(p.memory_info().rss for p in (process, *process.children(recursive=True)))

@@ -1,5 +1,5 @@
 """The language of chat templates: Jinja with what `transformers` adds to it and keeps from it, which templates are
-written for. Importing `transformers` itself would take a router most of a second, and 40 MB.
+written for. Importing `transformers` itself would take a router most of a second, and 25 MB.
 
 Templates come with models and with requests, so they run in Jinja's sandbox and change nothing.
 """
