@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from fissile import Client, ClientTls
+from fissile import Client, ClientTls, v1
 from fissile.errors import (
     CancelledError,
     DeadlineExceededError,
@@ -15,6 +15,7 @@ from fissile.errors import (
     UnavailableError,
 )
 from fissile.results import (
+    FINISH_REASONS,
     Completion,
     Delta,
     Finish,
@@ -28,6 +29,11 @@ from fissile.results import (
 )
 from tests.fakes.certificates import Authority
 from tests.fissile.fake_service import FakeService, Silent, Unavailable, serve
+
+
+def test_reasons_to_finish_are_those_of_the_contract():
+    names = {name.removeprefix("FINISH_REASON_").lower() for name, _ in v1.FinishReason.items()}
+    assert {*FINISH_REASONS} == names - {"unspecified"} and len(FINISH_REASONS) == len(names) - 1
 
 
 def test_deltas_join_to_the_text_of_the_result(client):
