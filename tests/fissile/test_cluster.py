@@ -82,16 +82,19 @@ from fissile.cli.cluster import _stop
 from fissile.cli.processes import Children
 
 CHILD = '''
-import signal, sys, time
+import os, signal, sys, time
 name, seconds = sys.argv[1:]
+def say(word):
+    # A signal may come while the line before is being printed, and print cannot be entered twice.
+    os.write(1, word + os.linesep.encode())
 def end(*_):
-    print("asked", flush=True)
+    say(b"asked")
     time.sleep(float(seconds))
-    print("ended", flush=True)
+    say(b"ended")
     sys.exit(0)
 signal.signal(signal.SIGTERM, end)
-signal.signal(signal.SIGINT, lambda *_: print("interrupted", flush=True))
-print("ready", flush=True)
+signal.signal(signal.SIGINT, lambda *_: say(b"interrupted"))
+say(b"ready")
 time.sleep(60)
 '''
 children = Children(lambda name, line: print(f"{name} {line}\\n", end="", flush=True))
