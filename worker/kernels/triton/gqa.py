@@ -43,7 +43,8 @@ class Metadata:
     splits: Splits | None
     """Of the uniform rows, if they are attended to as such."""
     arrived: Tensor | None
-    """int32 [uniform rows × K], zeros: programs of a row that have put down their part; None if none are split."""
+    """int32 [uniform rows × K], zeros: programs of a row that have put down their part, of which the last one adds them
+    up. None where rows have one part, and for a row alone, whose parts are left to a kernel of their own."""
     parts: tuple[Dense | Paged, ...]
     """Of the other rows."""
 
@@ -106,7 +107,7 @@ class TritonGqa(GqaKernel):
                 self._machine, self._spec.num_kv_heads, buffers.context_lens[:num_rows], tokens, step.max_context_len,
                 self._spec.window,
             )  # fmt: skip
-            if splits.most > 1:
+            if splits.most > 1 and (num_rows > 1 or splits.usual == 1):
                 size = num_rows * self._spec.num_kv_heads
                 arrived = torch.zeros(size, dtype=torch.int32, device=buffers.context_lens.device)
         return Metadata(step, buffers, block_size, splits, arrived, parts)
@@ -175,7 +176,7 @@ class TritonGqa(GqaKernel):
         parts = self._new_parts(q, num_programs * tokens if is_split else 1)
         tile = self._tile_of_rows(num_rows, tokens)
         fewest = triton.next_power_of_2(tokens * self._group)
-        is_left = num_rows == 1 and splits.usual > 1
+        is_left = is_split and metadata.arrived is None
         summed = 0 if is_left else min(splits.most, max(1, SUMMED // (fewest * self._width)))
         attend_rows_kernel[(num_programs, spec.num_kv_heads)](
             q, cache.k, cache.v, sinks, out, *parts, metadata.arrived, buffers.context_lens, buffers.block_tables,

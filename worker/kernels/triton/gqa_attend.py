@@ -92,6 +92,23 @@ def with_sink(best, total, sink):
 
 
 @triton.jit
+def store_mixed(
+    out, sinks, best, total, mixed, place, head, is_query,
+    NUM_HEADS: tl.constexpr, VALUE_DIM: tl.constexpr, WIDTH: tl.constexpr, HAS_SINKS: tl.constexpr,
+):  # fmt: skip
+    """What attention makes of queries: values mixed [QUERIES, WIDTH] over the softmax's sum, to where `out` has a
+    token's `place` and a head."""
+    if HAS_SINKS:
+        sink = tl.load(sinks + head, mask=is_query, other=0.0).to(tl.float32) * LOG2_E
+        total, shrink = with_sink(best, total, sink)
+        mixed *= shrink[:, None]
+    mixed = mixed / tl.where(total == 0, 1.0, total)[:, None]
+    w = tl.arange(0, WIDTH)
+    out_at = out + (place.to(tl.int64) * NUM_HEADS + head)[:, None] * VALUE_DIM + w[None, :]
+    tl.store(out_at, mixed.to(out.dtype.element_ty), mask=is_query[:, None] & (w < VALUE_DIM)[None, :])
+
+
+@triton.jit
 def row_and_split(program, num_rows, usual_splits, splits_by_row, first_extra, extra_rows, HAS_EXTRA: tl.constexpr):
     """(row, or -1 where there is nothing to do; split; number of the row's splits) of a program of uniform rows: for
     each of the usual splits all rows, then the extra ones (see `gqa_splits`)."""

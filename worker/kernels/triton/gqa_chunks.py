@@ -4,14 +4,13 @@ import triton
 import triton.language as tl
 
 from worker.kernels.triton.gqa_attend import (
-    LOG2_E,
     LOWEST,
     add_keys,
     first_key,
     prefetch_keys,
     row_of_tile,
     share_of_split,
-    with_sink,
+    store_mixed,
 )
 from worker.kernels.triton.overlap import let_next_begin, wait_for_kernel_before
 
@@ -87,18 +86,14 @@ def attend_chunks_kernel(
 
     let_next_begin(OVERLAPS)
     mixed *= v_scale
-    w = tl.arange(0, WIDTH)
-    is_element = is_query[:, None] & (w < VALUE_DIM)[None, :]
     if num_splits == 1:
-        if HAS_SINKS:
-            sink = tl.load(sinks + head, mask=is_query, other=0.0).to(tl.float32) * LOG2_E
-            total, shrink = with_sink(best, total, sink)
-            mixed *= shrink[:, None]
-        mixed = mixed / tl.where(total == 0, 1.0, total)[:, None]
-        out_at = out + ((row_start + token).to(tl.int64) * NUM_HEADS + head)[:, None] * VALUE_DIM + w[None, :]
-        tl.store(out_at, mixed.to(out.dtype.element_ty), mask=is_element)
+        store_mixed(
+            out, sinks, best, total, mixed, row_start + token, head, is_query, NUM_HEADS, VALUE_DIM, WIDTH, HAS_SINKS
+        )  # fmt: skip
     else:
         part = (split * num_places + row_start + token - start).to(tl.int64) * NUM_HEADS + head
-        tl.store(part_mixed + part[:, None] * VALUE_DIM + w[None, :], mixed, mask=is_element)
+        w = tl.arange(0, WIDTH)
+        is_value = is_query[:, None] & (w < VALUE_DIM)[None, :]
+        tl.store(part_mixed + part[:, None] * VALUE_DIM + w[None, :], mixed, mask=is_value)
         tl.store(part_best + part, best, mask=is_query)
         tl.store(part_total + part, total, mask=is_query)

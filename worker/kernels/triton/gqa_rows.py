@@ -9,14 +9,13 @@ import triton
 import triton.language as tl
 
 from worker.kernels.triton.gqa_attend import (
-    LOG2_E,
     LOWEST,
     add_keys,
     first_key,
     prefetch_keys,
     row_and_split,
     share_of_split,
-    with_sink,
+    store_mixed,
 )
 from worker.kernels.triton.overlap import let_next_begin, wait_for_kernel_before
 
@@ -53,25 +52,6 @@ def _sum_of_parts(
         mixed = mixed * shrink[:, None] + tl.sum(values * weights[:, :, None], 1)
         best = new_best
     return best, total, mixed
-
-
-@triton.jit
-def _store_mixed(
-    out, sinks, best, total, mixed, row, kv_head,
-    NUM_HEADS: tl.constexpr, GROUP: tl.constexpr, TOKENS: tl.constexpr, QUERIES: tl.constexpr,
-    VALUE_DIM: tl.constexpr, WIDTH: tl.constexpr, HAS_SINKS: tl.constexpr,
-):  # fmt: skip
-    """What attention makes of a row's queries: values [QUERIES, WIDTH] over the softmax's sum."""
-    i, w = tl.arange(0, QUERIES), tl.arange(0, WIDTH)
-    token, head = i // GROUP, kv_head * GROUP + i % GROUP
-    is_query = i < TOKENS * GROUP
-    if HAS_SINKS:
-        sink = tl.load(sinks + head, mask=is_query, other=0.0).to(tl.float32) * LOG2_E
-        total, shrink = with_sink(best, total, sink)
-        mixed *= shrink[:, None]
-    mixed = mixed / tl.where(total == 0, 1.0, total)[:, None]
-    out_at = out + ((row * TOKENS + token).to(tl.int64) * NUM_HEADS + head)[:, None] * VALUE_DIM + w[None, :]
-    tl.store(out_at, mixed.to(out.dtype.element_ty), mask=is_query[:, None] & (w < VALUE_DIM)[None, :])
 
 
 @triton.jit(
@@ -137,9 +117,9 @@ def attend_rows_kernel(
     let_next_begin(OVERLAPS and not IS_EARLY)
     mixed *= v_scale
     if not IS_SPLIT or (PARTS > 0 and num_parts == 1):
-        _store_mixed(
-            out, sinks, best, total, mixed, row, kv_head,
-            NUM_HEADS, GROUP, TOKENS, QUERIES, VALUE_DIM, WIDTH, HAS_SINKS,
+        store_mixed(
+            out, sinks, best, total, mixed, row * TOKENS + token, head, is_query,
+            NUM_HEADS, VALUE_DIM, WIDTH, HAS_SINKS,
         )  # fmt: skip
     else:
         part = (program * TOKENS + token).to(tl.int64) * NUM_HEADS + head
@@ -157,7 +137,8 @@ def attend_rows_kernel(
                     part_mixed, part_best, part_total, row, kv_head, num_parts, num_rows, usual_splits, first_extra,
                     NUM_HEADS, GROUP, TOKENS, FEWEST, VALUE_DIM, WIDTH, PARTS, HAS_EXTRA,
                 )  # fmt: skip
-                _store_mixed(
-                    out, sinks, all_best, all_total, all_mixed, row, kv_head,
-                    NUM_HEADS, GROUP, TOKENS, FEWEST, VALUE_DIM, WIDTH, HAS_SINKS,
+                j = tl.arange(0, FEWEST)
+                store_mixed(
+                    out, sinks, all_best, all_total, all_mixed, row * TOKENS + j // GROUP, kv_head * GROUP + j % GROUP,
+                    j < TOKENS * GROUP, NUM_HEADS, VALUE_DIM, WIDTH, HAS_SINKS,
                 )  # fmt: skip
