@@ -10,9 +10,8 @@ from worker.face.convert_sampling import check_token_ids
 LENGTH = FinishReason.FINISH_REASON_LENGTH
 
 
-def test_members_of_a_group_share_the_prompt():
-    """n = 3: the prompt is computed once, the completions differ by seed."""
-    message = group(3, 32)
+def run_and_count(message):
+    """(what the router got, how many tokens were computed)"""
 
     async def scenario(system):
         before = system.executor.runner.num_tokens
@@ -20,7 +19,14 @@ def test_members_of_a_group_share_the_prompt():
         await quiet(system)
         return router, system.executor.runner.num_tokens - before
 
-    router, num_computed = run_worker(scenario)
+    return run_worker(scenario)
+
+
+def test_members_of_a_group_share_the_prompt():
+    """n = 3: the prompt is computed once, the completions differ by seed."""
+    message = group(3, 32)
+
+    router, num_computed = run_and_count(message)
     assert [router.tokens[id] for id in (1, 2, 3)] == [expected(message, 4, index) for index in range(3)]
     assert [router.ended[id].index for id in (1, 2, 3)] == [0, 1, 2]
     # The prompt once, its last token again for each of the others, three further tokens for each.
@@ -31,13 +37,7 @@ def test_log_probabilities_of_the_prompt_are_the_first_ones_affair():
     """The others find what it has computed: to report them again, they would compute all of it, though cached."""
     message = group(3, 32, max_tokens=1, sampling=SamplingParams(num_prompt_logprobs=0))
 
-    async def scenario(system):
-        before = system.executor.runner.num_tokens
-        router = await run_all(system, message)
-        await quiet(system)
-        return router, system.executor.runner.num_tokens - before
-
-    router, num_computed = run_worker(scenario)
+    router, num_computed = run_and_count(message)
     assert [router.tokens[id] for id in (1, 2, 3)] == [expected(message, 1, index) for index in range(3)]
     assert num_computed == 32 + 2 * 16
 
