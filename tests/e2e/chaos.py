@@ -59,7 +59,7 @@ def some_asks(number: int, seed: int) -> list[Ask]:
             seed=rng.randrange(1 << 32),
             temperature=rng.choice((0.0, 0.8, 1.3)),
             n=3 if rng.random() < 0.1 else 1,
-            max_tokens=rng.randint(100, 300),
+            max_tokens=rng.randint(300, 900),  # for seconds: a busy machine takes part of one to ask what is open
         )
         for _ in range(number)
     ]
