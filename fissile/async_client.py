@@ -1,6 +1,7 @@
 """The client for asyncio; the same calls as `fissile.client`."""
 
 import asyncio
+import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from types import TracebackType
@@ -118,6 +119,7 @@ class AsyncClient:
     ) -> None:
         self._metadata = call_metadata(api_key)
         self._routers = Routers(address, aio_channel, tls)
+        self._streams: weakref.WeakSet[AsyncStream] = weakref.WeakSet()
 
     def generate(
         self,
@@ -200,7 +202,9 @@ class AsyncClient:
     def _stream(self, method: Method, request: Any, timeout: float | None) -> AsyncStream:
         metadata = [*self._metadata, *trace_metadata()]
         calls = Calls(self._routers, method, request, timeout, metadata)
-        return AsyncStream(calls, request.options.output.cumulative)
+        stream = AsyncStream(calls, request.options.output.cumulative)
+        self._streams.add(stream)
+        return stream
 
     async def _call(self, method: Method, request: Any, timeout: float | None) -> Any:
         calls = Calls(self._routers, method, request, timeout, self._metadata)
@@ -220,7 +224,10 @@ class AsyncClient:
 
     async def close(self) -> None:
         """Close the connections: streams end in CancelledError, later calls in FailedPreconditionError. Idempotent."""
-        for opened in self._routers.close():
+        channels = self._routers.close()
+        for stream in self._streams:
+            stream.close()  # an older gRPC closes a channel and lets its streams go on
+        for opened in channels:
             await opened.close()
 
     async def __aenter__(self) -> Self:

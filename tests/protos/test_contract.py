@@ -91,6 +91,6 @@ def test_generated_code_runs_on_old_runtimes():
     """Generated code refuses a runtime older than its generator."""
     package = Path(fissile.v1.__file__).parent
     for path in package.glob("*_pb2.py"):
-        assert "# Protobuf Python Version: 6.31." in path.read_text(), path
+        assert "# Protobuf Python Version: 6.31.1\n" in path.read_text(), path
     for path in package.glob("*_pb2_grpc.py"):
         assert "GRPC_GENERATED_VERSION = '1.75.0'" in path.read_text(), path

@@ -103,7 +103,7 @@ def test_a_used_up_quota_says_whose_and_when_to_come_again(run):
         try:
             await generate(system, BOUND)
         except grpc.aio.AioRpcError as error:
-            details = dict(error.trailing_metadata())[STATUS_DETAILS_KEY]
+            details = next(value for key, value in error.trailing_metadata() if key == STATUS_DETAILS_KEY)
         return answers, details, await error_of(generate(system, BOUND)), await generate(system, FREE)
 
     answers, details, error, free = run(scenario)
