@@ -22,6 +22,10 @@ AITER := amd-aiter==0.1.7.post2.dev18
 # Tests of kernels, which Triton's interpreter can run.
 KERNEL_TESTS := tests/kernels
 
+# The oldest gRPC and protobuf that pyproject.toml admits, and tests that showed where newer ones behave otherwise.
+OLDEST_PACKAGES = $(shell sed -nE 's/^    "((grpcio|protobuf|googleapis)[a-z-]*)>=([0-9.]+),.*/\1==\3/p' pyproject.toml)
+OLDEST_TESTS := tests/fissile/test_async_client.py tests/common/test_told_of_a_server.py tests/worker/test_drain.py
+
 # Tests that start services of their own: those of the same services in one process.
 WHOLE_SYSTEM := tests/e2e tests/deploy
 # One that measures how long requests wait for each other: nothing runs beside it.
@@ -31,7 +35,7 @@ NO_RESTART := --max-worker-restart 0
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test kernels compat lint mutants protos install dev gemma clean
+.PHONY: help demo test kernels compat oldest lint mutants protos install dev gemma clean
 
 help:  ## Show this.
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -53,6 +57,9 @@ kernels: $(VENV)/kernels/.installed  ## Run the kernels for GPUs on the CPU, thr
 
 compat: $(VENV)/.worker $(VENV)/compat/.installed  ## Run frameworks that speak OpenAI's API against a real service.
 	$(BIN)/python -m compat.run $(VENV)/compat/bin/python $(ARGS)
+
+oldest: $(VENV)/.dev $(VENV)/oldest/.installed  ## Run tests of what gRPC does over the oldest one promised.
+	PYTHONPATH=$(abspath $(VENV)/oldest) $(BIN)/python -m pytest $(or $(ARGS),$(OLDEST_TESTS))
 
 lint: $(VENV)/.dev  ## ruff, mypy, import contracts, stubs up to date.
 	$(BIN)/ruff check .
@@ -130,4 +137,11 @@ $(VENV)/compat/.installed: $(VENV)/.created compat/requirements.txt
 	@echo "installing the frameworks ..."
 	$(PYTHON) -m venv $(VENV)/compat
 	$(VENV)/compat/bin/python -m pip --disable-pip-version-check install --quiet --requirement compat/requirements.txt
+	@touch $@
+
+# In front of ours, which has them newer.
+$(VENV)/oldest/.installed: $(VENV)/.created pyproject.toml
+	@echo "installing the oldest gRPC ..."
+	rm -rf $(@D)
+	$(PIP) --no-deps --no-compile --target $(@D) $(OLDEST_PACKAGES)
 	@touch $@
