@@ -15,10 +15,10 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from common.calls import CallInterceptor, Take, take_at_once
 from common.entrance import Admit, Entrance, admit_all
 from common.health import HealthServicer
-from common.ports import check_can_listen
 from common.reflection import ReflectionServicer
 from fissile.channel import MAX_MESSAGE_BYTES, SERVER_OPTIONS
 from fissile.errors import UnavailableError
+from fissile.ports import check_can_listen
 from fissile.tls import ServerTls
 
 CHANNELZ = "grpc.channelz.v1.Channelz"

@@ -17,6 +17,7 @@ import click
 from fissile.cli.processes import Child, Children, LogLine
 from fissile.cli.services import service_command
 from fissile.healthcheck import health
+from fissile.ports import check_can_listen
 from fissile.tls import ClientTls
 
 ROUTER = "router"
@@ -72,14 +73,23 @@ def running_cluster(config: ClusterConfig, log: LogLine) -> Iterator[Cluster]:
     """Start everything, yield once all of it is healthy, and stop everything at the end, whatever happens: open
     requests may finish, but a KeyboardInterrupt while they do kills all.
 
-    Raises StartError, with the last lines of its log, if a service ends or is not healthy within the time.
+    Raises StartError, with the last lines of its log, if a service ends or is not healthy within the time, and
+    UnavailableError, before anything is started, if a port of the router is taken.
     """
+    _check_ports(config)
     children = Children(log)
     try:
         with tempfile.TemporaryDirectory(prefix="fissile-") as folder:
             yield _start(config, children, Path(folder))
     finally:
         _stop(children, config.drain_timeout)
+
+
+def _check_ports(config: ClusterConfig) -> None:
+    """The router would say it, too, but only starts when the workers have told of their ports, seconds later."""
+    check_can_listen(_host("FISSILE_ROUTER_HOST"), config.port)
+    if config.http_port is not None:
+        check_can_listen(_host("FISSILE_ROUTER_HTTP_HOST"), config.http_port, " for HTTP")
 
 
 def _stop(children: Children, drain_timeout: float) -> None:
@@ -125,9 +135,13 @@ def _start(config: ClusterConfig, children: Children, folder: Path) -> Cluster:
 
 def local_address(host_variable: str, port: int) -> str:
     """Where a service can be reached from this machine whose host, if any, is in this environment variable."""
-    host = os.environ.get(host_variable, "127.0.0.1")
+    host = _host(host_variable)
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _host(variable: str) -> str:
+    return os.environ.get(variable, "127.0.0.1")
 
 
 def worker_tls() -> ClientTls | None:

@@ -106,12 +106,14 @@ def test_quiet_up_still_says_why_it_failed():
 
 
 @pytest.mark.parametrize("flag", ["--port", "--http-port"])
-def test_up_on_a_taken_port(model, flag):
+def test_up_on_a_taken_port_says_so_before_it_starts_anything(flag):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
-        assert f"cannot listen on 127.0.0.1:{port}" in failed_up("--port", "0", flag, port, "--model", model, *SMALL)
+        said = failed_up("--port", "0", flag, port)
+    purpose = " for HTTP" if flag == "--http-port" else ""
+    assert said == f"Error: unavailable: cannot listen on 127.0.0.1:{port}{purpose}: Address already in use\n"
 
 
 @pytest.mark.parametrize("service", ["router", "worker"])
