@@ -145,14 +145,16 @@ class Rows:
         value_dim: int | None = None,
         garbage: float = torch.nan,
         cache_scales: tuple[float, float] | None = None,
+        cache_dtype: torch.dtype | None = None,
     ) -> None:
-        """`value_dim`: None, as of keys; `cache_scales`: of keys and of values, in a cache of float8."""
+        """`value_dim`: None, as of keys; `cache_scales`: of keys and of values, in a cache of float8; `cache_dtype`:
+        where there are none; None: as of activations."""
         self.rig, self.block_size = rig, block_size
         self.heads, self.kv_heads, self.head_dim = shape
         self.value_dim = value_dim or self.head_dim
-        cache_dtype = rig.dtype if cache_scales is None else torch.float8_e4m3fn
         self.cache_scales = cache_scales
-        self.spec = GqaSpec(*shape, scale, cache_dtype, window, has_sinks, value_dim)
+        kept = (cache_dtype or rig.dtype) if cache_scales is None else torch.float8_e4m3fn
+        self.spec = GqaSpec(*shape, scale, kept, window, has_sinks, value_dim)
         self.sinks = rig.noise(self.heads, seed=3) if has_sinks else None
         self.kernel = rig.choose(GQA, self.spec)
         self.rows, num_uniform, num_blocks = scatter(query_lens, context_lens, block_size, uniform_len, num_padding)
@@ -226,7 +228,7 @@ class Rows:
     def as_cached(self, values: Tensor, which: int) -> Tensor:
         """Keys (0) or values (1), float64, as the cache has them."""
         if self.cache_scales is None:
-            return values
+            return values.to(self.spec.dtype).double()
         scale = self.cache_scales[which]
         return (values.float() / scale).to(torch.float8_e4m3fn).double() * scale
 

@@ -169,6 +169,26 @@ def test_a_part_of_each_head_is_rotated(rig: Rig, head_dim: int, value_dim: int,
     assert torch.equal(v, exact_v.to(rig.dtype))
 
 
+@pytest.mark.parametrize("head_dim", [16, 64])
+def test_a_cache_of_bfloat16_beside_floats(rig: Rig, head_dim: int) -> None:
+    """All is exact but for the rounding of keys and values, however the tokens came there; what is not finite stays."""
+    shape, dtype = (6, 2, head_dim), torch.bfloat16
+    if rig.dtype != torch.float32 or not rig.kernels.find(GQA, GqaSpec(*shape, 1.0, dtype), rig.dtype):
+        pytest.skip("no such cache here")
+    for query_lens, context_lens, uniform_len in (
+        ([1, 1, 1], [1, 40, 600], 1), ([1, 9, 5], [8, 9, 40], 1), ([3, 3], [40, 3], 3),
+    ):  # fmt: skip
+        rows = Rows(rig, shape, query_lens, context_lens, 16, uniform_len=uniform_len, cache_dtype=dtype)
+        assert all(entry.dtype == dtype for entry in rows.entries)
+        rig.assert_close(rows.attend(), rows.exact())
+    values = torch.tensor([1.00390625, 1.01171875, -1e38, torch.inf, torch.nan, 3.39e38, 1e-40, -0.0])
+    rows = Rows(rig, shape, [1] * len(values), [1] * len(values), 16, cache_dtype=dtype)
+    qkv = values[:, None].expand(-1, 10 * head_dim).contiguous()
+    _, k, v = rows.kernel.write_qkv(qkv, None, None, rows.cache, rows.metadata)
+    for found in (k, v):
+        assert torch.equal(found[:, 0, 0].nan_to_num(7), values.bfloat16().float().nan_to_num(7))
+
+
 FP8_SCALES = [(1.0, 1.0), (0.0625, 0.5)]
 
 
@@ -194,7 +214,7 @@ def test_float8_loses_little(rig: Rig) -> None:
     """Three bits behind the point: at most 1/16 of each key and value, of which the sums keep less."""
     rows = fp8_rows(rig, (6, 2, 16), [1, 1, 9], [30, 40, 9], 16, cache_scales=(1.0, 1.0))
     got, rounded = rows.attend().double(), rows.exact()
-    rows.cache_scales = None
+    rows.cache_scales, rows.spec = None, replace(rows.spec, dtype=rig.dtype)
     exact = rows.exact()
     assert 0.001 < (rounded - exact).abs().max() / exact.abs().max() < 0.06
     assert (got - exact).abs().max() / exact.abs().max() < 0.08

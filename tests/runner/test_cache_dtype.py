@@ -1,4 +1,4 @@
-"""A cache of float8: a whole model on it, what it loses, what it costs, and the scales of a checkpoint."""
+"""A cache of fewer bits than activations have: a whole model on it, what it loses and costs, and a checkpoint's scales."""
 
 import json
 from dataclasses import replace
@@ -12,8 +12,12 @@ from transformers import LlamaForCausalLM
 from tests.runner.conftest import make_driver, random_prompt, save_llama
 from tests.runner.driver import Driver, cache_of
 from tests.runner.logits import capture_logits
+from worker.kernels.gqa import GqaSpec
+from worker.kernels.native.library import obstacle
+from worker.kernels.select import Kernels
+from worker.layers.setup import LayerSetup
 from worker.loader.errors import WeightsError
-from worker.parallel.group import Group
+from worker.parallel.group import ALONE, Group
 from worker.runner.build import build_runner
 from worker.runner.config import RunnerConfig
 
@@ -95,6 +99,33 @@ def test_it_takes_a_quarter_of_float32(tiny: tuple[Path, LlamaForCausalLM]) -> N
     config = RunnerConfig(model=str(tiny[0]), device="cpu", kv_cache_gib=2**-11, max_num_seqs=64, quantization="none")
     (_, plain), (_, small) = (build_runner(replace(config, kv_cache_dtype=name), Group()) for name in ("auto", "fp8"))
     assert (plain.num_blocks, small.num_blocks) == (85, 341)  # blocks of 6,144 and 1,536 bytes in half a MiB
+
+
+@pytest.mark.skipif(obstacle() is not None, reason="needs AVX2 and a C++ compiler")
+@pytest.mark.parametrize(
+    ("options", "dtype"),
+    [
+        ({"quantization": "int8"}, torch.bfloat16),
+        ({"quantization": "int8", "kv_cache_dtype": "activations"}, torch.float32),
+        ({"quantization": "none"}, torch.float32),
+    ],
+    ids=str,
+)
+def test_beside_whole_numbers_it_is_of_bfloat16(tmp_path: Path, options: dict[str, str], dtype: torch.dtype) -> None:
+    save_llama(tmp_path, hidden_size=64, num_attention_heads=4, num_key_value_heads=2, head_dim=16)
+    driver = make_driver(tmp_path, **options)
+    assert {entry.dtype for entry in cache_of(driver.runner)} == {dtype}
+
+
+@pytest.mark.skipif(obstacle() is not None, reason="needs AVX2 and a C++ compiler")
+def test_layers_whose_kernel_keeps_no_bfloat16_stay_float32() -> None:
+    setup = LayerSetup(
+        Kernels(torch.device("cpu")), ALONE, torch.float32, quantization="int8", cache_dtypes=(torch.bfloat16,)
+    )
+    spec = GqaSpec(6, 2, 16, 1.0, torch.float32)
+    assert setup.with_cache(spec).dtype == torch.bfloat16
+    windowed = replace(spec, window=8)
+    assert setup.with_cache(windowed) == windowed
 
 
 @pytest.mark.parametrize("cache", ["auto", "fp8"])

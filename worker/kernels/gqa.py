@@ -23,7 +23,7 @@ class GqaSpec:
     head_dim: int
     scale: float
     dtype: torch.dtype
-    """Of the cache: that of activations, or float8_e4m3."""
+    """Of the cache: that of activations, float8_e4m3, or bfloat16 beside float32."""
     window: int | None = None
     """A token sees the last so many tokens, itself included; None: all."""
     has_sinks: bool = False
@@ -90,8 +90,8 @@ class GqaKernel(CacheKernel, Protocol):
         """Norm and rotate q and k, and write k and v where the step's token slots say.
 
         qkv [T, (H + K) × D + K × value_dim] → q [T, H, D], k [T, K, D] and v [T, K, value_dim]; may overwrite qkv. k
-        and v are as the cache has them: rounded, where it is of float8, so that a token sees the same however the work
-        is cut up.
+        and v are as the cache has them: rounded, where it has fewer bits, so that a token sees the same however the
+        work is cut up.
         """
 
     def attend(

@@ -65,17 +65,18 @@ class SelfAttention(nn.Module):
             norm = QkNorm(self.q_norm.weight, self.k_norm.weight, shape.qk_norm_eps)
         if shape.has_sinks:
             self.sinks = Sinks(setup, heads)
-        self.spec = GqaSpec(
+        spec = GqaSpec(
             num_heads=shard_of(heads, setup.tp, "q_proj")[1],
             num_kv_heads=shard_or_copy(kv_heads, setup.tp, "k_proj")[1],
             head_dim=dim,
             scale=dim**-0.5 if shape.scale is None else shape.scale,
-            dtype=setup.cache_dtype or setup.dtype,
+            dtype=setup.dtype,
             window=shape.window,
             has_sinks=shape.has_sinks,
             v_head_dim=None if value_dim == dim else value_dim,
             rotary_dim=None if shape.rotary_dim == dim else shape.rotary_dim,
         )
+        self.spec = setup.with_cache(spec)
         self.attention = GqaAttention(setup, self.spec, norm, rope, self.sinks.logits if shape.has_sinks else None)
 
     def forward(

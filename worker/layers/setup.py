@@ -1,9 +1,10 @@
 """What every layer is made with."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
+from worker.kernels.gqa import GQA, GqaSpec
 from worker.kernels.linear import LINEAR, LinearSpec
 from worker.kernels.select import Kernels
 from worker.kernels.weights import Blocks, Grouped, Quantization
@@ -36,8 +37,8 @@ class LayerSetup:
     dp: Group = ALONE
     """Ranks whose tokens' experts are on all of `ep`: a layer of experts takes their tokens, too (`TokenExchange`)."""
 
-    cache_dtype: torch.dtype | None = None
-    """Of keys and values in the cache: float8_e4m3; None: `dtype`."""
+    cache_dtypes: tuple[torch.dtype, ...] = ()
+    """Of keys and values, before `dtype`: a layer has the first that a kernel for it keeps."""
     has_cache_scales: bool = False
     """The checkpoint has scales for such a cache."""
     num_drafts: int = 0
@@ -52,6 +53,11 @@ class LayerSetup:
         return (
             None if self.quantization == "none" else quantized_kind(self.kernels, self.dtype, in_features, out_features)
         )
+
+    def with_cache(self, spec: GqaSpec) -> GqaSpec:
+        """The same attention, over a cache of the type that this layer has."""
+        asked = (replace(spec, dtype=dtype) for dtype in self.cache_dtypes)
+        return next((one for one in asked if self.kernels.find(GQA, one, self.dtype) is not None), spec)
 
     @property
     def device(self) -> torch.device:

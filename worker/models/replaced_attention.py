@@ -131,11 +131,11 @@ class AttentionProbe:
             num_kv_heads=key.shape[1],
             head_dim=head_dim,
             scale=head_dim**-0.5 if scaling is None else scaling,
-            dtype=self._setup.cache_dtype or self._setup.dtype,
+            dtype=self._setup.dtype,
             window=windows[0],
             has_sinks=s_aux is not None,
             v_head_dim=None if value_dim == head_dim else value_dim,
         )
-        self.layers[module] = GqaAttention(self._setup, spec, None, None, s_aux)
+        self.layers[module] = GqaAttention(self._setup, self._setup.with_cache(spec), None, None, s_aux)
         mixed = value.repeat_interleave(num_heads // key.shape[1], 1) + query.mean(-1, keepdim=True)
         return mixed.transpose(1, 2), None

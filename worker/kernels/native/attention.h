@@ -10,6 +10,7 @@
 #include <cmath>
 #include <vector>
 
+#include "bfloat16.h"
 #include "float8.h"
 
 constexpr int KEYS = 256;
@@ -21,7 +22,7 @@ struct Shape {
     int heads, kv_heads, head_dim, block_size;
     int64_t block_stride;
     float scale;
-    int cache_bits;  // 32 or 8
+    int cache_bits;  // 32, 16 or 8
     int group() const { return heads / kv_heads; }
     // Where a layer's keys, or values, of this head in this block begin.
     int64_t place(int64_t block, int kv_head) const {

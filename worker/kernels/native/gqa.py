@@ -15,6 +15,7 @@ PAST_THE_END = 16
 """Entries behind the keys: the last of them are read a vector at a time."""
 WIDTHS = 16
 """Of the widest vector: heads are whole vectors."""
+CACHE_DTYPES = (torch.float32, torch.bfloat16, torch.float8_e4m3fn)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +109,7 @@ def supports_gqa(spec: GqaSpec, device: torch.device, dtype: torch.dtype) -> boo
     return (
         device.type == "cpu"
         and dtype == torch.float32
-        and spec.dtype in (torch.float32, torch.float8_e4m3fn)
+        and spec.dtype in CACHE_DTYPES
         and spec.window is None
         and not spec.has_sinks
         and is_plain(spec)

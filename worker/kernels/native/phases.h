@@ -217,6 +217,19 @@ static inline void write_head(const WriteQkv &write, const float *key, const flo
     memcpy(static_cast<float *>(write.cache.v) + place + int64_t(offset) * dim, value, dim * sizeof(float));
 }
 
+// The same in bfloat16; key and value become what the cache has of them.
+static inline void write_half_head(const WriteQkv &write, float *key, float *value, int64_t place, int offset) {
+    const int dim = write.shape.head_dim;
+    BFloat16 *k = static_cast<BFloat16 *>(write.cache.k) + place + offset;
+    BFloat16 *v = static_cast<BFloat16 *>(write.cache.v) + place + int64_t(offset) * dim;
+    for (int d = 0; d < dim; d++) {
+        k[d * write.shape.block_size] = to_bfloat16(key[d]);
+        v[d] = to_bfloat16(value[d]);
+        key[d] = to_float(k[d * write.shape.block_size]);
+        value[d] = to_float(v[d]);
+    }
+}
+
 // The same in float8; key and value become what the cache has of them. `query` is the first of the heads that will see
 // them: attention does not see NaN in such a cache, so where there is one, these get it from the query of the same token.
 static inline void write_small_head(
@@ -255,6 +268,8 @@ static void run_write_qkv(const void *task, int chunk, int) {
             const int offset = int(slot % shape.block_size);
             if (shape.cache_bits == 8)
                 write_small_head(write, queries + h * shape.group() * dim, head, values, place, offset);
+            else if (shape.cache_bits == 16)
+                write_half_head(write, head, values, place, offset);
             else
                 write_head(write, head, values, place, offset);
         }

@@ -18,7 +18,7 @@ from worker.kernels.sampling import CHOOSE, LOGPROBS, MASKED_COPY
 from worker.kernels.torch.delta import TorchDelta, gated_norm
 from worker.kernels.torch.elementwise import RmsNorm, embedding, gelu_and_mul, silu_and_mul
 from worker.kernels.torch.experts import make_experts, supports_experts
-from worker.kernels.torch.gqa import TorchGqa
+from worker.kernels.torch.gqa import TorchGqa, supports_gqa
 from worker.kernels.torch.linear import OneDnnLinear, PlainLinear, supports_dense, supports_onednn
 from worker.kernels.torch.mla import TorchMla
 from worker.kernels.torch.mla_index import TorchIndex
@@ -41,7 +41,7 @@ IMPLEMENTATIONS: list[Implementation[Any, Any]] = [
     Implementation(LINEAR, "F.linear", supports_dense, lambda *_: PlainLinear()),
     Implementation(ROUTE_EXPERTS, "torch", always, lambda spec, *_: TorchRoute(spec)),
     Implementation(EXPERTS, "torch", supports_experts, make_experts),
-    Implementation(GQA, "torch", always, lambda spec, device, dtype: TorchGqa(spec, device, dtype)),
+    Implementation(GQA, "torch", supports_gqa, lambda spec, device, dtype: TorchGqa(spec, device, dtype)),
     Implementation(MLA, "torch", always, lambda spec, *_: TorchMla(spec)),
     Implementation(INDEX, "torch", always, lambda spec, *_: TorchIndex(spec)),
     Implementation(DELTA, "torch", always, lambda spec, *_: TorchDelta(spec)),

@@ -185,3 +185,7 @@ def _softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
         sinks = sinks.repeat(scores.shape[0] // len(sinks))
     column = sinks.to(scores.dtype).expand(scores.shape[:-1])[..., None]
     return torch.cat((scores, column), -1).softmax(-1)[..., :-1]
+
+
+def supports_gqa(spec: GqaSpec, device: torch.device, dtype: torch.dtype) -> bool:
+    return spec.dtype in (dtype, FP8)
