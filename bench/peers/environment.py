@@ -19,8 +19,8 @@ class PeerError(Exception):
     """A peer could not be installed or did not answer."""
 
 
-def python_of(name: str, requirements: Sequence[str]) -> Path:
-    """The interpreter of environment `name`, made and filled at first use. Raises PeerError."""
+def python_of(name: str, requirements: Sequence[str], without: Sequence[str] = ()) -> Path:
+    """The interpreter of environment `name`, made and filled at first use but for `without`. Raises PeerError."""
     python = HOME / name / "bin" / "python"
     stamp = HOME / name / ".installed"
     if stamp.exists() and stamp.read_text().split("\n") == list(requirements):
@@ -31,6 +31,8 @@ def python_of(name: str, requirements: Sequence[str]) -> Path:
         _run(
             [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *requirement.split()], name
         )
+    if without:
+        _run([str(python), "-m", "pip", "uninstall", "--quiet", "--yes", *without], name)
     stamp.write_text("\n".join(requirements))
     return python
 
