@@ -1,4 +1,4 @@
-"""A cache of fewer bits than activations have: a whole model on it, what it loses and costs, and a checkpoint's scales."""
+"""A cache of fewer bits than activations have: what it loses and costs, in whole models, and scales of a checkpoint."""
 
 import json
 from dataclasses import replace

@@ -9,7 +9,7 @@ import pytest
 from common.field_count import MAX_FIELDS
 from fissile.v1 import ExecuteCommand, ExecuteRequest, FinishReason, Sequence, SequenceGroup, TokenSequence
 from tests.worker.fake_executor import EOS
-from tests.worker.harness import connect, expected, group, quiet, run_all, run_worker, sequence
+from tests.worker.harness import connect, expected, group, quiet, run_all, run_worker, sequence, until
 
 LENGTH = FinishReason.FINISH_REASON_LENGTH
 
@@ -34,17 +34,27 @@ def test_a_sequence_streams_its_tokens_in_order(async_scheduling):
 
 
 def test_sequences_of_one_step_come_in_one_message():
-    messages = [sequence(id) for id in (1, 2, 3)]
+    """Those that were there when it was scheduled: they come while another one's step is held."""
+    messages = [sequence(id) for id in (2, 3, 4)]
 
     async def scenario(system):
-        system.executor.step_seconds = 0.2
-        return await run_all(system, *messages)
+        router = connect(system)
+        system.executor.open.clear()
+        await router.send(sequence(1, max_tokens=1))
+        await until(lambda: system.executor.num_submitted)
+        await router.send(*messages)
+        await until(lambda: system.server._broker.num_open == 4)
+        system.executor.step_seconds = 0.05  # so that messages of several steps are not joined
+        system.executor.open.set()
+        await router.finish(2, 3, 4)
+        return router
 
     router = run_worker(scenario)
-    assert {len(response.outputs) for response in router.messages} == {3}
-    assert {id: router.tokens[id] for id in (1, 2, 3)} == {m.sequences[0].id: expected(m, 4) for m in messages}
-    assert router.messages[0].load.num_running == 3
-    assert {response.last_sequence_id for response in router.messages} == {3}
+    _, *shared = router.messages
+    assert {len(response.outputs) for response in shared} == {3}
+    assert {id: router.tokens[id] for id in (2, 3, 4)} == {m.sequences[0].id: expected(m, 4) for m in messages}
+    assert shared[0].load.num_running == 3
+    assert {response.last_sequence_id for response in shared} == {4}
 
 
 def test_streams_do_not_share_ids():
