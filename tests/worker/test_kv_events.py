@@ -176,7 +176,7 @@ def test_a_model_with_state_is_served_without_prefix_caching_where_none_is_kept(
 
 def test_steps_that_follow_each_other_are_not_each_looked_at(monkeypatch):
     looks = []
-    monkeypatch.setattr(kv_watch, "MIN_INTERVAL_SECONDS", 3600.0)
+    monkeypatch.setattr("worker.face.service.min_interval", lambda device: 3600.0)
     monkeypatch.setattr(kv_watch, "_since", lambda number, scheduler: looks.append(number) or [])
 
     async def scenario(system):
@@ -187,3 +187,7 @@ def test_steps_that_follow_each_other_are_not_each_looked_at(monkeypatch):
 
     run_worker(scenario)
     assert len(looks) == 1
+
+
+def test_where_the_model_has_the_same_cores_looks_are_rarer():
+    assert kv_watch.min_interval("cpu") > kv_watch.min_interval("cuda:0") == kv_watch.MIN_INTERVAL_SECONDS

@@ -17,6 +17,8 @@ SNAPSHOT_PART_TOKENS = 65_536
 MIN_INTERVAL_SECONDS = 0.05
 """Between two looks for changes: to ask the engine costs, and so does a message on both sides, and a step may be a few
 milliseconds."""
+MIN_INTERVAL_SECONDS_ON_CPU = 0.25
+"""Where the model runs on the same cores: a prompt takes as long there."""
 
 
 class Progress:
@@ -38,10 +40,16 @@ class Progress:
         return waiter
 
 
+def min_interval(device: str) -> float:
+    """Seconds between two looks, where the model runs on `device`."""
+    return MIN_INTERVAL_SECONDS_ON_CPU if device == "cpu" else MIN_INTERVAL_SECONDS
+
+
 async def watch_kv_events(
-    engine: Engine, progress: Progress, block_size: int, number: int
+    engine: Engine, progress: Progress, block_size: int, number: int, interval: float
 ) -> AsyncIterator[v1.WatchKvEventsResponse]:
-    """For ever. `number` is that of the last event the watcher has seen; 0 if none.
+    """For ever. `number` is that of the last event the watcher has seen, 0 if none; `interval`: seconds from one look
+    for changes to the next, at least.
 
     Raises UnavailableError when the engine ends.
     """
@@ -63,7 +71,7 @@ async def watch_kv_events(
             number = events[-1][0]
         else:
             await changed
-        await asyncio.sleep(max(0.0, looked_at + MIN_INTERVAL_SECONDS - time.monotonic()))
+        await asyncio.sleep(max(0.0, looked_at + interval - time.monotonic()))
 
 
 def snapshot_to_pb(number: int, blocks: list[BlockStored], block_size: int) -> Iterator[v1.WatchKvEventsResponse]:

@@ -23,7 +23,7 @@ from worker.engine.engine import Engine
 from worker.executor.errors import ExecutorError
 from worker.face.broker import Broker
 from worker.face.convert_outputs import duration_to_pb, load_to_pb
-from worker.face.kv_watch import watch_kv_events
+from worker.face.kv_watch import min_interval, watch_kv_events
 from worker.face.requirements import require
 from worker.face.served_files import ServedFiles
 from worker.face.streams import ExecuteStream
@@ -205,8 +205,9 @@ class WorkerService(v1.WorkerServiceServicer):
         if not self._settings.reuses_prefixes(worker.model.num_groups, worker.model.num_checkpoints):
             raise UnimplementedError("prefix caching is off")
         await context.send_initial_metadata(())
+        model, progress = worker.model, worker.broker.progress
         async for response in watch_kv_events(
-            worker.engine, worker.broker.progress, worker.model.block_size, request.from_sequence_number
+            worker.engine, progress, model.block_size, request.from_sequence_number, min_interval(model.device)
         ):
             response.epoch = self._epoch
             yield response
