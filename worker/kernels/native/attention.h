@@ -15,6 +15,7 @@
 
 constexpr int KEYS = 256;
 constexpr int LINE = 64;  // bytes
+constexpr int AHEAD = 8192;  // bytes from what is read to what is asked for
 constexpr int TILE_QUERIES = 96;  // of a chunk of a prompt: tokens times heads that share keys
 constexpr int SCORE_SUMS = W == 16 ? 8 : 12, MIX_SUMS = W == 16 ? 16 : 12;  // vectors that a tile has in registers
 
@@ -61,6 +62,7 @@ struct Attention {
     float *partials;          // [number][queries of an item][D + 2]: sum of values, then of weights, then the largest score
     int queries_per_partial;
     float *const *scratch;  // one for each thread
+    int num_threads;
 
     // Of what `load` makes of the cache.
     float unit() const { return shape.cache_bits == 8 ? FLOAT8_UNIT : 1.0f; }
@@ -73,16 +75,20 @@ static inline size_t attention_scratch(const Shape &shape) {
     return queries * (KEYS + W) + 2 * queries * (shape.head_dim + 2);
 }
 
+// Asks for the line of this address, to be had from the second cache: with all of them asked for, blocks from all over
+// memory came at 17 GB/s that way, and at 10 into the first cache.
+static inline void ask_for(const void *line) { __builtin_prefetch(line, 0, 2); }
+
 // Scores of N vectors of keys.
 template <int R, int N, typename Entry>
 static inline void score_tile(
-    const float *const *q, const Entry *keys, const Entry *next, int key_stride, int dim, float *scores) {
+    const float *const *q, const Entry *keys, const Entry *later, int key_stride, int dim, float *scores) {
     Vec total[R][N] = {};
     const int per_line = std::max(1, LINE / int(key_stride * sizeof(Entry))), last = per_line - 1;
     for (int d = 0; d < dim; d++) {
         Vec key[N];
         for (int n = 0; n < N; n++) key[n] = load(keys + size_t(d) * key_stride + n * W);
-        if ((d & last) == 0) __builtin_prefetch(next + size_t(d) * key_stride);
+        if ((d & last) == 0) ask_for(later + size_t(d) * key_stride);
 #pragma GCC unroll 12
         for (int r = 0; r < R; r++)
             for (int n = 0; n < N; n++) total[r][n] += key[n] * q[r][d];
@@ -92,14 +98,14 @@ static inline void score_tile(
         for (int n = 0; n < N; n++) store(scores + r * (KEYS + W) + n * W, total[r][n]);
 }
 
-// `next`: the keys that are read after these, so that they are there by then.
+// `later`: what is read some time after these keys, and asked for now.
 template <int R, int N, typename Entry>
 static void scores_of(
-    const float *const *q, int num, const Entry *keys, const Entry *next, int key_stride, int dim, float *scores) {
+    const float *const *q, int num, const Entry *keys, const Entry *later, int key_stride, int dim, float *scores) {
     if constexpr ((R + 1) * N <= SCORE_SUMS) {
-        if (num > R) return scores_of<R + 1, N>(q, num, keys, next, key_stride, dim, scores);
+        if (num > R) return scores_of<R + 1, N>(q, num, keys, later, key_stride, dim, scores);
     }
-    score_tile<R, N>(q, keys, next, key_stride, dim, scores);
+    score_tile<R, N>(q, keys, later, key_stride, dim, scores);
 }
 
 // Both are D values, their weights' sum, and the largest score, which is -inf where no key was seen.
@@ -118,14 +124,14 @@ static inline void merge_found(float *total, const float *part, int dim, bool is
 template <typename Entry>
 struct ItemWork {
     const Attention &attention;
-    const AttentionItem &item;
+    const AttentionItem &item, &next;  // the one that this thread will probably have next
     const Shape &shape;
     int num_queries;
     float *scores, *found, *total;  // [queries][KEYS + W], [queries][D + 2] twice
 
-    ItemWork(const Attention &attention, const AttentionItem &item, float *scratch)
-        : attention(attention), item(item), shape(attention.shape), num_queries(item.num_tokens * shape.group()),
-          scores(scratch) {
+    ItemWork(const Attention &attention, const AttentionItem &item, const AttentionItem &next, float *scratch)
+        : attention(attention), item(item), next(next), shape(attention.shape),
+          num_queries(item.num_tokens * shape.group()), scores(scratch) {
         const size_t queries = std::max(TILE_QUERIES, shape.group());
         found = scores + queries * (KEYS + W);
         total = found + queries * (shape.head_dim + 2);
@@ -139,17 +145,32 @@ struct ItemWork {
     // Keys that query i sees, counted from the beginning of the row.
     int limit(int i) const { return item.first_position + i / shape.group() + 1; }
 
-    int64_t place(int position) const {
-        return shape.place(item.blocks[position / shape.block_size], item.kv_head);
+    int64_t place(const AttentionItem &of, int position) const {
+        return shape.place(of.blocks[position / shape.block_size], of.kv_head);
     }
 
-    const Entry *keys(int position) const {
-        return static_cast<const Entry *>(attention.cache.k) + place(position) + position % shape.block_size;
+    const Entry *keys(const AttentionItem &of, int position) const {
+        return static_cast<const Entry *>(attention.cache.k) + place(of, position) + position % shape.block_size;
     }
 
     const Entry *values(int position) const {
-        return static_cast<const Entry *>(attention.cache.v) + place(position) +
+        return static_cast<const Entry *>(attention.cache.v) + place(item, position) +
                position % shape.block_size * shape.head_dim;
+    }
+
+    // Keys first ... last are read block by block, then their values, then the keys of what comes next: pieces of memory
+    // that lie apart, so that a processor does not see them coming. This is what is read AHEAD bytes after `at`.
+    const Entry *later(bool is_value, int at, int first, int last) const {
+        const int size = shape.block_size, block_bytes = size * shape.head_dim * int(sizeof(Entry));
+        const int num = (last - first + size - 1) / size;
+        int block = (at - first) / size + (is_value ? num : 0) + std::max(1, AHEAD / block_bytes);
+        const auto position = [&](int begin, int end) { return std::min(begin + block * size, end - 1); };
+        if (block < num) return keys(item, position(first, last));
+        block -= num;
+        if (block < num) return values(position(first, last));
+        block -= num;
+        if (last < item.last_key) return keys(item, position(last, item.last_key));
+        return keys(next, position(next.first_key, next.last_key));
     }
 
     void run() {
@@ -172,14 +193,14 @@ struct ItemWork {
             const int room = shape.block_size - at % shape.block_size;
             const bool is_wide = (W == 8 || num_queries <= 4) && room >= 2 * W && at + 2 * W <= first + KEYS;
             const int num_keys = std::min(is_wide ? 2 * W : W, room), most = is_wide ? SCORE_SUMS / 2 : SCORE_SUMS;
-            const Entry *tile = keys(at), *next = at + num_keys < last ? keys(at + num_keys) : tile;
+            const Entry *tile = keys(item, at), *ahead = later(false, at, first, last);
             for (int i = 0; i < num_queries; i += most) {
                 const int num = std::min(most, num_queries - i);
                 const float *queries[SCORE_SUMS];
                 for (int r = 0; r < num; r++) queries[r] = query(i + r);
                 float *row = scores + i * (KEYS + W) + at - first;
                 const auto score = is_wide ? scores_of<1, 2, Entry> : scores_of<1, 1, Entry>;
-                score(queries, num, tile, next, shape.block_size, shape.head_dim, row);
+                score(queries, num, tile, ahead, shape.block_size, shape.head_dim, row);
             }
             at += num_keys;
         }
@@ -235,13 +256,13 @@ struct ItemWork {
         for (int at = first; at < end;) {
             const int run = std::min(end - at, shape.block_size - at % shape.block_size);
             const Entry *value = values(at) + d;
-            const ptrdiff_t ahead = at + run < end ? values(at + run) + d - value : 0;
+            const ptrdiff_t ahead = i == 0 ? later(true, at, first, end) + d - value : 0;
             for (int key = at - first; key < at - first + run; key++, value += shape.head_dim) {
                 Vec parts[N];
 #pragma GCC unroll 4
                 for (int n = 0; n < N; n++) {
                     parts[n] = load(value + n * W);
-                    if (i == 0 && n * W * sizeof(Entry) % LINE == 0) __builtin_prefetch(value + n * W + ahead);
+                    if (i == 0 && n * W * sizeof(Entry) % LINE == 0) ask_for(value + n * W + ahead);
                 }
 #pragma GCC unroll 8
                 for (int r = 0; r < R; r++) {
@@ -268,9 +289,10 @@ static inline void write_out(const Attention &attention, int kv_head, int first_
 template <typename Entry>
 static void attend_item(const void *task, int chunk, int thread) {
     const Attention &attention = *static_cast<const Attention *>(task);
+    const int last = int(attention.items->size()) - 1, width = attention.shape.head_dim + 2;
     const AttentionItem &item = (*attention.items)[chunk];
-    const int width = attention.shape.head_dim + 2;
-    ItemWork<Entry> work(attention, item, attention.scratch[thread]);
+    const AttentionItem &next = (*attention.items)[std::min(chunk + attention.num_threads, last)];
+    ItemWork<Entry> work(attention, item, next, attention.scratch[thread]);
     work.run();
     if (item.partial >= 0) {
         float *to = attention.partials + size_t(item.partial) * attention.queries_per_partial * width;

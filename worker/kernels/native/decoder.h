@@ -113,7 +113,8 @@ class StepWork {
         const std::vector<AttentionItem> &items, const std::vector<Merge> &merges, const float *qkv, size_t stride,
         const Cache &cache, float *out) {
         attentions_.push_back(Attention{
-            shape_, qkv, stride, cache, out, &items, &merges, partials_, queries_per_partial_, scratch_.data()});
+            shape_, qkv, stride, cache, out, &items, &merges, partials_, queries_per_partial_, scratch_.data(),
+            num_threads_});
         const auto attend = shape_.cache_bits == 8    ? attend_item<Float8>
                             : shape_.cache_bits == 16 ? attend_item<BFloat16>
                                                       : attend_item<float>;
