@@ -220,6 +220,8 @@ class WorkerLink:
             await call.initial_metadata()
         info = await stub.GetWorker(GetWorkerRequest(), timeout=timeout)
         tokenizer = await self._preparation.tokenizer(stub, info.tokenizer_fingerprint)
+        if call.done():
+            await self._read(call)  # raises: the stream was refused, by a worker that has loaded since then
         if self.info is None or info.epoch != self.info.epoch:
             self.breaker.reset()
         self.info, self.tokenizer, self.version, self.stub = info, tokenizer, Version.of(info), stub

@@ -6,6 +6,7 @@ import logging
 import grpc
 
 from fissile.channel import aio_channel
+from fissile.errors import UnavailableError
 from fissile.v1 import (
     GenerationServiceStub,
     GetStatsRequest,
@@ -49,6 +50,26 @@ def test_a_worker_whose_health_flips_fast_is_told_of_in_few_lines(caplog):
     of_worker = [record.message for record in caplog.records if record.message.startswith("worker 127")]
     of_router = [record.message for record in caplog.records if record.message.startswith(("ready", "not ready"))]
     assert len(of_worker) <= 5 and len(of_router) <= 5
+
+
+class LoadedJustNow(FakeWorker):
+    """Refuses its first stream as one that loads, and no call after that."""
+
+    is_loaded = False
+
+    async def Execute(self, request_iterator, context):
+        if not self.is_loaded:
+            self.is_loaded = True
+            raise UnavailableError("the model is still loading")
+        async for response in super().Execute(request_iterator, context):
+            yield response
+
+
+def test_a_worker_that_has_loaded_between_two_calls_is_not_called_lost(caplog):
+    with caplog.at_level(logging.INFO):
+        answer = run_system(lambda system: system.ask(ask(3)), worker := LoadedJustNow(counts(3)))
+    assert answer.usage.num_completion_tokens == 3 and worker.num_streams == 1
+    assert not [record for record in caplog.records if " lost " in record.message]
 
 
 def test_load_that_another_router_put_on_a_worker_counts():
