@@ -100,10 +100,21 @@ static inline int32_t four_of(const int8_t *from) {
     return value;
 }
 
+// Asks for memory that is read later, `share` bytes at a time: to the second cache, where a panel has room.
+struct Fetch {
+    const uint8_t *ahead;
+    size_t share;
+
+    void more() {
+        for (size_t at = 0; at < share; at += 64) __builtin_prefetch(ahead + at, 0, 2);
+        ahead += share;
+    }
+};
+
 // sums[r * stride + o] of W outputs.
 template <int R, int BITS, int BLOCK>
 static inline void block_tile(
-    const QuantizedRows &rows, int first, const uint8_t *data, int num_blocks, float *sums, int stride) {
+    const QuantizedRows &rows, int first, const uint8_t *data, int num_blocks, Fetch &fetch, float *sums, int stride) {
     constexpr int STEPS = BLOCK / 4, PER_SCALE = ROW_BLOCK / BLOCK;
     const int8_t *numbers = rows.numbers + size_t(first) * rows.in;
     const float *scales = rows.scales + size_t(first) * (rows.in / ROW_BLOCK);
@@ -113,6 +124,7 @@ static inline void block_tile(
         const uint16_t *halves = reinterpret_cast<const uint16_t *>(data);
         const Vec scale = load_halves(halves), minimum = load_halves(halves + W);
         data += 2 * W * sizeof(uint16_t);
+        fetch.more();
         WholeSum<BITS> whole[R];
 #pragma GCC unroll 8
         for (int s = 0; s < (BITS == 4 ? STEPS / 2 : STEPS); s++, data += 4 * W) {

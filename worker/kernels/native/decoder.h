@@ -101,7 +101,7 @@ class StepWork {
     }
 
     void add_product(const Rows &rows, int num_rows, const Matrix &matrix, float *out, size_t stride, Into into) {
-        products_.push_back(Product{rows, num_rows, matrix, out, stride, into, num_threads_, 0, 0, 0});
+        products_.push_back(Product{rows, num_rows, matrix, out, stride, into, num_threads_, 0, 0});
         const int chunks = plan(products_.back());
         phases.push_back({run_product, &products_.back(), chunks});
     }

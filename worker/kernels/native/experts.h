@@ -139,7 +139,7 @@ class Routing {
             matrix.data = static_cast<const uint8_t *>(first.data) + expert * size;
             if (first.bias != nullptr) matrix.bias = first.bias + size_t(expert) * first.out;
             all.add(Product{
-                from(rows, begin), num, matrix, out + begin * stride, stride, into, threads, 0, 0, 0, experts_.gate});
+                from(rows, begin), num, matrix, out + begin * stride, stride, into, threads, 0, 0, experts_.gate});
         }
         return all;
     }

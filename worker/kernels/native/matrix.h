@@ -39,10 +39,19 @@ struct Pass {
 };
 
 // The first pass has a panel from memory, the others from a cache. So that memory is not idle meanwhile, each of them asks
-// for its share of the next panel; a pass that is alone is followed by what lies behind.
+// for its share of the next panel; a pass over floats that is alone is followed by what lies behind.
 static inline const float *to_fetch(const float *weight, int in, Pass pass) {
     if (pass.total == 1) return weight + 2048;
     return weight + (size_t(in) * pass.next + size_t(in) * pass.number / pass.total) * PANEL;
+}
+
+// The same over the blocks at `data`. Few rows go through them as fast as the processor reads ahead by itself, and
+// to ask would only be in its way.
+static inline Fetch to_fetch(const uint8_t *data, const Matrix &matrix, int num_rows, Pass pass) {
+    constexpr int FEW = 3;
+    if (pass.total == 1 && num_rows <= FEW) return {data, 0};
+    const size_t share = block_bytes(matrix.bits, matrix.block) / pass.total;
+    return {data + panel_bytes(matrix) * pass.next + 2 * (matrix.in / matrix.block) * share * pass.number, share};
 }
 
 template <int R>
@@ -79,13 +88,14 @@ static inline void tile_of(const Rows &rows, int first, const Matrix &matrix, in
     const int num_blocks = matrix.in / matrix.block;
     const size_t strip = num_blocks * block_bytes(matrix.bits, matrix.block);
     const uint8_t *data = static_cast<const uint8_t *>(matrix.data) + 2 * panel * strip;
+    Fetch fetch = to_fetch(data, matrix, R, pass);
     for (int half = 0; half < 2; half++, data += strip) {
         if (matrix.bits == 4)
-            block_tile<R, 4, 32>(rows.quantized, first, data, num_blocks, sums + half * W, PANEL);
+            block_tile<R, 4, 32>(rows.quantized, first, data, num_blocks, fetch, sums + half * W, PANEL);
         else if (matrix.block == 32)
-            block_tile<R, 8, 32>(rows.quantized, first, data, num_blocks, sums + half * W, PANEL);
+            block_tile<R, 8, 32>(rows.quantized, first, data, num_blocks, fetch, sums + half * W, PANEL);
         else
-            block_tile<R, 8, 16>(rows.quantized, first, data, num_blocks, sums + half * W, PANEL);
+            block_tile<R, 8, 16>(rows.quantized, first, data, num_blocks, fetch, sums + half * W, PANEL);
     }
 }
 

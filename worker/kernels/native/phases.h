@@ -26,19 +26,26 @@ struct Product {
     size_t out_stride;
     Into into;
     int num_threads;
-    int rows_per_chunk, panels_per_chunk, panel_chunks;
+    int rows_per_chunk, panel_chunks;
     Gate gate = {};
 };
 
-// Rows of a chunk stay in the second cache while panels pass by; few rows are all in every chunk.
+// Gates and their ups count as one.
+static inline int panels_of(const Product &product) {
+    return num_panels(product.matrix) / (product.into == Into::gate ? 2 : 1);
+}
+
+// Rows of a chunk stay in the second cache while panels pass by; few rows are all in every chunk. Its panels lie one behind
+// the other: a processor reads ahead of who goes straight on, and two threads that took panels in turn would read each
+// other's. There are enough chunks for threads to even out, the more the longer a panel takes.
 static inline int plan(Product &product) {
-    constexpr int CACHED_FLOATS = 80 * 1024;
+    constexpr int CACHED_FLOATS = 80 * 1024, RUN_BYTES = 128 * 1024;
     const int fitting = std::max(MAX_TILE_ROWS, CACHED_FLOATS / product.matrix.in / MAX_TILE_ROWS * MAX_TILE_ROWS);
     product.rows_per_chunk = std::min(product.num_rows, fitting);
-    const int panels = num_panels(product.matrix) / (product.into == Into::gate ? 2 : 1);
     const int row_chunks = (product.num_rows + product.rows_per_chunk - 1) / product.rows_per_chunk;
-    product.panels_per_chunk = row_chunks > 1 ? std::max(1, panels / 8) : 1;
-    product.panel_chunks = (panels + product.panels_per_chunk - 1) / product.panels_per_chunk;
+    const int panels = panels_of(product), runs = int(panels * panel_bytes(product.matrix) / RUN_BYTES);
+    const int enough = std::max(runs, product.num_threads * (2 + product.num_rows / 8));
+    product.panel_chunks = std::min(panels, row_chunks > 1 ? 8 : enough);
     return row_chunks * product.panel_chunks;
 }
 
@@ -93,16 +100,19 @@ static inline void write_gated(const Product &product, int row, int panel, const
 static void run_product(const void *task, int chunk, int) {
     const Product &product = *static_cast<const Product *>(task);
     const bool is_gated = product.into == Into::gate;
-    const int panels = num_panels(product.matrix) / (is_gated ? 2 : 1);
-    const int begin = chunk % product.panel_chunks * product.panels_per_chunk;
-    const int end = std::min(panels, begin + product.panels_per_chunk);
+    const int panels = panels_of(product), number = chunk % product.panel_chunks;
+    const auto start_of = [&](int number) { return panels * number / product.panel_chunks; };
+    const int begin = start_of(number), end = start_of(number + 1);
+    // Threads take chunks in turn, probably. Behind the last one, what is asked for is there already.
+    const int other = number + product.num_threads < product.panel_chunks ? start_of(number + product.num_threads) : end - 1;
     const int first = chunk / product.panel_chunks * product.rows_per_chunk;
     const int last = std::min(product.num_rows, first + product.rows_per_chunk);
     const int most = rows_of_a_pass(product.matrix, last - first), passes = (last - first + most - 1) / most;
     const int rows_per_pass = (last - first + passes - 1) / passes;
-    Pass pass{0, passes, product.panels_per_chunk > 1 ? 1 : product.num_threads};
+    Pass pass{0, passes, 0};
     alignas(64) float sums[2][MAX_PASS_ROWS * PANEL];
-    for (int panel = begin; panel < end; panel++)
+    for (int panel = begin; panel < end; panel++) {
+        pass.next = panel + 1 < end ? 1 : other - panel;
         for (int row = first; row < last; row += rows_per_pass) {
             const int num = std::min(rows_per_pass, last - row);
             pass.number = (row - first) / rows_per_pass;
@@ -117,6 +127,7 @@ static void run_product(const void *task, int chunk, int) {
                     write_tile(product, row + r, panel, sums[0] + r * PANEL);
             }
         }
+    }
 }
 
 // Rows brought into the form that a product reads: normed where there is a norm, cut into blocks where its matrix is.
