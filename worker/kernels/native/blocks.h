@@ -172,27 +172,43 @@ static inline void store_bytes(int8_t *to, const Vec *whole) {
 #endif
 }
 
-// One row: numbers [in], scales [in / 32], sums [in / block]. What is not finite makes its scale NaN.
-static inline void quantize_row(const float *x, int in, int block, int8_t *numbers, float *scales, float *sums) {
-    for (int at = 0; at < in; at += ROW_BLOCK) {
-        Vec values[ROW_BLOCK / W], most = {}, broken = {};
-        for (int i = 0; i < ROW_BLOCK / W; i++) {
-            values[i] = load(x + at + i * W);
-            most = larger(most, larger(values[i], -values[i]));
-            broken += values[i] * 0.0f;
-        }
-        const float largest = largest_of(most);
-        const float scale = largest / 127.0f + sum_of(broken), inverse = largest > 0 ? 127.0f / largest : 0.0f;
-        scales[at / ROW_BLOCK] = scale;
-        for (Vec &value : values) value = rounded(value * inverse);
-        store_bytes(numbers + at, values);
-        for (int part = 0; part < ROW_BLOCK / block; part++) {
-            Vec sum = {};
-            for (int i = part * block / W; i < (part + 1) * block / W; i++) sum += values[i];
-            sums[at / block + part] = scale * sum_of(sum);
-        }
+// ROW_BLOCK values: their numbers, their scale, and sums [ROW_BLOCK / block]. What is not finite makes the scale NaN.
+static inline void quantize_block(const float *x, int block, int8_t *numbers, float *scale_of, float *sums) {
+    Vec values[ROW_BLOCK / W], most = {}, broken = {};
+    for (int i = 0; i < ROW_BLOCK / W; i++) {
+        values[i] = load(x + i * W);
+        most = larger(most, larger(values[i], -values[i]));
+        broken += values[i] * 0.0f;
+    }
+    const float largest = largest_of(most);
+    const float scale = largest / 127.0f + sum_of(broken), inverse = largest > 0 ? 127.0f / largest : 0.0f;
+    *scale_of = scale;
+    for (Vec &value : values) value = rounded(value * inverse);
+    store_bytes(numbers, values);
+    for (int part = 0; part < ROW_BLOCK / block; part++) {
+        Vec sum = {};
+        for (int i = part * block / W; i < (part + 1) * block / W; i++) sum += values[i];
+        sums[part] = scale * sum_of(sum);
     }
 }
+
+// Rows while they are rounded.
+struct RoundedRows {
+    int8_t *numbers;  // null: none are
+    float *scales, *sums;
+    int in, block;
+
+    QuantizedRows finished() const { return {numbers, scales, sums, in, block}; }
+    RoundedRows from(size_t row) const {
+        if (numbers == nullptr) return *this;
+        return {numbers + row * in, scales + row * (in / ROW_BLOCK), sums + row * (in / block), in, block};
+    }
+    // x: the row's values from `at` on.
+    void write_block(size_t row, int at, const float *x) const {
+        const RoundedRows to = from(row);
+        quantize_block(x, block, to.numbers + at, to.scales + at / ROW_BLOCK, to.sums + at / block);
+    }
+};
 
 static inline float half_to_float(uint16_t bits) {
     uint16_t halves[W] = {bits};

@@ -76,39 +76,53 @@ class StepWork {
     // x, normed where there is a norm, in the form in which `matrix` reads it; valid until the next one.
     Rows add_prepare(const float *x, int num_rows, const float *norm, float eps, const Matrix &matrix) {
         const int size = matrix.in;
-        Prepare prepare{x, size, num_rows, norm, eps, nullptr, nullptr, nullptr, nullptr, matrix.block};
-        if (norm != nullptr) prepare.out = workspace_.reused(0, size_t(num_rows) * size);
-        if (matrix.bits != 32) {
-            const size_t num_words = (size_t(num_rows) * size + 3) / 4;
-            prepare.numbers = reinterpret_cast<int8_t *>(workspace_.reused(1, num_words));
-            prepare.scales = workspace_.reused(2, size_t(num_rows) * (size / ROW_BLOCK));
-            prepare.sums = workspace_.reused(3, size_t(num_rows) * (size / matrix.block));
-        }
-        if (prepare.out != nullptr || prepare.numbers != nullptr) {
+        Prepare prepare{x, size, num_rows, norm, eps, nullptr, rounded_rows(num_rows, matrix, 1)};
+        const bool is_rounded = matrix.bits != 32;
+        if (norm != nullptr) prepare.out = workspace_.reused(0, size_t(is_rounded ? num_threads_ : num_rows) * size);
+        if (norm != nullptr || is_rounded) {
             prepares_.push_back(prepare);
             phases.push_back({run_prepare, &prepares_.back(), row_chunks(num_rows)});
         }
-        return Rows{
-            norm != nullptr ? prepare.out : x, size_t(size),
-            {prepare.numbers, prepare.scales, prepare.sums, size, matrix.block}};
+        return Rows{norm != nullptr ? prepare.out : x, size_t(size), prepare.rounded.finished()};
+    }
+
+    // What `matrix`, of gates and ups, makes of the rows, in the form in which `next` reads it; `out`: where that is floats.
+    Rows add_gate(const Rows &rows, int num_rows, const Matrix &matrix, float *out, const Matrix &next) {
+        Product product{rows, num_rows, matrix, out, size_t(next.in), Into::gate, num_threads_, 0, 0};
+        product.rounded = rounded_rows(num_rows, next, 4);
+        add_product(product);
+        return Rows{out, size_t(next.in), product.rounded.finished()};
     }
 
     // To rows of `out` in their order, or to `places` of it.
     void add_norm(
         const float *x, int num_rows, int size, const float *norm, float eps, float *out, const int *places) {
-        prepares_.push_back(Prepare{x, size, num_rows, norm, eps, out, nullptr, nullptr, nullptr, 0, places});
+        prepares_.push_back(Prepare{x, size, num_rows, norm, eps, out, {}, places});
         phases.push_back({run_prepare, &prepares_.back(), row_chunks(num_rows)});
     }
 
     void add_product(const Rows &rows, int num_rows, const Matrix &matrix, float *out, size_t stride, Into into) {
-        products_.push_back(Product{rows, num_rows, matrix, out, stride, into, num_threads_, 0, 0});
-        const int chunks = plan(products_.back());
-        phases.push_back({run_product, &products_.back(), chunks});
+        add_product(Product{rows, num_rows, matrix, out, stride, into, num_threads_, 0, 0});
     }
 
     std::vector<Phase> phases;
 
   private:
+    void add_product(const Product &product) {
+        products_.push_back(product);
+        const int chunks = plan(products_.back());
+        phases.push_back({run_product, &products_.back(), chunks});
+    }
+
+    // In the workspace's memory of three numbers, from `number` on.
+    RoundedRows rounded_rows(int num_rows, const Matrix &matrix, int number) {
+        if (matrix.bits == 32) return {};
+        const size_t rows = num_rows, in = matrix.in;
+        return {reinterpret_cast<int8_t *>(workspace_.reused(number, (rows * in + 3) / 4)),
+                workspace_.reused(number + 1, rows * (in / ROW_BLOCK)),
+                workspace_.reused(number + 2, rows * (in / matrix.block)), matrix.in, matrix.block};
+    }
+
     void add_attention(
         const std::vector<AttentionItem> &items, const std::vector<Merge> &merges, const float *qkv, size_t stride,
         const Cache &cache, float *out) {
@@ -260,12 +274,11 @@ class Decoding {
 
     // What follows attention, added to x.
     void add_rest(StepWork &work, const Layer &layer, const float *mixed, float *gated, float *x, int num) const {
-        const int hidden = model_.hidden_size, inner = model_.intermediate_size;
+        const int hidden = model_.hidden_size;
         Rows rows = work.add_prepare(mixed, num, nullptr, 0, layer.output);
         work.add_product(rows, num, layer.output, x, hidden, Into::add);
         rows = work.add_prepare(x, num, layer.mlp_norm, model_.eps, layer.gate_up);
-        work.add_product(rows, num, layer.gate_up, gated, inner, Into::gate);
-        rows = work.add_prepare(gated, num, nullptr, 0, layer.down);
+        rows = work.add_gate(rows, num, layer.gate_up, gated, layer.down);
         work.add_product(rows, num, layer.down, x, hidden, Into::add);
     }
 

@@ -78,14 +78,16 @@ class Routing {
             gather.to = workspace.floats(size_t(num) * hidden);
             phases.push_back({run_gather, &gather, num});
         }
-        const Prepare first = prepare(x_, num, gate_up, tokens_.data(), workspace);
-        if (gate_up.bits != 32) phases.push_back({run_prepare, &first, row_chunks(num)});
-        const Products ups = products(rows_of(first, gather.to), gate_up, gated, inner, Into::gate, threads);
+        const RoundedRows first = rounded_rows(num, gate_up, workspace), second = rounded_rows(num, down, workspace);
+        Prepare prepare{x_, hidden, num, nullptr, 0, nullptr, first};
+        prepare.sources = tokens_.data();
+        if (gate_up.bits != 32) phases.push_back({run_prepare, &prepare, row_chunks(num)});
+        const Rows rows{gather.to, size_t(hidden), first.finished()};
+        const Products ups = products(rows, gate_up, gated, inner, Into::gate, second, threads);
         phases.push_back({run_products, &ups, ups.num_chunks()});
 
-        const Prepare second = prepare(gated, num, down, nullptr, workspace);
-        if (down.bits != 32) phases.push_back({run_prepare, &second, row_chunks(num)});
-        const Products downs = products(rows_of(second, gated), down, results, down.out, Into::store, threads);
+        const Rows gated_rows{gated, size_t(inner), second.finished()};
+        const Products downs = products(gated_rows, down, results, down.out, Into::store, {}, threads);
         phases.push_back({run_products, &downs, downs.num_chunks()});
 
         const Combine combine{results, pairs_.data(), weights_, out_, num_tokens_, experts_.top_k, down.out};
@@ -112,24 +114,17 @@ class Routing {
         }
     }
 
-    // Rows of x for a matrix with blocks: those that `sources` names.
-    static Prepare prepare(const float *x, int num, const Matrix &matrix, const int *sources, Workspace &workspace) {
-        Prepare prepare{x, matrix.in, num, nullptr, 0, nullptr, nullptr, nullptr, nullptr, matrix.block};
-        prepare.sources = sources;
-        if (matrix.bits == 32) return prepare;
-        prepare.numbers = reinterpret_cast<int8_t *>(workspace.floats((size_t(num) * matrix.in + 3) / 4));
-        prepare.scales = workspace.floats(size_t(num) * (matrix.in / ROW_BLOCK));
-        prepare.sums = workspace.floats(size_t(num) * (matrix.in / matrix.block));
-        return prepare;
-    }
-
-    static Rows rows_of(const Prepare &prepare, const float *values) {
-        return {values, size_t(prepare.size),
-                {prepare.numbers, prepare.scales, prepare.sums, prepare.size, prepare.block}};
+    static RoundedRows rounded_rows(size_t num, const Matrix &matrix, Workspace &workspace) {
+        if (matrix.bits == 32) return {};
+        return {reinterpret_cast<int8_t *>(workspace.floats((num * matrix.in + 3) / 4)),
+                workspace.floats(num * (matrix.in / ROW_BLOCK)), workspace.floats(num * (matrix.in / matrix.block)),
+                matrix.in, matrix.block};
     }
 
     // Of each expert that somebody chose.
-    Products products(const Rows &rows, const Matrix &first, float *out, size_t stride, Into into, int threads) const {
+    Products products(
+        const Rows &rows, const Matrix &first, float *out, size_t stride, Into into, const RoundedRows &rounded,
+        int threads) const {
         Products all;
         const size_t size = num_panels(first) * panel_bytes(first);
         for (int expert = 0; expert < experts_.num_experts; expert++) {
@@ -139,7 +134,8 @@ class Routing {
             matrix.data = static_cast<const uint8_t *>(first.data) + expert * size;
             if (first.bias != nullptr) matrix.bias = first.bias + size_t(expert) * first.out;
             all.add(Product{
-                from(rows, begin), num, matrix, out + begin * stride, stride, into, threads, 0, 0, experts_.gate});
+                from(rows, begin), num, matrix, out + begin * stride, stride, into, threads, 0, 0, experts_.gate,
+                rounded.from(begin)});
         }
         return all;
     }

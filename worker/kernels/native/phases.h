@@ -17,7 +17,8 @@ struct Gate {
     float alpha, limit;  // of a clamped one
 };
 
-// out [rows][out] = x Wᵀ + bias, or added to what is there; or gated, of a matrix whose outputs are gates, then ups.
+// out [rows][out] = x Wᵀ + bias, or added to what is there; or gated, of a matrix whose outputs are gates, then ups. Gated
+// rows that the next product reads in whole numbers are rounded at once, to `rounded` and not to `out`.
 struct Product {
     Rows rows;
     int num_rows;
@@ -28,6 +29,11 @@ struct Product {
     int num_threads;
     int rows_per_chunk, panel_chunks;
     Gate gate = {};
+    RoundedRows rounded = {};
+
+    bool is_rounded() const { return rounded.numbers != nullptr; }
+    // Panels that are computed together.
+    int unit() const { return is_rounded() ? ROW_BLOCK / PANEL : 1; }
 };
 
 // Gates and their ups count as one.
@@ -45,7 +51,7 @@ static inline int plan(Product &product) {
     const int row_chunks = (product.num_rows + product.rows_per_chunk - 1) / product.rows_per_chunk;
     const int panels = panels_of(product), runs = int(panels * panel_bytes(product.matrix) / RUN_BYTES);
     const int enough = std::max(runs, product.num_threads * (2 + product.num_rows / 8));
-    product.panel_chunks = std::min(panels, row_chunks > 1 ? 8 : enough);
+    product.panel_chunks = std::min(panels / product.unit(), row_chunks > 1 ? 8 : enough);
     return row_chunks * product.panel_chunks;
 }
 
@@ -83,10 +89,9 @@ static inline void write_tile(const Product &product, int row, int panel, const 
     }
 }
 
-static inline void write_gated(const Product &product, int row, int panel, const float *gates, const float *ups) {
+static inline void write_gated(const Product &product, int panel, const float *gates, const float *ups, float *out) {
     const Matrix &matrix = product.matrix;
     const int first = panel * PANEL;
-    float *out = product.out + size_t(row) * product.out_stride + first;
     for (int i = 0; i < PANEL; i += W) {
         Vec gate = load(gates + i), up = load(ups + i);
         if (matrix.bias != nullptr) {
@@ -97,49 +102,66 @@ static inline void write_gated(const Product &product, int row, int panel, const
     }
 }
 
+// Of the rows of a pass, from `row` on, and of a unit of panels.
+static inline void compute(const Product &product, int row, int num, int panel, Pass pass) {
+    alignas(64) float sums[2][MAX_PASS_ROWS * PANEL], gated[MAX_PASS_ROWS * ROW_BLOCK];
+    const bool is_gated = product.into == Into::gate;
+    const int panels = panels_of(product), unit = product.unit();
+    for (int p = 0; p < unit; p++) {
+        pass_over(product.rows, row, num, product.matrix, panel + p, pass, sums[0]);
+        if (is_gated) pass_over(product.rows, row, num, product.matrix, panels + panel + p, pass, sums[1]);
+        for (int r = 0; r < num; r++) {
+            const float *first = sums[0] + r * PANEL, *second = sums[1] + r * PANEL;
+            if (product.is_rounded()) {
+                write_gated(product, panel + p, first, second, gated + r * ROW_BLOCK + p * PANEL);
+                continue;
+            }
+            float *out = product.out + size_t(row + r) * product.out_stride + panel * PANEL;
+            // Lines of as many pages as there are rows: each is asked for some rows before.
+            __builtin_prefetch(out + 16 * product.out_stride, 1);
+            if (is_gated)
+                write_gated(product, panel, first, second, out);
+            else
+                write_tile(product, row + r, panel, first);
+        }
+    }
+    if (!product.is_rounded()) return;
+    for (int r = 0; r < num; r++) product.rounded.write_block(row + r, panel * PANEL, gated + r * ROW_BLOCK);
+}
+
+// Chunks that threads take one after the other lie apart, and each thread's own one behind the other, as long as they take
+// them in turn.
+static inline int place_of(const Product &product, int number) {
+    const int threads = product.num_threads, lane = number % threads;
+    const int rest = product.panel_chunks % threads;
+    return lane * (product.panel_chunks / threads) + std::min(lane, rest) + number / threads;
+}
+
 static void run_product(const void *task, int chunk, int) {
     const Product &product = *static_cast<const Product *>(task);
-    const bool is_gated = product.into == Into::gate;
-    const int panels = panels_of(product), number = chunk % product.panel_chunks;
-    const auto start_of = [&](int number) { return panels * number / product.panel_chunks; };
-    const int begin = start_of(number), end = start_of(number + 1);
-    // Threads take chunks in turn, probably. Behind the last one, what is asked for is there already.
-    const int other = number + product.num_threads < product.panel_chunks ? start_of(number + product.num_threads) : end - 1;
+    const int unit = product.unit(), units = panels_of(product) / unit;
+    const int number = place_of(product, chunk % product.panel_chunks);
+    const int begin = units * number / product.panel_chunks, end = units * (number + 1) / product.panel_chunks;
     const int first = chunk / product.panel_chunks * product.rows_per_chunk;
     const int last = std::min(product.num_rows, first + product.rows_per_chunk);
     const int most = rows_of_a_pass(product.matrix, last - first), passes = (last - first + most - 1) / most;
     const int rows_per_pass = (last - first + passes - 1) / passes;
-    Pass pass{0, passes, 0};
-    alignas(64) float sums[2][MAX_PASS_ROWS * PANEL];
-    for (int panel = begin; panel < end; panel++) {
-        pass.next = panel + 1 < end ? 1 : other - panel;
+    Pass pass{0, passes, unit};
+    for (int panel = begin * unit; panel < end * unit; panel += unit)
         for (int row = first; row < last; row += rows_per_pass) {
-            const int num = std::min(rows_per_pass, last - row);
             pass.number = (row - first) / rows_per_pass;
-            pass_over(product.rows, row, num, product.matrix, panel, pass, sums[0]);
-            if (is_gated) pass_over(product.rows, row, num, product.matrix, panels + panel, pass, sums[1]);
-            for (int r = 0; r < num; r++) {
-                // Lines of as many pages as there are rows: each is asked for some rows before.
-                __builtin_prefetch(product.out + size_t(row + r + 16) * product.out_stride + panel * PANEL, 1);
-                if (is_gated)
-                    write_gated(product, row + r, panel, sums[0] + r * PANEL, sums[1] + r * PANEL);
-                else
-                    write_tile(product, row + r, panel, sums[0] + r * PANEL);
-            }
+            compute(product, row, std::min(rows_per_pass, last - row), panel, pass);
         }
-    }
 }
 
-// Rows brought into the form that a product reads: normed where there is a norm, cut into blocks where its matrix is.
+// Rows brought into the form that a product reads: normed where there is a norm, rounded where its matrix has blocks.
 struct Prepare {
     const float *x;
     int size, num_rows;
     const float *norm;  // null: none
     float eps;
-    float *out;  // where a norm writes
-    int8_t *numbers;  // null: no blocks
-    float *scales, *sums;
-    int block;
+    float *out;  // where a norm writes: rows, or if they are rounded a place for each thread, whose lines stay with its core
+    RoundedRows rounded;
     const int *places = nullptr;   // of rows in `out`; null: in their order
     const int *sources = nullptr;  // rows of x; the same
 };
@@ -157,22 +179,21 @@ static inline float inverse_rms(const float *x, int size, float eps) {
     return 1.0f / std::sqrt(total / float(size) + eps);
 }
 
-static void run_prepare(const void *task, int chunk, int) {
+static void run_prepare(const void *task, int chunk, int thread) {
     const Prepare &prepare = *static_cast<const Prepare *>(task);
-    const int last = std::min(prepare.num_rows, (chunk + 1) * ROWS_PER_CHUNK);
+    const int last = std::min(prepare.num_rows, (chunk + 1) * ROWS_PER_CHUNK), size = prepare.size;
+    const bool is_rounded = prepare.rounded.numbers != nullptr;
     for (int row = chunk * ROWS_PER_CHUNK; row < last; row++) {
-        const float *x = prepare.x + size_t(prepare.sources == nullptr ? row : prepare.sources[row]) * prepare.size;
-        const int size = prepare.size;
+        const float *x = prepare.x + size_t(prepare.sources == nullptr ? row : prepare.sources[row]) * size;
         if (prepare.norm != nullptr) {
-            float *out = prepare.out + size_t(prepare.places == nullptr ? row : prepare.places[row]) * size;
+            const int place = is_rounded ? thread : prepare.places == nullptr ? row : prepare.places[row];
+            float *out = prepare.out + size_t(place) * size;
             const float share = inverse_rms(x, size, prepare.eps);
             for (int i = 0; i < size; i++) out[i] = x[i] * share * prepare.norm[i];
             x = out;
         }
-        if (prepare.numbers != nullptr)
-            quantize_row(
-                x, size, prepare.block, prepare.numbers + size_t(row) * size,
-                prepare.scales + size_t(row) * (size / ROW_BLOCK), prepare.sums + size_t(row) * (size / prepare.block));
+        if (!is_rounded) continue;
+        for (int at = 0; at < size; at += ROW_BLOCK) prepare.rounded.write_block(row, at, x + at);
     }
 }
 
