@@ -86,7 +86,7 @@ class StepWork {
         return Rows{norm != nullptr ? prepare.out : x, size_t(size), prepare.rounded.finished()};
     }
 
-    // What `matrix`, of gates and ups, makes of the rows, in the form in which `next` reads it; `out`: where that is floats.
+    // What `matrix`, of gates and ups, makes of the rows, in the form in which `next` reads it; floats go to `out`.
     Rows add_gate(const Rows &rows, int num_rows, const Matrix &matrix, float *out, const Matrix &next) {
         Product product{rows, num_rows, matrix, out, size_t(next.in), Into::gate, num_threads_, 0, 0};
         product.rounded = rounded_rows(num_rows, next, 4);

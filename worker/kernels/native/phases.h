@@ -17,8 +17,8 @@ struct Gate {
     float alpha, limit;  // of a clamped one
 };
 
-// out [rows][out] = x Wᵀ + bias, or added to what is there; or gated, of a matrix whose outputs are gates, then ups. Gated
-// rows that the next product reads in whole numbers are rounded at once, to `rounded` and not to `out`.
+// out [rows][out] = x Wᵀ + bias, or added to what is there; or gated, of a matrix whose outputs are gates, then ups.
+// Gated rows that the next product reads in whole numbers are rounded at once, to `rounded` and not to `out`.
 struct Product {
     Rows rows;
     int num_rows;
@@ -41,9 +41,9 @@ static inline int panels_of(const Product &product) {
     return num_panels(product.matrix) / (product.into == Into::gate ? 2 : 1);
 }
 
-// Rows of a chunk stay in the second cache while panels pass by; few rows are all in every chunk. Its panels lie one behind
-// the other: a processor reads ahead of who goes straight on, and two threads that took panels in turn would read each
-// other's. There are enough chunks for threads to even out, the more the longer a panel takes.
+// Rows of a chunk stay in the second cache while panels pass by; few rows are all in every chunk. Its panels lie one
+// behind the other: a processor reads ahead of who goes straight on, and two threads that took panels in turn would
+// read each other's. There are enough chunks for threads to even out, the more the longer a panel takes.
 static inline int plan(Product &product) {
     constexpr int CACHED_FLOATS = 80 * 1024, RUN_BYTES = 128 * 1024;
     const int fitting = std::max(MAX_TILE_ROWS, CACHED_FLOATS / product.matrix.in / MAX_TILE_ROWS * MAX_TILE_ROWS);
@@ -129,8 +129,8 @@ static inline void compute(const Product &product, int row, int num, int panel, 
     for (int r = 0; r < num; r++) product.rounded.write_block(row + r, panel * PANEL, gated + r * ROW_BLOCK);
 }
 
-// Chunks that threads take one after the other lie apart, and each thread's own one behind the other, as long as they take
-// them in turn.
+// Chunks that threads take one after the other lie apart, and each thread's own one behind the other, as long as they
+// take them in turn.
 static inline int place_of(const Product &product, int number) {
     const int threads = product.num_threads, lane = number % threads;
     const int rest = product.panel_chunks % threads;
@@ -160,7 +160,7 @@ struct Prepare {
     int size, num_rows;
     const float *norm;  // null: none
     float eps;
-    float *out;  // where a norm writes: rows, or if they are rounded a place for each thread, whose lines stay with its core
+    float *out;  // where a norm writes: rows, or if these are rounded, one for each thread, that stays with its core
     RoundedRows rounded;
     const int *places = nullptr;   // of rows in `out`; null: in their order
     const int *sources = nullptr;  // rows of x; the same
