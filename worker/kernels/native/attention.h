@@ -75,10 +75,6 @@ static inline size_t attention_scratch(const Shape &shape) {
     return queries * (KEYS + W) + 2 * queries * (shape.head_dim + 2);
 }
 
-// Asks for the line of this address, to be had from the second cache: with all of them asked for, blocks from all over
-// memory came at 17 GB/s that way, and at 10 into the first cache.
-static inline void ask_for(const void *line) { __builtin_prefetch(line, 0, 2); }
-
 // Scores of N vectors of keys.
 template <int R, int N, typename Entry>
 static inline void score_tile(

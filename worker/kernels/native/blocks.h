@@ -100,13 +100,13 @@ static inline int32_t four_of(const int8_t *from) {
     return value;
 }
 
-// Asks for memory that is read later, `share` bytes at a time: to the second cache, where a panel has room.
+// Asks for memory that is read later, `share` bytes at a time: a panel has room in the second cache.
 struct Fetch {
     const uint8_t *ahead;
     size_t share;
 
     void more() {
-        for (size_t at = 0; at < share; at += 64) __builtin_prefetch(ahead + at, 0, 2);
+        for (size_t at = 0; at < share; at += 64) ask_for(ahead + at);
         ahead += share;
     }
 };

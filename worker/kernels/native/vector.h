@@ -28,6 +28,10 @@ static inline Vec load(const float *from) {
 
 static inline void store(float *to, Vec value) { memcpy(to, &value, sizeof value); }
 
+// Asks for the line of this address, to be had from the second cache: with all of them asked for, blocks from all over
+// memory came at 17 GB/s that way, and at 10 into the first cache.
+static inline void ask_for(const void *line) { __builtin_prefetch(line, 0, 2); }
+
 static inline Vec splat(float value) { return Vec{} + value; }
 
 static inline Vec choose(IntVec condition, Vec yes, Vec no) { return condition ? yes : no; }
