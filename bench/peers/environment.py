@@ -23,7 +23,8 @@ def python_of(name: str, requirements: Sequence[str], without: Sequence[str] = (
     """The interpreter of environment `name`, made and filled at first use but for `without`. Raises PeerError."""
     python = HOME / name / "bin" / "python"
     stamp = HOME / name / ".installed"
-    if stamp.exists() and stamp.read_text().split("\n") == list(requirements):
+    made_of = "\n".join((*requirements, *(f"without {name}" for name in without)))
+    if stamp.exists() and stamp.read_text() == made_of:
         return python
     print(f"installing {name} ...", flush=True)
     _run([sys.executable, "-m", "venv", str(HOME / name)], name)
@@ -33,7 +34,7 @@ def python_of(name: str, requirements: Sequence[str], without: Sequence[str] = (
         )
     if without:
         _run([str(python), "-m", "pip", "uninstall", "--quiet", "--yes", *without], name)
-    stamp.write_text("\n".join(requirements))
+    stamp.write_text(made_of)
     return python
 
 
