@@ -4,6 +4,8 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import torch
+
 from worker.core.batch import BatchOutput, ScheduledBatch, TokenLogprobs
 from worker.core.config import CacheConfig, SchedulerConfig
 from worker.core.drafter import Drafter
@@ -35,7 +37,8 @@ class InProcess:
     def submit(self, batch: ScheduledBatch) -> None:
         self.num_scheduled_tokens += batch.num_tokens
         self.num_copied_blocks += len(batch.blocks_to_copy)
-        self.pending.append(self.runner.submit(batch))
+        with torch.inference_mode():
+            self.pending.append(self.runner.submit(batch))
 
     def collect(self, timeout: float) -> BatchOutput:
         return self.pending.popleft().result()

@@ -135,14 +135,14 @@ def test_prepare_reads_positions_and_tokens_of_uniform_rows_from_the_slots(kerne
     assert buffers.positions[:5].tolist() == [7, 4, 3, 4, 5]
     assert buffers.token_slots[:5].tolist() == [5 * 4 + 3, 8 * 4, 1 * 4 + 3, 2 * 4, 2 * 4 + 1]
     assert buffers.query_starts[:4].tolist() == [0, 1, 2, 5]
-    assert buffers.context_lens[:3].tolist() == [8, 5, 6]
+    assert buffers.context_lens[:3].tolist() == buffers.next_positions[:3].tolist() == [8, 5, 6]
     assert buffers.block_tables[:3, :2].tolist() == [[4, 5], [7, 8], [1, 2]]
     assert buffers.groups[:3].tolist() == [2, 0, 1]
 
     rows = StagedRows(*(torch.tensor(values, device=device) for values in ([2, 3], [0, 0], [1, 1])))
     prepare(rows, slots, Step(num_uniform_rows=2, max_context_len=8, num_padding_rows=1), 4, buffers)
     assert buffers.token_slots[:2].tolist() == [5 * 4 + 3, -1]
-    assert buffers.context_lens[:2].tolist() == [8, 0]
+    assert buffers.context_lens[:2].tolist() == buffers.next_positions[:2].tolist() == [8, 0]
 
 
 def test_tokens_are_remembered_by_their_slots(kernels: Kernels) -> None:

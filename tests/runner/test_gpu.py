@@ -143,7 +143,8 @@ def test_submit_never_waits_for_the_device(tiny: tuple[Path, LlamaForCausalLM]) 
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        pending = [driver.runner.submit(batch) for batch in batches]
+        with torch.inference_mode():
+            pending = [driver.runner.submit(batch) for batch in batches]
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert [step.result().step for step in pending] == [batch.step for batch in batches]

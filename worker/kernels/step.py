@@ -1,6 +1,6 @@
 """The shape of one step on the host, and the buffers on the device that hold everything else about it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -46,18 +46,17 @@ class Step:
     """The last so many uniform rows are padding, on the spare slot: they write nothing and have no context."""
     round: Round | None = None
     """None: this rank makes its steps alone."""
+    num_rows: int = field(init=False)
+    num_tokens: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "num_rows", self.num_uniform_rows + len(self.chunks))
+        num_tokens = self.num_uniform_tokens + sum(chunk.num_tokens for chunk in self.chunks)
+        object.__setattr__(self, "num_tokens", num_tokens)
 
     @property
     def num_uniform_tokens(self) -> int:
         return self.num_uniform_rows * self.uniform_len
-
-    @property
-    def num_rows(self) -> int:
-        return self.num_uniform_rows + len(self.chunks)
-
-    @property
-    def num_tokens(self) -> int:
-        return self.num_uniform_tokens + sum(chunk.num_tokens for chunk in self.chunks)
 
     @property
     def num_exchanged(self) -> int | None:
@@ -79,6 +78,8 @@ class StepBuffers:
     """int32 [R + 1]: first token of each row, then the number of tokens. The first is 0 from the start."""
     context_lens: Tensor
     """int32 [R]: tokens of the row in the cache once this step's are written; 0 for padding."""
+    next_positions: Tensor
+    """int64 [R]: where the row's next token will stand, which is `context_lens` as an index."""
     block_tables: Tensor
     """int32 [R, most blocks]. Entries past a row's context are undefined but valid blocks."""
     groups: Tensor
@@ -99,6 +100,7 @@ class StepBuffers:
             token_slots=zeros(max_tokens, dtype=torch.int64),
             query_starts=zeros(max_rows + 1, dtype=torch.int32),
             context_lens=zeros(max_rows, dtype=torch.int32),
+            next_positions=zeros(max_rows, dtype=torch.int64),
             block_tables=zeros(max_rows, max_blocks, dtype=torch.int32),
             groups=zeros(max_rows, dtype=torch.int64),
             spare_block=spare_block,

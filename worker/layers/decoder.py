@@ -60,8 +60,8 @@ class WholeDecoder:
 
     def __init__(self, kernel: DecoderKernel, layers: Sequence[PlainLayer], norm: RMSNorm) -> None:
         self._kernel, self._layers, self._norm = kernel, layers, norm
-        self._attentions = [layer.attention.attention for layer in layers]
-        self._caches: list[GqaCache] = []
+        self._cache: GqaCache | None = None
+        """Of the first layer, for which weights and caches are bound: a builder makes those of all layers anew."""
         self._bound: BoundWeights = None
 
     @classmethod
@@ -75,11 +75,13 @@ class WholeDecoder:
 
     def __call__(self, x: Tensor, wanted: Tensor | None) -> Tensor:
         """[T, hidden], which may be overwritten → the last hidden states, normed: all, or [W, hidden] of `wanted`."""
-        caches = [attention.cache for attention in self._attentions]
-        if len(self._caches) != len(caches) or any(a is not b for a, b in zip(caches, self._caches, strict=True)):
+        attention = self._layers[0].attention.attention
+        if self._cache is not attention.cache:
             weights = [layer.weights() for layer in self._layers]
-            self._caches, self._bound = caches, self._kernel.bind(weights, caches, self._norm.weight, self._norm.eps)
-        return self._kernel(x, self._bound, current_context().metadata[self._attentions[0].number], wanted)
+            caches = [layer.attention.attention.cache for layer in self._layers]
+            self._bound = self._kernel.bind(weights, caches, self._norm.weight, self._norm.eps)
+            self._cache = attention.cache
+        return self._kernel(x, self._bound, current_context().metadata[attention.number], wanted)
 
 
 class Decoder(nn.Module):

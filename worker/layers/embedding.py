@@ -97,6 +97,7 @@ class OutputHead(WeightedLayer):
         super().__init__()
         self._soft_cap = soft_cap
         self._setup, self._shard, self._tied_to = setup, VocabularyShard(vocab_size, setup.tp), tied_to
+        self._is_padded = setup.tp.size * self._shard.num_rows > vocab_size
         self._spec = LinearSpec(hidden_size, self._shard.num_rows)
         self._kernel: LinearKernel = setup.kernels.choose(LINEAR, self._spec, setup.dtype)
         self.weight = LoadedWeight(setup, self._shard.num_rows, hidden_size) if tied_to is None else tied_to.weight
@@ -131,5 +132,6 @@ class OutputHead(WeightedLayer):
         logits = tp.gather_last(self._kernel(x, self._packed, place))
         if logits is None:
             return None
-        logits = logits[:, : self._shard.vocab_size]
+        if self._is_padded:
+            logits = logits[:, : self._shard.vocab_size]
         return logits if self._soft_cap is None else logits.div(self._soft_cap).tanh_().mul_(self._soft_cap)

@@ -1,7 +1,7 @@
 """The model runner of one rank: carries out scheduled batches, in three phases (prepare, run, postprocess)."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -23,7 +23,7 @@ from worker.runner.entries import EntryMover
 from worker.runner.forward import ForwardPass
 from worker.runner.graphs import GraphDevice, GraphSizes, Outputs
 from worker.runner.pending import PendingStep
-from worker.runner.prepare import PromptInputs, StepInputs, StepPreparer
+from worker.runner.prepare import PromptInputs, StepInputs, StepPreparer, first
 from worker.runner.profiler import StepProfiler
 from worker.runner.slots import SlotState
 from worker.runner.timer import StepTimer, Timing
@@ -65,6 +65,7 @@ class ModelRunner:
         self._parts = parts
         self._model, self._slots, self._tp = parts.model, parts.slots, parts.tp
         self._device = parts.kernels.device
+        self._is_on_host = self._device.type == "cpu"
         self._sampler = Sampler(parts.kernels)
         self._remember = parts.kernels.choose(REMEMBER, None, torch.int64)
         self.grammars = parts.grammars
@@ -81,10 +82,10 @@ class ModelRunner:
         if self._parts.drafting is not None:
             self._parts.drafting.capture(device, sizes, choose)
 
-    @torch.inference_mode()
     def submit(self, batch: ScheduledBatch, together: Round | None = None) -> PendingStep:
         """Start a step. On a GPU this returns while the device still works; on a CPU the step is done. `together`: what
-        was agreed on with the ranks that make a step at the same time."""
+        was agreed on with the ranks that make a step at the same time. The thread is in inference mode already: a step
+        of a CPU would feel that it is turned on and off."""
         timing = self._timer.start()
         span = self.profiler.span
         with span("prepare"):
@@ -137,6 +138,7 @@ class ModelRunner:
         if self._parts.drafting is not None:
             self._parts.drafting.release()
 
+    @torch.inference_mode()
     def execute(self, batch: ScheduledBatch) -> BatchOutput:
         """`submit` and wait."""
         return self.submit(batch).result()
@@ -164,7 +166,7 @@ class ModelRunner:
             if found is not None:
                 pending.prompt_rows, pending.prompt_logprobs = inputs.prompt.rows, self._logprobs_to_host(found)
         if rows:
-            logits = outputs.logits if last is None else self._model.logits(last[: len(rows)])
+            logits = outputs.logits if last is None else self._model.logits(first(last, len(rows)))
             pending.token_ids = self._to_host(self._new_tokens(batch, inputs, outputs, logits, pending, masks))
         timing.stop()
         return pending
@@ -178,7 +180,10 @@ class ModelRunner:
         if outputs.greedy is not None and rules.is_greedy and not batch.beam_rows and not batch.is_dummy:
             return outputs.greedy.choose()[: len(inputs.sampled_rows)]
         slots = inputs.of_sampled(inputs.rows.slots)
-        positions = self._positions(inputs.of_sampled) if inputs.drafts is None else self._drafted_positions(inputs)
+        if inputs.drafts is None:
+            positions = inputs.of_sampled(self._parts.preparer.buffers.next_positions)
+        else:
+            positions = self._drafted_positions(inputs)
         history = History(self._slots.tables.tokens, slots, positions, inputs.longest_sampled)
         token_ids = self._sample(batch, inputs, logits, rules, history, pending, masks)
         newest = token_ids
@@ -196,20 +201,16 @@ class ModelRunner:
         return token_ids
 
     def _drafted_positions(self, inputs: StepInputs) -> Tensor:
-        """As `_positions`, of each sampled token."""
+        """int64: where the tokens to be sampled stand."""
         after = inputs.last_tokens[: len(inputs.sampled_rows)]
         return self._parts.preparer.buffers.positions.index_select(0, after) + 1
 
     def _choose_greedily(self, logits: Tensor, rows: StagedRows) -> Tensor:
         """See `GreedyChoice`."""
-        positions = self._positions(lambda by_row: by_row[: len(rows.slots)])
+        positions = self._parts.preparer.buffers.next_positions[: len(rows.slots)]
         token_ids = self._sampler.greedy(logits, self._slots.parameters, rows.slots, positions)
         self._remember(self._slots.tables, rows.slots, positions, token_ids)
         return token_ids
-
-    def _positions(self, of_rows: Callable[[Tensor], Tensor]) -> Tensor:
-        """int64: where the tokens to be sampled stand, once the buffers are filled."""
-        return of_rows(self._parts.preparer.buffers.context_lens).long()
 
     def _sample(
         self, batch: ScheduledBatch, inputs: StepInputs, logits: Tensor | None, rules: RowRules, history: History,
@@ -219,7 +220,7 @@ class ModelRunner:
         rows = inputs.sampled_rows
         if logits is None:
             return self._tp.broadcast(torch.empty(len(rows), dtype=torch.int64, device=self._device))
-        logits = logits[: len(rows)]
+        logits = first(logits, len(rows))
         if batch.beam_rows:
             pending.candidates = self._candidates(batch, rows, logits)
         grammar_mask = masks.take(pending) if masks is not None else None
@@ -255,7 +256,7 @@ class ModelRunner:
 
     def _to_host(self, tensor: Tensor) -> Tensor:
         """Start the copy; it is there once the step's timing is done."""
-        if tensor.device.type == "cpu":
+        if self._is_on_host:
             return tensor
         host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
         return host.copy_(tensor, non_blocking=True)
@@ -263,4 +264,5 @@ class ModelRunner:
 
 def _last_hidden(outputs: Outputs, inputs: StepInputs) -> Tensor:
     """[R + U, hidden] of `StepInputs.last_tokens`."""
-    return outputs.hidden if outputs.is_wanted_only else outputs.hidden.index_select(0, inputs.last_tokens)
+    is_last_only = outputs.is_wanted_only or inputs.is_uniform
+    return outputs.hidden if is_last_only else outputs.hidden.index_select(0, inputs.last_tokens)

@@ -42,11 +42,17 @@ class StepInputs:
     @property
     def wanted(self) -> Tensor | None:
         """The tokens whose last hidden state is needed; None: all, or as good as all."""
-        return None if self.prompt is not None or len(self.last_tokens) == self.step.num_tokens else self.last_tokens
+        num_last = len(self.sampled_rows) + len(self.other_rows)
+        return None if self.prompt is not None or num_last == self.step.num_tokens else self.last_tokens
+
+    @property
+    def is_uniform(self) -> bool:
+        """A token is sampled after each of the step's, in their order, but for padding."""
+        return not self.step.chunks
 
     def of_sampled(self, by_row: Tensor) -> Tensor:
-        """The sampled rows' elements of a tensor that has one for each row of the step."""
-        return by_row[: len(self.sampled_rows)] if self.sampled is None else by_row.index_select(0, self.sampled)
+        """The sampled rows' elements of a tensor that has one for each row of the step, and maybe more behind them."""
+        return first(by_row, len(self.sampled_rows)) if self.sampled is None else by_row.index_select(0, self.sampled)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +92,8 @@ class StepPreparer:
         """Of uniform rows, in one place, where graphs find them."""
         self._staged_slots: list[int] = []
         """What the host last sent there."""
+        self._uniform_rows: dict[int, StagedRows] = {}
+        """By their number: most steps have as many as the one before."""
         self._spare_row = StagedRows(self._row_slots[:1].clone(), self._places[:1], self._ones[:1])
 
     def prepare(self, batch: ScheduledBatch, together: Round | None = None) -> StepInputs:
@@ -152,7 +160,7 @@ class StepPreparer:
             rows=rows,
             sampled_rows=list(range(num_rows)),
             other_rows=[],
-            last_tokens=self._places[:num_rows],
+            last_tokens=self.uniform_rows(num_rows).starts,  # places
             sampled=None,
             longest_sampled=longest,
             drafts=None,
@@ -165,7 +173,7 @@ class StepPreparer:
         """A step of uniform rows alone, one of each of these slots, and padding. Its rows stand where those of the
         last such step stood, and most steps have the same: nothing is sent then."""
         padding = self._padding(len(slots), together)
-        padded = slots + [self._slots.spare_slot] * padding
+        padded = slots + [self._slots.spare_slot] * padding if padding else slots
         if padded != self._staged_slots:
             self._staging.copy(padded, self._row_slots)
             self._staged_slots = padded
@@ -180,8 +188,12 @@ class StepPreparer:
         return Step(num_uniform_rows=1, max_context_len=1, round=together), self._spare_row
 
     def uniform_rows(self, num_rows: int) -> StagedRows:
-        """Those of the last step of uniform rows alone, always in the same place."""
-        return StagedRows(self._row_slots[:num_rows], self._places[:num_rows], self._ones[:num_rows])
+        """Those of the last step of uniform rows alone, always in the same place; `starts` are their places."""
+        rows = self._uniform_rows.get(num_rows)
+        if rows is None:
+            rows = StagedRows(self._row_slots[:num_rows], self._places[:num_rows], self._ones[:num_rows])
+            self._uniform_rows[num_rows] = rows
+        return rows
 
     def fill(self, rows: StagedRows, step: Step) -> None:
         """The buffers, from what the device knows of the rows."""
@@ -221,6 +233,11 @@ class StepPreparer:
                 if num > 0:
                     found.append((place, row, num, asked.num_most_likely))
         return found
+
+
+def first(x: Tensor, num: int) -> Tensor:
+    """x[:num]. A view costs a step more than to ask whether one is needed."""
+    return x if len(x) == num else x[:num]
 
 
 def _uniform_first(batch: ScheduledBatch) -> tuple[list[int], int]:

@@ -196,6 +196,7 @@ def _turns(
     return Lockstep(steps, control, config.tensor_parallel_size, alarm, runner.idle_batch).turns()
 
 
+@torch.inference_mode()
 def _run(runner: ModelRunner, turns: Iterator[Turn], steps: Inbox, replies: Replies, *, answers: bool) -> None:
     """A fault ends the process: what the device holds cannot be trusted any more."""
     pending: SimpleQueue[PendingStep | None] = SimpleQueue()

@@ -89,7 +89,8 @@ class Staged(Structure):
 class Buffers(Structure):
     _fields_ = (
         ("input_ids", c_void_p), ("positions", c_void_p), ("token_slots", c_void_p), ("query_starts", c_void_p),
-        ("context_lens", c_void_p), ("block_tables", c_void_p), ("groups", c_void_p), ("most_blocks", c_int64),
+        ("context_lens", c_void_p), ("next_positions", c_void_p), ("block_tables", c_void_p), ("groups", c_void_p),
+        ("most_blocks", c_int64),
     )  # fmt: skip
 
 

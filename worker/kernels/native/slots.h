@@ -21,7 +21,9 @@ struct StagedRows {
 
 struct Buffers {
     int64_t *input_ids, *positions, *token_slots;
-    int32_t *query_starts, *context_lens, *block_tables;
+    int32_t *query_starts, *context_lens;
+    int64_t *next_positions;
+    int32_t *block_tables;
     int64_t *groups;
     int64_t most_blocks;
 };
@@ -41,7 +43,8 @@ static inline void prepare_row(const StagedRows &rows, const Slots &slots, const
         out.token_slots[first + i] = is_padding ? -1 : block * rows.block_size + position % rows.block_size;
     }
     out.query_starts[row + 1] = int32_t(first + len);
-    out.context_lens[row] = is_padding ? 0 : int32_t(start + len);
+    out.next_positions[row] = is_padding ? 0 : start + len;
+    out.context_lens[row] = int32_t(out.next_positions[row]);
     std::copy_n(blocks, rows.table_width, out.block_tables + row * out.most_blocks);
     out.groups[row] = slots.groups[slot];
 }

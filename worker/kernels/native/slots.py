@@ -1,4 +1,5 @@
-"""From the slots' state to a step's buffers, and back, in a call each. Neither slots nor buffers ever move."""
+"""From the slots' state to a step's buffers, and back, in a call each. Neither slots nor buffers ever move, and most
+steps have the rows of the one before."""
 
 from ctypes import byref
 
@@ -15,16 +16,19 @@ class NativePrepare(PrepareKernel):
         self._functions = functions()
         self._slots: tuple[SlotTables, Slots] | None = None
         self._buffers: tuple[StepBuffers, Buffers] | None = None
+        self._rows: tuple[StagedRows, Staged] | None = None
 
     def __call__(self, rows: StagedRows, slots: SlotTables, step: Step, block_size: int, out: StepBuffers) -> None:
         if self._slots is None or self._slots[0] is not slots:
             self._slots = slots, _slots_view(slots)
         if self._buffers is None or self._buffers[0] is not out:
             self._buffers = out, _buffers_view(out)
-        staged = Staged(
-            pointer(rows.slots), pointer(rows.starts), pointer(rows.lens), step.num_rows, step.num_uniform_rows,
-            step.num_padding_rows, block_size, -(-step.max_context_len // block_size),
-        )  # fmt: skip
+        if self._rows is None or self._rows[0] is not rows:
+            self._rows = rows, Staged(pointer(rows.slots), pointer(rows.starts), pointer(rows.lens))
+        staged = self._rows[1]
+        staged.num_rows, staged.num_uniform_rows = step.num_rows, step.num_uniform_rows
+        staged.num_padding_rows, staged.block_size = step.num_padding_rows, block_size
+        staged.table_width = -(-step.max_context_len // block_size)
         self._functions.fissile_prepare(byref(staged), byref(self._slots[1]), byref(self._buffers[1]))
 
 
@@ -52,7 +56,8 @@ def _slots_view(slots: SlotTables) -> Slots:
 def _buffers_view(out: StepBuffers) -> Buffers:
     return Buffers(
         pointer(out.input_ids), pointer(out.positions), pointer(out.token_slots), pointer(out.query_starts),
-        pointer(out.context_lens), pointer(out.block_tables), pointer(out.groups), out.block_tables.shape[1],
+        pointer(out.context_lens), pointer(out.next_positions), pointer(out.block_tables), pointer(out.groups),
+        out.block_tables.shape[1],
     )  # fmt: skip
 
 

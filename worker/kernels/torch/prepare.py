@@ -29,6 +29,7 @@ def prepare_step(rows: StagedRows, slots: SlotTables, step: Step, block_size: in
         context_lens.masked_fill_(rows.slots == slots.spare_slot, 0)
     out.token_slots[:num_tokens].copy_(token_slots)
     out.context_lens[:num_rows].copy_(context_lens)
+    out.next_positions[:num_rows].copy_(context_lens)
     width = -(-step.max_context_len // block_size)
     out.block_tables[:num_rows, :width].copy_(slots.block_tables[:, :width].index_select(0, rows.slots))
     out.groups[:num_rows].copy_(slots.groups.index_select(0, rows.slots))

@@ -17,7 +17,7 @@ TILE = 256
 def _prepare_kernel(
     row_slots, row_starts, row_lens,
     slot_tokens, slot_lengths, slot_tables, slot_groups,
-    input_ids, positions, token_slots, query_starts, context_lens, block_tables, groups,
+    input_ids, positions, token_slots, query_starts, context_lens, next_positions, block_tables, groups,
     num_rows, num_uniform_rows, uniform_len, table_width, spare_slot, tokens_stride, slot_table_stride, table_stride,
     BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
@@ -38,7 +38,9 @@ def _prepare_kernel(
 
     if tile == 0:
         tl.store(query_starts + row + 1, before + length)
-        tl.store(context_lens + row, tl.where(is_padding, 0, start + length))
+        next_position = tl.where(is_padding, 0, start + length)
+        tl.store(context_lens + row, next_position)
+        tl.store(next_positions + row, next_position)
         tl.store(groups + row, tl.load(slot_groups + slot))
 
     in_table = place < table_width
@@ -62,7 +64,8 @@ def prepare_step(rows: StagedRows, slots: SlotTables, step: Step, block_size: in
     _prepare_kernel[(step.num_rows, triton.cdiv(longest, TILE))](
         rows.slots, rows.starts, rows.lens,
         slots.tokens, slots.lengths, slots.block_tables, slots.groups,
-        out.input_ids, out.positions, out.token_slots, out.query_starts, out.context_lens, out.block_tables, out.groups,
+        out.input_ids, out.positions, out.token_slots, out.query_starts, out.context_lens, out.next_positions,
+        out.block_tables, out.groups,
         step.num_rows, step.num_uniform_rows, step.uniform_len, table_width,
         slots.spare_slot if step.num_padding_rows else -1,
         slots.tokens.stride(0), slots.block_tables.stride(0), out.block_tables.stride(0),

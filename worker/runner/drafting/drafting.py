@@ -138,7 +138,7 @@ class Drafting:
             outputs.greedy.choose()
             return
         logits = outputs.logits if outputs.has_logits else self.draft.model.logits(outputs.hidden[: len(slots)])
-        positions = self._preparer.buffers.context_lens[: len(slots)].long()
+        positions = self._preparer.buffers.next_positions[: len(slots)]
         history = History(self._slots.tables.tokens, rows.slots[: len(slots)], positions, longest)
         if logits is None:
             token_ids = positions.new_empty(len(slots))
