@@ -1,6 +1,5 @@
 """What a step looks like to the runner: complete, picklable, and built row by row."""
 
-import dataclasses
 import pickle
 
 import pytest
@@ -115,7 +114,7 @@ def test_batch_cannot_be_changed() -> None:
     engine = Engine()
     engine.add(make_sequence(1, 5, 1))
     batch = engine.step()
-    with pytest.raises(dataclasses.FrozenInstanceError):
+    with pytest.raises(AttributeError):
         batch.step = 9  # type: ignore[misc]
 
 

@@ -183,9 +183,7 @@ def test_tokens_without_logits_are_left_out(vocab_size):
 
 
 def drafted(slot: int, computed: int, known: bytes, drafts: bytes) -> ScheduledBatch:
-    step = batch((slot, computed, [*known, *drafts]))
-    step.num_draft_tokens[0] = len(drafts)
-    return step
+    return batch((slot, computed, [*known, *drafts]))._replace(num_draft_tokens={0: len(drafts)})
 
 
 def test_each_draft_has_a_mask_of_its_own(grammars):

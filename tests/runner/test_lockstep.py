@@ -4,7 +4,7 @@ import random
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from queue import SimpleQueue
 
 import pytest
@@ -149,7 +149,7 @@ def test_the_round_has_the_drafts_of_those_that_have_most() -> None:
     ranks = Ranks(2, 1)
 
     def scenario() -> None:
-        ranks.send(1, replace(batch(0, [3, 4, 1]), num_draft_tokens={0: 2, 1: 3}))
+        ranks.send(1, batch(0, [3, 4, 1])._replace(num_draft_tokens={0: 2, 1: 3}))
         ranks.all[1].wait_for(1)
         ranks.stop()
 

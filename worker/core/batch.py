@@ -1,6 +1,7 @@
 """What one step is (`ScheduledBatch`, scheduler → runner) and what came of it (`BatchOutput`, runner → scheduler).
 
-Both are plain immutable data that pickle well: a tensor-parallel rank or a remote runner needs nothing else.
+Both are plain immutable data, and named tuples, which are made and pickled in a third of a dataclass's time: a
+tensor-parallel rank or a remote runner needs nothing else.
 
 A **slot** is a row of the runner's persistent per-sequence state, 0 ≤ slot < max_num_seqs. The scheduler owns the
 assignment: a slot belongs to one sequence from the step whose `new_sequences` bind it until another `NewSequence` binds
@@ -8,7 +9,7 @@ it again. Steps run in the order they were submitted, so binding a slot anew is 
 """
 
 from array import array
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from worker.core.params import SamplingParams
@@ -50,8 +51,7 @@ class NewSequence(NamedTuple):
     """Needed where `min_length` is not reached yet, else empty."""
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduledBatch:
+class ScheduledBatch(NamedTuple):
     """One step. All per-row lists are aligned with `slots`; rows with more than one token may stand anywhere."""
 
     step: int
@@ -63,26 +63,26 @@ class ScheduledBatch:
     """Flat, rows one after another; `DEFERRED_TOKEN` where the host does not know the token yet."""
     samples: list[bool]
     """Whether the row's last token reaches the end of the known sequence, so that a token is sampled."""
-    new_sequences: list[NewSequence] = field(default_factory=list)
-    new_block_ids: list[tuple[int, list[int]]] = field(default_factory=list)
+    new_sequences: Sequence[NewSequence] = ()
+    new_block_ids: Sequence[tuple[int, list[int]]] = ()
     """(slot, blocks to append to its table), for slots bound in an earlier step."""
-    replaced_block_ids: list[tuple[int, int, int]] = field(default_factory=list)
+    replaced_block_ids: Sequence[tuple[int, int, int]] = ()
     """(slot, index in its table, new block): after copy-on-write. Applied before the step runs."""
-    blocks_to_copy: list[tuple[int, int]] = field(default_factory=list)
+    blocks_to_copy: Sequence[tuple[int, int]] = ()
     """(source, destination) device blocks. Order: swap out, copy, swap in, then the step."""
-    blocks_to_swap_out: list[tuple[int, int]] = field(default_factory=list)
+    blocks_to_swap_out: Sequence[tuple[int, int]] = ()
     """(device block, host block)."""
-    blocks_to_swap_in: list[tuple[int, int]] = field(default_factory=list)
+    blocks_to_swap_in: Sequence[tuple[int, int]] = ()
     """(host block, device block)."""
-    states_to_copy: list[tuple[int, int]] = field(default_factory=list)
+    states_to_copy: Sequence[tuple[int, int]] = ()
     """(source, destination) state groups, before those of new sequences get what they begin with."""
-    blocks_to_zero: list[int] = field(default_factory=list)
+    blocks_to_zero: Sequence[int] = ()
     """Secure mode: device blocks to clear, before anything else in the step."""
     num_candidates: int = 0
     """Beam search: when positive, return this many best next tokens with log probabilities for each beam row."""
-    beam_rows: list[int] = field(default_factory=list)
+    beam_rows: Sequence[int] = ()
     """Rows (indices into `slots`) that belong to a beam; they return candidates in place of a sampled token."""
-    num_draft_tokens: dict[int, int] = field(default_factory=dict)
+    num_draft_tokens: Mapping[int, int] = {}
     """Row → how many of its tokens, the last ones, are drafts: guesses of what follows its one committed token.
 
     A token is sampled at each position of such a row, as if there were no drafts. The row gets them up to the first
@@ -96,27 +96,26 @@ class ScheduledBatch:
         return len(self.input_ids)
 
 
-@dataclass(frozen=True, slots=True)
-class BatchOutput:
+class BatchOutput(NamedTuple):
     """What the runner returns for a step. Lists are aligned with the batch's `slots`."""
 
     step: int
     token_ids: list[list[int]]
     """New tokens of each row, in order: one for a sampling row, the accepted drafts and one more for a row with drafts,
     else none."""
-    errors: dict[int, str] = field(default_factory=dict)
+    errors: Mapping[int, str] = {}
     """Row → what went wrong: what the model computed is not finite, be the row sampled or not, or nothing is allowed.
 
     Such a row has no tokens. A row without an error has only finite keys and values in the cache, up to its last token
     or accepted draft: that one has looked at all of them.
     """
-    unsatisfiable_rows: list[int] = field(default_factory=list)
+    unsatisfiable_rows: Sequence[int] = ()
     """Of the rows in `errors`, those whose own request is to blame: its rules leave no token."""
-    logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
+    logprobs: Mapping[int, list[TokenLogprobs]] = {}
     """Row → one entry for each of its new tokens; rows that ask for them only."""
-    prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
+    prompt_logprobs: Mapping[int, list[TokenLogprobs]] = {}
     """Row → one entry for each prompt token that follows a token of this step, in order; where asked for."""
-    candidates: dict[int, list[tuple[int, float]]] = field(default_factory=dict)
+    candidates: Mapping[int, list[tuple[int, float]]] = {}
     """Row → `num_candidates` (token id, log probability), best first; beam rows only."""
     run_seconds: float = 0.0
     """Time the device spent on this step, for the delay factor and for statistics."""

@@ -25,7 +25,7 @@ from worker.executor.watch import RankWatch
 from worker.grammars.checks import GrammarChecks
 from worker.processes.messages import encode
 from worker.runner.config import ModelInfo, RunnerConfig
-from worker.runner.messages import Compiled, Failed, ProfileDone, Ready, Setup, StepDone
+from worker.runner.messages import Compiled, Failed, ProfileDone, Ready, Setup
 
 
 class Executor:
@@ -158,11 +158,11 @@ class Executor:
         if not self._in_flight:
             raise RuntimeError("no step is in flight")
         _, message = self._next(time.monotonic() + timeout, f"answer step {self._in_flight[0]}")
-        assert isinstance(message, StepDone)
+        assert isinstance(message, BatchOutput)
         expected = self._in_flight.popleft()
-        if message.output.step != expected:
-            raise ExecutorDiedError(f"rank 0 answered step {message.output.step} in place of step {expected}")
-        return message.output
+        if message.step != expected:
+            raise ExecutorDiedError(f"rank 0 answered step {message.step} in place of step {expected}")
+        return message
 
     def check(self) -> None:
         """Raises ExecutorDiedError if a rank ended while no step was in flight. Does not wait."""
@@ -196,7 +196,7 @@ class Executor:
         self._in_flight.clear()
 
     def _next(self, deadline: float, what: str) -> tuple[int, Any]:
-        """The next `Ready` or `StepDone`; anything else is the end, for the other ranks, too."""
+        """The next `Ready` or `BatchOutput`; anything else is the end, for the other ranks, too."""
         try:
             return self._take(deadline, what)
         except ExecutorError as error:
@@ -222,5 +222,5 @@ class Executor:
             raise ExecutorDiedError(f"rank {rank}: {message.message}")
         if message is None:
             raise ExecutorDiedError(self._ranks[rank].epitaph())
-        assert isinstance(message, Ready | StepDone)
+        assert isinstance(message, Ready | BatchOutput)
         return rank, message

@@ -49,7 +49,7 @@ class EntryMover:
             if fresh := [group for source, group in news if source < 0]:
                 self._kernel.zero(tensor, self._entries(fresh, num))
 
-    def _copy_groups(self, tensor: Tensor, num_entries: int, pairs: list[tuple[int, int]]) -> None:
+    def _copy_groups(self, tensor: Tensor, num_entries: int, pairs: Sequence[tuple[int, int]]) -> None:
         """One after the other, which only matters where one reads what another writes."""
         if not pairs:
             return

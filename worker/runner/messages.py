@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from worker.core.batch import BatchOutput, ScheduledBatch
+from worker.core.batch import ScheduledBatch
 from worker.core.params import Grammar
 from worker.runner.config import ModelInfo, RunnerConfig
 
@@ -41,7 +41,8 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """The executor's first message. After it come `ScheduledBatch`es and what is about grammars, then `Stop`."""
+    """The executor's first message. After it come `ScheduledBatch`es and what is about grammars, then `Stop`. Rank 0
+    alone answers batches, with a `BatchOutput` for each, in their order."""
 
     config: RunnerConfig
     rank: int
@@ -93,13 +94,6 @@ class Pulse:
 
 
 PULSE_SECONDS = 0.5
-
-
-@dataclass(frozen=True, slots=True)
-class StepDone:
-    """From rank 0 only, in the order of the steps; `output.step` names the step."""
-
-    output: BatchOutput
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,7 +65,8 @@ class ModelRunner:
         self._parts = parts
         self._model, self._slots, self._tp = parts.model, parts.slots, parts.tp
         self._device = parts.kernels.device
-        self._is_on_host = self._device.type == "cpu"
+        self.is_done_at_submit = self._device.type == "cpu"
+        """A step has nothing to wait for then, and its tensors are on the host."""
         self._sampler = Sampler(parts.kernels)
         self._remember = parts.kernels.choose(REMEMBER, None, torch.int64)
         self.grammars = parts.grammars
@@ -256,7 +257,7 @@ class ModelRunner:
 
     def _to_host(self, tensor: Tensor) -> Tensor:
         """Start the copy; it is there once the step's timing is done."""
-        if self._is_on_host:
+        if self.is_done_at_submit:
             return tensor
         host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
         return host.copy_(tensor, non_blocking=True)

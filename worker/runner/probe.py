@@ -72,6 +72,7 @@ def largest_batch(num_tokens: int, num_slots: int, max_model_len: int, num_draft
     tokens. It stays bound to the spare slot."""
     batch = dummy_batch(num_tokens, num_slots, max_model_len)
     drafts = {row: min(num - 1, num_drafts) for row, num in enumerate(batch.num_scheduled_tokens)}
-    batch.num_draft_tokens.update({row: num for row, num in drafts.items() if num})
-    batch.new_sequences.append(NewSequence(num_slots, token_array([0]), 1, DEMANDING, ()))
-    return batch
+    return batch._replace(
+        num_draft_tokens={row: num for row, num in drafts.items() if num},
+        new_sequences=[NewSequence(num_slots, token_array([0]), 1, DEMANDING, ())],
+    )

@@ -1,8 +1,9 @@
 """One tensor-parallel rank, in a process of its own (`process.py`, or `worker.join` for a worker of another host).
 
-Threads: one drains what the executor sends, so that this never waits to send; the main one runs steps; one waits for
-results and sends them; one says that the process goes on; on rank 0, one takes messages about grammars, and two
-compile. What connects a rank to its executor breaks when the executor's process ends in any way; the rank ends with it.
+Threads: one drains what the executor sends, so that this never waits to send; the main one runs steps; where a device
+works on, one waits for results and sends them; one says that the process goes on; on rank 0, one takes messages about
+grammars, and two compile. What connects a rank to its executor breaks when the executor's process ends in any way; the
+rank ends with it.
 """
 
 import faulthandler
@@ -12,9 +13,10 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from queue import SimpleQueue
 from typing import NoReturn
 
@@ -24,7 +26,7 @@ import torch.distributed as dist
 from common.faults import log_fault
 from common.garbage import freeze_loaded
 from fissile.parent import EXIT_ORPHANED
-from worker.core.batch import ScheduledBatch
+from worker.core.batch import BatchOutput, ScheduledBatch
 from worker.grammars.compiler import GrammarCompiler
 from worker.grammars.errors import GrammarError
 from worker.kernels.operation import KernelBackendError
@@ -50,7 +52,6 @@ from worker.runner.messages import (
     Release,
     Setup,
     StartProfile,
-    StepDone,
     Stop,
     StopProfile,
 )
@@ -100,7 +101,7 @@ class Replies:
         self._connection = connection
         self._lock = threading.Lock()
 
-    def send(self, message: Ready | StepDone | Compiled | ProfileDone | Pulse | Failed) -> None:
+    def send(self, message: Ready | BatchOutput | Compiled | ProfileDone | Pulse | Failed) -> None:
         with self._lock:
             send(self._connection, message)
 
@@ -200,12 +201,15 @@ def _turns(
 def _run(runner: ModelRunner, turns: Iterator[Turn], steps: Inbox, replies: Replies, *, answers: bool) -> None:
     """A fault ends the process: what the device holds cannot be trusted any more."""
     pending: SimpleQueue[PendingStep | None] = SimpleQueue()
-    sender = threading.Thread(target=_answer, args=(pending, steps, replies, answers), name="replies")
+    answer = partial(_answer, steps=steps, replies=replies, answers=answers)
+    sender = threading.Thread(target=_answer_queued, args=(pending, answer), name="replies")
     sender.start()
+    # A thread that is woken for a step that is done takes the processor from the next one.
+    take = answer if runner.is_done_at_submit else pending.put
     try:
         for turn in turns:
             if isinstance(turn.message, ScheduledBatch):
-                pending.put(_step(runner, turn.message, turn.together, replies))
+                take(_step(runner, turn.message, turn.together, replies))
             else:
                 _profile(runner.profiler, turn.message, replies)
     except RuntimeError as error:  # of the collective before a step
@@ -240,20 +244,24 @@ def _profile(profiler: StepProfiler, message: StartProfile | StopProfile, replie
     replies.send(ProfileDone(message.number, error))
 
 
-def _answer(pending: "SimpleQueue[PendingStep | None]", steps: Inbox, replies: Replies, answers: bool) -> None:
-    """Every rank waits for its steps, so that a fault of its device is noticed; rank 0 reports them."""
+def _answer_queued(pending: "SimpleQueue[PendingStep | None]", answer: Callable[[PendingStep], None]) -> None:
     while (step := pending.get()) is not None:
-        try:
-            output = step.result()
-            if step.batch.is_dummy:
-                continue
-            if answers:
-                replies.send(StepDone(output))
-            steps.put(Answered())
-        except OSError:
-            os._exit(EXIT_ORPHANED)
-        except Exception as error:
-            _fail(replies, f"step {step.batch.step} failed: {error}\n{traceback.format_exc()}")
+        answer(step)
+
+
+def _answer(step: PendingStep, steps: Inbox, replies: Replies, answers: bool) -> None:
+    """Every rank waits for its steps, so that a fault of its device is noticed; rank 0 reports them."""
+    try:
+        output = step.result()
+        if step.batch.is_dummy:
+            return
+        if answers:
+            replies.send(output)
+        steps.put(Answered())
+    except OSError:
+        os._exit(EXIT_ORPHANED)
+    except Exception as error:
+        _fail(replies, f"step {step.batch.step} failed: {error}\n{traceback.format_exc()}")
 
 
 def _fail_of_others(replies: Replies, why: str) -> NoReturn:

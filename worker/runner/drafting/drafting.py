@@ -173,4 +173,4 @@ class Drafting:
         input_ids = np.array(batch.input_ids)
         where = to_device(torch.from_numpy(np.concatenate(known)), tokens.device)
         input_ids[np.concatenate(places)] = tokens.view(-1).index_select(0, where).cpu().numpy()
-        return replace(batch, input_ids=token_array(input_ids.tolist()))
+        return batch._replace(input_ids=token_array(input_ids.tolist()))
