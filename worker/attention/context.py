@@ -1,9 +1,7 @@
 """What the forward pass is told about the batch, so that layers take only tensors."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -11,8 +9,7 @@ Cut = Callable[[Any, Tensor], Tensor]
 """Called by a cache layer with itself and its input, in place of its work; returns what its output will be."""
 
 
-@dataclass(frozen=True, slots=True)
-class ForwardContext:
+class ForwardContext(NamedTuple):
     """Valid for one forward pass."""
 
     metadata: tuple[Any, ...]
@@ -32,16 +29,20 @@ class ForwardContext:
 _current: ForwardContext | None = None
 
 
-@contextmanager
-def forward_context(context: ForwardContext) -> Iterator[None]:
+class forward_context:
     """Set the context around a forward pass. Refuses nesting; cleared whatever happens inside."""
-    global _current
-    if _current is not None:
-        raise RuntimeError("a forward pass is already running: forward contexts do not nest")
-    _current = context
-    try:
-        yield
-    finally:
+
+    def __init__(self, context: ForwardContext) -> None:
+        self._context = context
+
+    def __enter__(self) -> None:
+        global _current
+        if _current is not None:
+            raise RuntimeError("a forward pass is already running: forward contexts do not nest")
+        _current = self._context
+
+    def __exit__(self, *_error: object) -> None:
+        global _current
         _current = None
 
 

@@ -3,8 +3,7 @@
 import time
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from worker.core.batch import BatchOutput, ScheduledBatch
 from worker.core.outputs import SequenceOutput
@@ -21,8 +20,7 @@ class StepExecutor(Protocol):
         """Result of the oldest step not collected. Raises if its processes died or it took longer than `timeout`."""
 
 
-@dataclass(frozen=True, slots=True)
-class FinishedStep:
+class FinishedStep(NamedTuple):
     """One step on the device, taken in by the scheduler."""
 
     batch: ScheduledBatch
@@ -39,8 +37,7 @@ class FinishedStep:
         return max(self.step_seconds - self.run_seconds, 0.0)
 
 
-@dataclass(frozen=True, slots=True)
-class _InFlight:
+class _InFlight(NamedTuple):
     batch: ScheduledBatch
     submitted_at: float
 

@@ -6,7 +6,7 @@ the host of a GPU.
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -97,8 +97,7 @@ class DrawRules:
     has_min_p: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Draws:
+class Draws(NamedTuple):
     """How the tokens of R rows are chosen."""
 
     rules: DrawRules

@@ -113,8 +113,7 @@ class Decoder(nn.Module):
 
     def embed(self, input_ids: Tensor) -> Tensor:
         """int64 [T] → what the first layer takes, [T, hidden]."""
-        x: Tensor = self.embed_tokens(input_ids)
-        return x
+        return self.embed_tokens.forward(input_ids)
 
     def forward(self, input_ids: Tensor) -> Tensor:
         """int64 [T] → the last hidden state, [T, hidden], or [W, hidden] of the tokens that are wanted; complete on

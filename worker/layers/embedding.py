@@ -128,7 +128,7 @@ class OutputHead(WeightedLayer):
     def forward(self, x: Tensor) -> Tensor | None:
         """[R, hidden] → [R, vocabulary] on rank 0, in the model's dtype; None on the others."""
         tp = self._setup.tp
-        place = tp.gather_place(len(x), self._shard.num_rows, x.dtype)
+        place = tp.gather_place(x.shape[0], self._shard.num_rows, x.dtype)
         logits = tp.gather_last(self._kernel(x, self._packed, place))
         if logits is None:
             return None

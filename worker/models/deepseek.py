@@ -32,10 +32,10 @@ class DeepseekForCausalLM(CausalLM):
         self.lm_head = OutputHead(setup, config.vocab_size, config.hidden_size, tied_to)
 
     def forward(self, input_ids: Tensor) -> Tensor:
-        return self.model(input_ids)
+        return self.model.forward(input_ids)
 
     def logits(self, hidden: Tensor) -> Tensor | None:
-        return self.lm_head(hidden)
+        return self.lm_head.forward(hidden)
 
 
 def deepseek_mtp_layer(config: DeepseekConfig, setup: LayerSetup) -> MtpLayer:

@@ -22,10 +22,10 @@ class DecoderForCausalLM(CausalLM):
         self.lm_head = OutputHead(setup, config.vocab_size, config.hidden_size, tied_to, soft_cap)
 
     def forward(self, input_ids: Tensor) -> Tensor:
-        return self.model(input_ids)
+        return self.model.forward(input_ids)
 
     def logits(self, hidden: Tensor) -> Tensor | None:
-        return self.lm_head(hidden)
+        return self.lm_head.forward(hidden)
 
 
 class DenseForCausalLM(DecoderForCausalLM):

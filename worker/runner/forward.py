@@ -71,7 +71,7 @@ class ForwardPass:
         logger.debug("eager: no graph for %d tokens in %d rows", step.num_tokens, step.num_rows)
         positions = self._buffers.positions[: step.num_tokens]
         with forward_context(ForwardContext(metadata, None, wanted, step.num_exchanged, positions)):
-            hidden = self._model(self._buffers.input_ids[: step.num_tokens])
+            hidden = self._model.forward(self._buffers.input_ids[: step.num_tokens])
         return Outputs(hidden, is_wanted_only=wanted is not None)
 
     def _piecewise_graph(self, step: Step, wanted: Tensor | None) -> PiecewiseGraph | None:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -51,8 +51,7 @@ class GraphSizes:
         return GraphSizes(self.rows[-1:], self.tokens[-1:])
 
 
-@dataclass(frozen=True, slots=True)
-class Outputs:
+class Outputs(NamedTuple):
     """What a forward pass leaves. Of a graph: valid until the next pass."""
 
     hidden: Tensor

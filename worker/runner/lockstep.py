@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import astuple, dataclass
 from datetime import timedelta
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -51,8 +52,7 @@ Inbox = queue.SimpleQueue[StepMessage | Answered | Woken]
 """Of the thread that runs steps."""
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
+class Turn(NamedTuple):
     """What to do next."""
 
     message: ScheduledBatch | StartProfile | StopProfile

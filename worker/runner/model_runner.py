@@ -208,7 +208,7 @@ class ModelRunner:
 
     def _choose_greedily(self, logits: Tensor, rows: StagedRows) -> Tensor:
         """See `GreedyChoice`."""
-        positions = self._parts.preparer.buffers.next_positions[: len(rows.slots)]
+        positions = self._parts.preparer.buffers.next_positions[: rows.slots.shape[0]]
         token_ids = self._sampler.greedy(logits, self._slots.parameters, rows.slots, positions)
         self._remember(self._slots.tables, rows.slots, positions, token_ids)
         return token_ids

@@ -3,6 +3,7 @@
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -17,8 +18,7 @@ from worker.runner.staging import Staging
 from worker.sampling.verify import Drafts
 
 
-@dataclass(frozen=True, slots=True)
-class StepInputs:
+class StepInputs(NamedTuple):
     """What the runner needs of a step beside the buffers. Rows are in the step's order, not the batch's."""
 
     step: Step
@@ -236,8 +236,8 @@ class StepPreparer:
 
 
 def first(x: Tensor, num: int) -> Tensor:
-    """x[:num]. A view costs a step more than to ask whether one is needed."""
-    return x if len(x) == num else x[:num]
+    """x[:num]. To ask whether a view is needed takes less than to make one, and `len` of a tensor is Python."""
+    return x if x.shape[0] == num else x[:num]
 
 
 def _uniform_first(batch: ScheduledBatch) -> tuple[list[int], int]:

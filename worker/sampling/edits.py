@@ -7,7 +7,7 @@ place by a few operations over all rows together; tokens so far are read on the 
 not seen counts, too.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,8 +19,7 @@ MAX_HISTORY_ELEMENTS = 1 << 21
 """Tokens so far that are looked at together; more rows than that take turns, which bounds memory."""
 
 
-@dataclass(frozen=True, slots=True)
-class History:
+class History(NamedTuple):
     """The tokens so far of R rows."""
 
     tokens: Tensor

@@ -1,6 +1,6 @@
 """Phase 3 of a step: from logits to tokens. No host sync, no loop over rows, no state."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,8 +25,7 @@ NUM_LOGPROBS = 32
 """Most likely tokens that requests ask for."""
 
 
-@dataclass(frozen=True, slots=True)
-class SamplingRows:
+class SamplingRows(NamedTuple):
     """The rows to sample; tensors are on the device."""
 
     rules: RowRules
@@ -39,8 +38,7 @@ class SamplingRows:
     """int32 [R, V / 32 rounded up]: a bit for each token that the row's grammar allows; None: no row has one."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sampled:
+class Sampled(NamedTuple):
     token_ids: Tensor
     """int64 [R]; FAILED or NOTHING_ALLOWED where there is no token."""
     logprobs: LogprobTensors | None

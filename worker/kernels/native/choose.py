@@ -17,11 +17,11 @@ class NativeChoose(ChooseKernel):
     def __call__(self, logits: Tensor, rows: Tensor | None, draws: Draws) -> Tensor:
         if logits.dtype != torch.float32:
             return choose(logits, rows, draws)
-        ids = torch.empty(len(draws.slots), dtype=torch.int64)
+        ids = torch.empty(draws.slots.shape[0], dtype=torch.int64)
         parameters, slots, positions = draws.parameters, draws.slots.contiguous(), draws.positions.contiguous()
         self._engine.choose(
             Choose(
-                logits.data_ptr(), logits.stride(0), pointer(rows), len(ids), logits.shape[1],
+                logits.data_ptr(), logits.stride(0), pointer(rows), ids.shape[0], logits.shape[1],
                 pointer(parameters.integers), pointer(parameters.floats) if draws.rules.num_drawn else None,
                 pointer(slots), pointer(positions), None, ids.data_ptr(),
             )

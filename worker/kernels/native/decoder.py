@@ -44,7 +44,7 @@ class NativeDecoder(DecoderKernel):
         return BoundDecoder(model, (layers, caches, norm, views))
 
     def __call__(self, x: Tensor, bound: BoundDecoder, metadata: StepMetadata, wanted: Tensor | None = None) -> Tensor:
-        out = torch.empty_like(x) if wanted is None else x.new_empty(len(wanted), x.shape[1])
+        out = torch.empty_like(x) if wanted is None else x.new_empty(wanted.shape[0], x.shape[1])
         bound.model.block_size = metadata.block_size
         self._engine.decode(bound.model, metadata.view, wanted, x, out)
         return out

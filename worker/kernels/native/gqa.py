@@ -1,6 +1,6 @@
 """Attention over the paged cache in the library: what it writes and reads, and the view of a step."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,8 +18,7 @@ WIDTHS = 16
 CACHE_DTYPES = (torch.float32, torch.bfloat16, torch.float8_e4m3fn)
 
 
-@dataclass(frozen=True, slots=True)
-class StepMetadata:
+class StepMetadata(NamedTuple):
     view: StepView
     num_tokens: int
     block_size: int

@@ -153,11 +153,11 @@ class Engine:
 
     def product(self, matrix: Matrix, x: Tensor, out: Tensor) -> None:
         """float32 [T, in] → out [T, out]."""
-        self.functions.fissile_product(self._handle, byref(matrix), x.data_ptr(), len(x), out.data_ptr())
+        self.functions.fissile_product(self._handle, byref(matrix), x.data_ptr(), x.shape[0], out.data_ptr())
 
     def rows(self, matrix: Matrix, ids: Tensor, out: Tensor) -> None:
         """Raises IndexError."""
-        if not self.functions.fissile_rows(byref(matrix), ids.data_ptr(), len(ids), out.data_ptr()):
+        if not self.functions.fissile_rows(byref(matrix), ids.data_ptr(), ids.shape[0], out.data_ptr()):
             raise IndexError(f"index out of range: the table has {matrix.out_features} rows")
 
     def write_qkv(self, model: Model, layer: Layer, step: StepView, qkv: Tensor) -> None:
@@ -182,7 +182,7 @@ class Engine:
     def decode(self, model: Model, step: StepView, wanted: Tensor | None, x: Tensor, out: Tensor) -> None:
         """As `DecoderKernel`, float32 x [T, hidden] → out."""
         self.functions.fissile_decode(
-            self._handle, byref(model), byref(step), pointer(wanted), len(out), x.data_ptr(), out.data_ptr()
+            self._handle, byref(model), byref(step), pointer(wanted), out.shape[0], x.data_ptr(), out.data_ptr()
         )
 
 

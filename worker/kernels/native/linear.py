@@ -40,12 +40,12 @@ class NativeLinear(TableKernel):
 
     def __call__(self, x: Tensor, packed: PackedMatrix, out: Tensor | None = None) -> Tensor:
         if out is None:
-            out = torch.empty(len(x), self._spec.out_features)
+            out = torch.empty(x.shape[0], self._spec.out_features)
         self._engine.product(packed.view, x.contiguous(), out)
         return out
 
     def rows(self, packed: PackedMatrix, ids: Tensor) -> Tensor:
-        out = torch.empty(len(ids), self._spec.in_features)
+        out = torch.empty(ids.shape[0], self._spec.in_features)
         self._engine.rows(packed.view, ids.contiguous(), out)
         return out
 

@@ -42,7 +42,7 @@ class NativeRemember(RememberKernel):
             tokens = slots.tokens
             self._slots = slots, Slots(pointer(tokens), pointer(slots.lengths), None, None, tokens.shape[1], 0, 0)
         self._functions.fissile_remember(
-            byref(self._slots[1]), pointer(rows), pointer(positions), pointer(token_ids), len(rows)
+            byref(self._slots[1]), pointer(rows), pointer(positions), pointer(token_ids), rows.shape[0]
         )
 
 
