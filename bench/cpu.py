@@ -19,6 +19,7 @@ import psutil
 import torch
 
 from bench.common import Figure, finish, num_cores, parse_arguments, ratio
+from bench.cpu_reading import reading_figures
 from bench.peers import environment
 from bench.peers.protocol import Job, Report
 from fissile import AsyncClient
@@ -82,7 +83,8 @@ def main() -> None:
         __doc__, peers="also with --quick", ours="no peers: how a change of ours did, in two minutes"
     )
     sizes = Sizes(1, 16, (1, 8)) if arguments.quick else Sizes(3, 128, BATCHES)
-    figures: dict[str, Figure] = {"read_gb_s": read_bandwidth()}
+    torch.set_num_threads(num_cores())
+    figures = reading_figures(3 if arguments.quick else 25)
     results: dict[str, Results] = {}
     for name, quantization in QUANTIZATIONS.items():
         figures |= run_ours(name, quantization, sizes, results)
@@ -194,18 +196,6 @@ def ratios(results: dict[str, Results], sizes: Sizes) -> dict[str, Figure]:
         if other in results
         for n in sizes.batches
     }
-
-
-def read_bandwidth() -> float:
-    """GB/s of all cores together, reading 512 MiB: what one decoding request is bound by."""
-    numbers = torch.ones(1 << 27)
-    torch.set_num_threads(num_cores())
-    best = 0.0
-    for _ in range(5):
-        begin = time.perf_counter()
-        numbers.sum()
-        best = max(best, numbers.nbytes / (time.perf_counter() - begin) / 1e9)
-    return round(best, 1)
 
 
 @contextmanager
