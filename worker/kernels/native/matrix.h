@@ -40,6 +40,9 @@ struct Pass {
 
 // The first pass has a panel from memory, the others from a cache. So that memory is not idle meanwhile, each of them asks
 // for its share of the next panel; a pass over floats that is alone is followed by what lies behind.
+//
+// Few rows go through floats nearly as fast as the processor reads ahead by itself, which it does no more where every
+// line is asked for; all others have to.
 static inline const float *to_fetch(const float *weight, int in, Pass pass) {
     if (pass.total == 1) return weight + 2048;
     return weight + (size_t(in) * pass.next + size_t(in) * pass.number / pass.total) * PANEL;
@@ -60,10 +63,12 @@ static inline void float_tile(const Rows &rows, int first, const Matrix &matrix,
     const float *weight = static_cast<const float *>(matrix.data) + size_t(panel) * matrix.in * PANEL;
     const float *ahead = to_fetch(weight, matrix.in, pass);
     const int step = (PANEL + pass.total - 1) / pass.total;
+    const int lines = pass.total > 1 ? 1 : R > W / 4 ? PANEL / 16 : PANEL / 32;  // asked for at each step
     Vec total[R][2] = {};
     for (int i = 0; i < matrix.in; i++, weight += PANEL) {
         const Vec left = load(weight), right = load(weight + W);
-        __builtin_prefetch(ahead);
+        if (lines > 0) ask_for(ahead);
+        if (lines > 1) ask_for(ahead + 16);
         ahead += step;
 #pragma GCC unroll 12
         for (int r = 0; r < R; r++) {
