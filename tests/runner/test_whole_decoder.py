@@ -63,13 +63,14 @@ def test_a_step_of_more_tokens_than_go_through_the_layers_together(wide: tuple[P
 
 
 @pytest.mark.parametrize("quantization", ["none", "int8"])
-@pytest.mark.parametrize("num_layers", [1, 3])
+@pytest.mark.parametrize(("num_layers", "head_dim"), [(1, 16), (3, 16), (3, 32)])
 def test_tokens_that_are_wanted_are_as_if_all_were(
-    quantization: str, num_layers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    quantization: str, num_layers: int, head_dim: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ends of long and short chunks, rows that decode, rows cut where a step is, and none of a step's first 1,024."""
+    """Ends of long and short chunks, rows that decode, rows cut where a step is, and none of a step's first 1,024; heads
+    that attention rounds where it makes them, and others."""
     save_llama(
-        tmp_path, hidden_size=64, intermediate_size=96, head_dim=16, num_attention_heads=4,
+        tmp_path, hidden_size=64, intermediate_size=96, head_dim=head_dim, num_attention_heads=4,
         num_hidden_layers=num_layers, max_position_embeddings=2048,
     )  # fmt: skip
     num_wanted = []

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "bfloat16.h"
+#include "blocks.h"
 #include "float8.h"
 
 constexpr int KEYS = 256;
@@ -63,6 +64,7 @@ struct Attention {
     int queries_per_partial;
     float *const *scratch;  // one for each thread
     int num_threads;
+    RoundedRows rounded;  // what the next product reads, in place of `out`, if heads are whole blocks of it
 
     // Of what `load` makes of the cache.
     float unit() const { return shape.cache_bits == 8 ? FLOAT8_UNIT : 1.0f; }
@@ -277,9 +279,17 @@ struct ItemWork {
 static inline void write_out(const Attention &attention, int kv_head, int first_token, int query, const float *total) {
     const Shape &shape = attention.shape;
     const int head = kv_head * shape.group() + query % shape.group(), token = first_token + query / shape.group();
-    float *out = attention.out + (size_t(token) * shape.heads + head) * shape.head_dim;
     const float share = attention.value_scale() / total[shape.head_dim];
-    for (int d = 0; d < shape.head_dim; d++) out[d] = total[d] * share;
+    if (attention.rounded.numbers == nullptr) {
+        float *out = attention.out + (size_t(token) * shape.heads + head) * shape.head_dim;
+        for (int d = 0; d < shape.head_dim; d++) out[d] = total[d] * share;
+        return;
+    }
+    for (int at = 0; at < shape.head_dim; at += ROW_BLOCK) {
+        alignas(64) float block[ROW_BLOCK];
+        for (int i = 0; i < ROW_BLOCK; i++) block[i] = total[at + i] * share;
+        attention.rounded.write_block(token, head * shape.head_dim + at, block);
+    }
 }
 
 template <typename Entry>

@@ -44,7 +44,20 @@ class StepWork {
     // Tokens begin ... end of the step, whose activations are in `qkv`, to `out`.
     void add_attention(int begin, int end, const float *qkv, size_t stride, const Cache &cache, float *out) {
         if (items_.empty()) share_out(begin, end);
-        add_attention(items_, merges_, qkv, stride, cache, out);
+        add_attention(items_, merges_, qkv, stride, cache, out, {});
+    }
+
+    // The same in the form in which `next` reads it; floats go to `out`.
+    Rows add_attention(
+        int begin, int end, const float *qkv, size_t stride, const Cache &cache, float *out, const Matrix &next) {
+        if (next.bits == 32 || shape_.head_dim % ROW_BLOCK != 0) {
+            add_attention(begin, end, qkv, stride, cache, out);
+            return add_prepare(out, end - begin, nullptr, 0, next);
+        }
+        if (items_.empty()) share_out(begin, end);
+        const RoundedRows rounded = rounded_rows(end - begin, next, 4);
+        add_attention(items_, merges_, qkv, stride, cache, out, rounded);
+        return Rows{out, size_t(next.in), rounded.finished()};
     }
 
     // The same for these tokens alone, counted from `begin`, and for those that are computed with them: as if it were for all.
@@ -58,7 +71,7 @@ class StepWork {
         };
         std::copy_if(items_.begin(), items_.end(), std::back_inserter(some_items_), has_any);
         std::copy_if(merges_.begin(), merges_.end(), std::back_inserter(some_merges_), has_any);
-        add_attention(some_items_, some_merges_, qkv, stride, cache, out);
+        add_attention(some_items_, some_merges_, qkv, stride, cache, out, {});
     }
 
     // Rows of `from`, of `width` floats each, one after another.
@@ -125,10 +138,10 @@ class StepWork {
 
     void add_attention(
         const std::vector<AttentionItem> &items, const std::vector<Merge> &merges, const float *qkv, size_t stride,
-        const Cache &cache, float *out) {
+        const Cache &cache, float *out, const RoundedRows &rounded) {
         attentions_.push_back(Attention{
             shape_, qkv, stride, cache, out, &items, &merges, partials_, queries_per_partial_, scratch_.data(),
-            num_threads_});
+            num_threads_, rounded});
         const auto attend = shape_.cache_bits == 8    ? attend_item<Float8>
                             : shape_.cache_bits == 16 ? attend_item<BFloat16>
                                                       : attend_item<float>;
@@ -237,8 +250,9 @@ class Decoding {
         for (int i = 0; i < num_whole; i++) {
             add_qkv(work, stream, model_.layers[i]);
             const Layer &layer = model_.layers[i];
-            work.add_attention(begin, end, stream.qkv, width(), layer.cache, stream.mixed);
-            add_rest(work, layer, stream.mixed, stream.gated, stream.x, num);
+            const Rows mixed =
+                work.add_attention(begin, end, stream.qkv, width(), layer.cache, stream.mixed, layer.output);
+            add_rest(work, layer, mixed, stream.gated, stream.x, num);
         }
         std::vector<int> tokens, places;
         if (wanted_.tokens == nullptr) {
@@ -260,7 +274,7 @@ class Decoding {
             tokens, stream.begin, stream.end, stream.qkv, width(), layer.cache, stream.mixed);
         const float *mixed = work.add_gather(stream.mixed, mixed_width(), tokens);
         float *x = work.add_gather(stream.x, model_.hidden_size, tokens);
-        add_rest(work, layer, mixed, stream.gated, x, num);
+        add_rest(work, layer, work.add_prepare(mixed, num, nullptr, 0, layer.output), stream.gated, x, num);
         work.add_norm(x, num, model_.hidden_size, model_.norm, model_.eps, out_, places.data());
     }
 
@@ -273,11 +287,10 @@ class Decoding {
     }
 
     // What follows attention, added to x.
-    void add_rest(StepWork &work, const Layer &layer, const float *mixed, float *gated, float *x, int num) const {
+    void add_rest(StepWork &work, const Layer &layer, const Rows &mixed, float *gated, float *x, int num) const {
         const int hidden = model_.hidden_size;
-        Rows rows = work.add_prepare(mixed, num, nullptr, 0, layer.output);
-        work.add_product(rows, num, layer.output, x, hidden, Into::add);
-        rows = work.add_prepare(x, num, layer.mlp_norm, model_.eps, layer.gate_up);
+        work.add_product(mixed, num, layer.output, x, hidden, Into::add);
+        Rows rows = work.add_prepare(x, num, layer.mlp_norm, model_.eps, layer.gate_up);
         rows = work.add_gate(rows, num, layer.gate_up, gated, layer.down);
         work.add_product(rows, num, layer.down, x, hidden, Into::add);
     }
