@@ -51,6 +51,16 @@ def test_greedy_tokens_equal_transformers(wide: tuple[Path, LlamaForCausalLM]) -
         assert seq.output == greedy_reference(model, seq.tokens[: seq.num_prompt], len(seq.output))
 
 
+def test_a_hidden_size_that_leaves_a_panel_half_empty(tmp_path: Path) -> None:
+    model = save_llama(tmp_path, hidden_size=72, intermediate_size=96, head_dim=16, num_attention_heads=4)
+    driver = make_driver(tmp_path)
+    seqs = [driver.add(random_prompt(n, n)) for n in (3, 40)]
+    driver.prefill(*seqs)
+    driver.decode(*seqs, steps=10)
+    for seq in seqs:
+        assert seq.output == greedy_reference(model, seq.tokens[: seq.num_prompt], len(seq.output))
+
+
 def test_a_step_of_more_tokens_than_go_through_the_layers_together(wide: tuple[Path, LlamaForCausalLM]) -> None:
     """1,024 do; one row is cut there."""
     path, model = wide
@@ -67,8 +77,10 @@ def test_a_step_of_more_tokens_than_go_through_the_layers_together(wide: tuple[P
 def test_tokens_that_are_wanted_are_as_if_all_were(
     quantization: str, num_layers: int, head_dim: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ends of long and short chunks, rows that decode, rows cut where a step is, and none of a step's first 1,024; heads
-    that attention rounds where it makes them, and others."""
+    """Ends of long and short chunks, rows that decode, rows cut where a step is, and none of a step's first 1,024.
+
+    Heads of 32 are rounded by attention, others before the product.
+    """
     save_llama(
         tmp_path, hidden_size=64, intermediate_size=96, head_dim=head_dim, num_attention_heads=4,
         num_hidden_layers=num_layers, max_position_embeddings=2048,

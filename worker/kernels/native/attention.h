@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "bfloat16.h"
-#include "blocks.h"
 #include "float8.h"
+#include "rounding.h"
 
 constexpr int KEYS = 256;
 constexpr int LINE = 64;  // bytes
@@ -276,19 +276,39 @@ struct ItemWork {
     }
 };
 
-static inline void write_out(const Attention &attention, int kv_head, int first_token, int query, const float *total) {
+static inline void write_query(const Attention &attention, size_t token, int head, const float *total) {
+    const int dim = attention.shape.head_dim;
+    float *out = attention.out + (token * attention.shape.heads + head) * dim;
+    const float share = attention.value_scale() / total[dim];
+    for (int d = 0; d < dim; d++) out[d] = total[d] * share;
+}
+
+// Of the heads of a token that share keys: they are blocks one behind the other.
+static inline void round_queries(const Attention &attention, size_t token, int kv_head, const float *totals) {
     const Shape &shape = attention.shape;
-    const int head = kv_head * shape.group() + query % shape.group(), token = first_token + query / shape.group();
-    const float share = attention.value_scale() / total[shape.head_dim];
-    if (attention.rounded.numbers == nullptr) {
-        float *out = attention.out + (size_t(token) * shape.heads + head) * shape.head_dim;
-        for (int d = 0; d < shape.head_dim; d++) out[d] = total[d] * share;
-        return;
+    const int dim = shape.head_dim, size = shape.group() * dim, first = kv_head * size;
+    alignas(64) float blocks[TOGETHER * ROW_BLOCK];
+    for (int at = 0; at < size; at += TOGETHER * ROW_BLOCK) {
+        const int num = std::min(TOGETHER, (size - at) / ROW_BLOCK);
+        for (int b = 0; b < num; b++) {
+            const int place = at + b * ROW_BLOCK;
+            const float *total = totals + place / dim * (dim + 2);
+            const float share = attention.value_scale() / total[dim];
+            for (int i = 0; i < ROW_BLOCK; i++) blocks[b * ROW_BLOCK + i] = total[place % dim + i] * share;
+        }
+        attention.rounded.write_row(token, first + at, num, blocks);
     }
-    for (int at = 0; at < shape.head_dim; at += ROW_BLOCK) {
-        alignas(64) float block[ROW_BLOCK];
-        for (int i = 0; i < ROW_BLOCK; i++) block[i] = total[at + i] * share;
-        attention.rounded.write_block(token, head * shape.head_dim + at, block);
+}
+
+// totals [tokens][heads of the group][D + 2]
+static inline void write_out(
+    const Attention &attention, int kv_head, int first_token, int num_tokens, const float *totals) {
+    const int group = attention.shape.group(), width = attention.shape.head_dim + 2;
+    for (int token = first_token; token < first_token + num_tokens; token++, totals += group * width) {
+        if (attention.rounded.numbers != nullptr)
+            round_queries(attention, token, kv_head, totals);
+        else
+            for (int i = 0; i < group; i++) write_query(attention, token, kv_head * group + i, totals + i * width);
     }
 }
 
@@ -305,8 +325,7 @@ static void attend_item(const void *task, int chunk, int thread) {
         memcpy(to, work.total, size_t(work.num_queries) * width * sizeof(float));
         return;
     }
-    for (int i = 0; i < work.num_queries; i++)
-        write_out(attention, item.kv_head, item.first_token, i, work.total + i * width);
+    write_out(attention, item.kv_head, item.first_token, item.num_tokens, work.total);
 }
 
 static void merge_partials(const void *task, int chunk, int) {
@@ -315,9 +334,8 @@ static void merge_partials(const void *task, int chunk, int) {
     const int width = attention.shape.head_dim + 2;
     const size_t size = size_t(attention.queries_per_partial) * width;
     float *first = attention.partials + merge.first_partial * size;
-    for (int i = 0; i < merge.num_tokens * attention.shape.group(); i++) {
+    for (int i = 0; i < merge.num_tokens * attention.shape.group(); i++)
         for (int part = 1; part < merge.num_partials; part++)
             merge_found(first + i * width, first + part * size + i * width, attention.shape.head_dim, false);
-        write_out(attention, merge.kv_head, merge.first_token, i, first + i * width);
-    }
+    write_out(attention, merge.kv_head, merge.first_token, merge.num_tokens, first);
 }

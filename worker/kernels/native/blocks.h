@@ -7,14 +7,15 @@
 
 #include "vector.h"
 
-// Rows of activations, each cut into blocks of 32 that share a scale: value = scale * number.
+// Rows of activations, each cut into blocks of 32 that share a scale: value = scale * number. The rows' first blocks lie
+// together, then their second ones: what a thread makes of some outputs is in lines that no other thread writes to.
 constexpr int ROW_BLOCK = 32;
 
 struct QuantizedRows {
-    const int8_t *numbers;  // [rows][in]
-    const float *scales;    // [rows][in / 32]
-    const float *sums;      // [rows][in / block]: of the values, of each block of the weights
-    int in, block;
+    const int8_t *numbers;  // [in / 32][stride][32]
+    const float *scales;    // [in / 32][stride]
+    const float *sums;      // [in / block][stride]: of the values, of each block of the weights
+    size_t stride;
 };
 
 static inline size_t block_bytes(int bits, int block) { return 2 * W * sizeof(uint16_t) + size_t(W) * block * bits / 8; }
@@ -29,7 +30,6 @@ static inline Vec load_halves(const uint16_t *from) {
 }
 #endif
 
-typedef int8_t ByteSizedVec __attribute__((vector_size(W)));
 typedef uint8_t ByteVec __attribute__((vector_size(W * 4)));
 
 // Of W outputs, what four inputs at a time add up to in a block, exactly: byte 4 o + j of the weights with byte j of
@@ -116,11 +116,12 @@ template <int R, int BITS, int BLOCK>
 static inline void block_tile(
     const QuantizedRows &rows, int first, const uint8_t *data, int num_blocks, Fetch &fetch, float *sums, int stride) {
     constexpr int STEPS = BLOCK / 4, PER_SCALE = ROW_BLOCK / BLOCK;
-    const int8_t *numbers = rows.numbers + size_t(first) * rows.in;
-    const float *scales = rows.scales + size_t(first) * (rows.in / ROW_BLOCK);
-    const float *row_sums = rows.sums + size_t(first) * num_blocks;
+    const float *row_sums = rows.sums + first;
     Vec total[R] = {};
-    for (int b = 0; b < num_blocks; b++) {
+    for (int b = 0; b < num_blocks; b++, row_sums += rows.stride) {
+        const size_t place = b / PER_SCALE * rows.stride + first;
+        const int8_t *numbers = rows.numbers + place * ROW_BLOCK + b % PER_SCALE * BLOCK;
+        const float *row_scales = rows.scales + place;
         const uint16_t *halves = reinterpret_cast<const uint16_t *>(data);
         const Vec scale = load_halves(halves), minimum = load_halves(halves + W);
         data += 2 * W * sizeof(uint16_t);
@@ -132,12 +133,12 @@ static inline void block_tile(
             if constexpr (BITS == 8) {
 #pragma GCC unroll 12
                 for (int r = 0; r < R; r++)
-                    whole[r].add(bytes, four_of(numbers + size_t(r) * rows.in + b * BLOCK + 4 * s));
+                    whole[r].add(bytes, four_of(numbers + r * ROW_BLOCK + 4 * s));
             } else {
                 const ByteVec low = bytes & 15, high = bytes >> 4;
 #pragma GCC unroll 12
                 for (int r = 0; r < R; r++) {
-                    const int8_t *x = numbers + size_t(r) * rows.in + b * BLOCK + 4 * s;
+                    const int8_t *x = numbers + r * ROW_BLOCK + 4 * s;
                     whole[r].add(low, four_of(x));
                     whole[r].add(high, four_of(x + BLOCK / 2));
                 }
@@ -145,70 +146,13 @@ static inline void block_tile(
         }
 #pragma GCC unroll 12
         for (int r = 0; r < R; r++) {
-            const float row_scale = scales[size_t(r) * (rows.in / ROW_BLOCK) + b / PER_SCALE];
-            total[r] += minimum * row_sums[size_t(r) * num_blocks + b];
-            total[r] += __builtin_convertvector(whole[r].value(), Vec) * (scale * row_scale);
+            total[r] += minimum * row_sums[r];
+            total[r] += __builtin_convertvector(whole[r].value(), Vec) * (scale * row_scales[r]);
         }
     }
 #pragma GCC unroll 12
     for (int r = 0; r < R; r++) store(sums + r * stride, total[r]);
 }
-
-// Whole numbers of ROW_BLOCK values, each of which fits into a byte.
-static inline void store_bytes(int8_t *to, const Vec *whole) {
-#if defined(__AVX512F__)
-    for (int i = 0; i < ROW_BLOCK / W; i++) {
-        const ByteSizedVec bytes = __builtin_convertvector(__builtin_convertvector(whole[i], IntVec), ByteSizedVec);
-        memcpy(to + i * W, &bytes, sizeof bytes);
-    }
-#else
-    __m256i numbers[4];
-    for (int i = 0; i < 4; i++) numbers[i] = _mm256_cvtps_epi32((__m256)whole[i]);
-    const __m256i first = _mm256_packs_epi32(numbers[0], numbers[1]), second = _mm256_packs_epi32(numbers[2], numbers[3]);
-    // Packing goes half by half of a vector, so fours of bytes are back in their order after this.
-    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
-    const __m256i bytes = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(first, second), order);
-    _mm256_storeu_si256(reinterpret_cast<__m256i *>(to), bytes);
-#endif
-}
-
-// ROW_BLOCK values: their numbers, their scale, and sums [ROW_BLOCK / block]. What is not finite makes the scale NaN.
-static inline void quantize_block(const float *x, int block, int8_t *numbers, float *scale_of, float *sums) {
-    Vec values[ROW_BLOCK / W], most = {}, broken = {};
-    for (int i = 0; i < ROW_BLOCK / W; i++) {
-        values[i] = load(x + i * W);
-        most = larger(most, larger(values[i], -values[i]));
-        broken += values[i] * 0.0f;
-    }
-    const float largest = largest_of(most);
-    const float scale = largest / 127.0f + sum_of(broken), inverse = largest > 0 ? 127.0f / largest : 0.0f;
-    *scale_of = scale;
-    for (Vec &value : values) value = rounded(value * inverse);
-    store_bytes(numbers, values);
-    for (int part = 0; part < ROW_BLOCK / block; part++) {
-        Vec sum = {};
-        for (int i = part * block / W; i < (part + 1) * block / W; i++) sum += values[i];
-        sums[part] = scale * sum_of(sum);
-    }
-}
-
-// Rows while they are rounded.
-struct RoundedRows {
-    int8_t *numbers;  // null: none are
-    float *scales, *sums;
-    int in, block;
-
-    QuantizedRows finished() const { return {numbers, scales, sums, in, block}; }
-    RoundedRows from(size_t row) const {
-        if (numbers == nullptr) return *this;
-        return {numbers + row * in, scales + row * (in / ROW_BLOCK), sums + row * (in / block), in, block};
-    }
-    // x: the row's values from `at` on.
-    void write_block(size_t row, int at, const float *x) const {
-        const RoundedRows to = from(row);
-        quantize_block(x, block, to.numbers + at, to.scales + at / ROW_BLOCK, to.sums + at / block);
-    }
-};
 
 static inline float half_to_float(uint16_t bits) {
     uint16_t halves[W] = {bits};

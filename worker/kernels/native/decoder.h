@@ -55,7 +55,7 @@ class StepWork {
             return add_prepare(out, end - begin, nullptr, 0, next);
         }
         if (items_.empty()) share_out(begin, end);
-        const RoundedRows rounded = rounded_rows(end - begin, next, 4);
+        const RoundedRows rounded = rounded_rows(end - begin, next, false);
         add_attention(items_, merges_, qkv, stride, cache, out, rounded);
         return Rows{out, size_t(next.in), rounded.finished()};
     }
@@ -89,7 +89,7 @@ class StepWork {
     // x, normed where there is a norm, in the form in which `matrix` reads it; valid until the next one.
     Rows add_prepare(const float *x, int num_rows, const float *norm, float eps, const Matrix &matrix) {
         const int size = matrix.in;
-        Prepare prepare{x, size, num_rows, norm, eps, nullptr, rounded_rows(num_rows, matrix, 1)};
+        Prepare prepare{x, size, num_rows, norm, eps, nullptr, rounded_rows(num_rows, matrix, norm != nullptr)};
         const bool is_rounded = matrix.bits != 32;
         if (norm != nullptr) prepare.out = workspace_.reused(0, size_t(is_rounded ? num_threads_ : num_rows) * size);
         if (norm != nullptr || is_rounded) {
@@ -102,9 +102,22 @@ class StepWork {
     // What `matrix`, of gates and ups, makes of the rows, in the form in which `next` reads it; floats go to `out`.
     Rows add_gate(const Rows &rows, int num_rows, const Matrix &matrix, float *out, const Matrix &next) {
         Product product{rows, num_rows, matrix, out, size_t(next.in), Into::gate, num_threads_, 0, 0};
-        product.rounded = rounded_rows(num_rows, next, 4);
+        product.rounded = rounded_rows(num_rows, next, false);
         add_product(product);
         return Rows{out, size_t(next.in), product.rounded.finished()};
+    }
+
+    // Adds to x what `matrix` makes of the rows; returns x, normed, in the form in which `next` reads it.
+    Rows add_residual(
+        const Rows &rows, int num_rows, const Matrix &matrix, float *x, const float *norm, float eps,
+        const Matrix &next) {
+        Product product{rows, num_rows, matrix, x, size_t(next.in), Into::add, num_threads_, 0, 0};
+        const int panels = num_panels(matrix);
+        product.rounded = rounded_rows(num_rows, next, true);
+        product.norm = {norm, nullptr, {workspace_.reused(7, size_t(panels) * num_rows), panels, num_rows, next.in, eps}};
+        if (next.bits == 32) product.norm.values = workspace_.reused(0, size_t(num_rows) * next.in);
+        add_product(product);
+        return Rows{product.norm.values, size_t(next.in), product.rounded.finished(), product.norm.shares};
     }
 
     // To rows of `out` in their order, or to `places` of it.
@@ -127,13 +140,14 @@ class StepWork {
         phases.push_back({run_product, &products_.back(), chunks});
     }
 
-    // In the workspace's memory of three numbers, from `number` on.
-    RoundedRows rounded_rows(int num_rows, const Matrix &matrix, int number) {
+    // Normed rows lie apart from others: a product that reads the ones may write the others.
+    RoundedRows rounded_rows(int num_rows, const Matrix &matrix, bool is_normed) {
         if (matrix.bits == 32) return {};
-        const size_t rows = num_rows, in = matrix.in;
-        return {reinterpret_cast<int8_t *>(workspace_.reused(number, (rows * in + 3) / 4)),
-                workspace_.reused(number + 1, rows * (in / ROW_BLOCK)),
-                workspace_.reused(number + 2, rows * (in / matrix.block)), matrix.in, matrix.block};
+        const int number = is_normed ? 1 : 4;
+        const size_t room = room_for(num_rows), in = matrix.in;
+        return {reinterpret_cast<int8_t *>(workspace_.reused(number, room * in / sizeof(float))),
+                workspace_.reused(number + 1, room * (in / ROW_BLOCK)),
+                workspace_.reused(number + 2, room * (in / matrix.block)), room, matrix.block};
     }
 
     void add_attention(
@@ -150,11 +164,13 @@ class StepWork {
     }
 
     // Rows of few tokens are cut along their keys, as they alone may have to keep all threads busy; chunks of prompts
-    // along their tokens, the last of which, with the most keys, come first.
+    // along their tokens, the last of which, with the most keys, come first. Neighbours of few tokens are for one thread,
+    // since what becomes of them lies side by side.
     void share_out(int begin, int end) {
         const int tile = std::max(1, TILE_QUERIES / shape_.group());
         constexpr int FEW = 4;
         int num_partials = 0;
+        std::vector<AttentionItem> few;
         for (int row = 0; row < step_.num_rows; row++) {
             const int row_end = step_.query_starts[row + 1], context = step_.context_lens[row];
             const int first = std::max(begin, step_.query_starts[row]), last = std::min(end, row_end);
@@ -163,7 +179,7 @@ class StepWork {
             const int shift = context - row_end;  // from a token of the step to its position
             if (last - first <= std::min(FEW, tile)) {
                 const AttentionItem item{blocks, 0, first - begin, last - first, first + shift, 0, last + shift, -1};
-                cut_along_keys(item, num_partials);
+                cut_along_keys(item, num_partials, few);
                 continue;
             }
             for (int at = last; at > first; at -= tile)
@@ -172,13 +188,15 @@ class StepWork {
                     items_.push_back({blocks, head, from - begin, at - from, from + shift, 0, at + shift, -1});
                 }
         }
+        const int num_few = int(few.size());
+        for (int i = 0; i < num_few; i++) items_.push_back(few[place_of(i, num_few, num_threads_)]);
         scratch_.clear();
         for (int i = 0; i < num_threads_; i++) scratch_.push_back(workspace_.floats(attention_scratch(shape_)));
         queries_per_partial_ = FEW * shape_.group();
         partials_ = workspace_.floats(size_t(num_partials) * queries_per_partial_ * (shape_.head_dim + 2));
     }
 
-    void cut_along_keys(AttentionItem item, int &num_partials) {
+    void cut_along_keys(AttentionItem item, int &num_partials, std::vector<AttentionItem> &to) {
         const int parts = (item.last_key + KEYS - 1) / KEYS, last_key = item.last_key;
         for (item.kv_head = 0; item.kv_head < shape_.kv_heads; item.kv_head++) {
             if (parts > 1)
@@ -187,7 +205,7 @@ class StepWork {
                 item.first_key = part * KEYS;
                 item.last_key = std::min(last_key, item.first_key + KEYS);
                 item.partial = parts > 1 ? num_partials++ : -1;
-                items_.push_back(item);
+                to.push_back(item);
             }
         }
     }
@@ -247,52 +265,54 @@ class Decoding {
             workspace_.floats(size_t(num) * mixed_width()), workspace_.floats(size_t(num) * model_.intermediate_size)};
         StepWork work(shape_, step_, workspace_, num_threads_);
         const int num_whole = model_.num_layers - (wanted_.tokens != nullptr);
+        Rows rows = work.add_prepare(stream.x, num, model_.layers[0].attention_norm, model_.eps, model_.layers[0].qkv);
         for (int i = 0; i < num_whole; i++) {
-            add_qkv(work, stream, model_.layers[i]);
-            const Layer &layer = model_.layers[i];
+            const Layer &layer = model_.layers[i], *next = i + 1 < model_.num_layers ? &layer + 1 : nullptr;
+            add_qkv(work, stream, layer, rows);
             const Rows mixed =
                 work.add_attention(begin, end, stream.qkv, width(), layer.cache, stream.mixed, layer.output);
-            add_rest(work, layer, mixed, stream.gated, stream.x, num);
+            rows = add_rest(work, layer, mixed, stream.gated, stream.x, num, next);
         }
         std::vector<int> tokens, places;
         if (wanted_.tokens == nullptr) {
             work.add_norm(stream.x, num, hidden, model_.norm, model_.eps, out_ + size_t(begin) * hidden, nullptr);
         } else {
             find_wanted(begin, end, tokens, places);
-            add_last(work, stream, model_.layers[num_whole], tokens, places);
+            add_last(work, stream, model_.layers[num_whole], rows, tokens, places);
         }
         pool.run(work.phases);
     }
 
     void add_last(
-        StepWork &work, const Stream &stream, const Layer &layer, const std::vector<int> &tokens,
+        StepWork &work, const Stream &stream, const Layer &layer, const Rows &rows, const std::vector<int> &tokens,
         const std::vector<int> &places) {
-        add_qkv(work, stream, layer);
+        add_qkv(work, stream, layer, rows);
         if (tokens.empty()) return;
         const int num = int(tokens.size());
         work.add_attention_of(
             tokens, stream.begin, stream.end, stream.qkv, width(), layer.cache, stream.mixed);
         const float *mixed = work.add_gather(stream.mixed, mixed_width(), tokens);
         float *x = work.add_gather(stream.x, model_.hidden_size, tokens);
-        add_rest(work, layer, work.add_prepare(mixed, num, nullptr, 0, layer.output), stream.gated, x, num);
+        add_rest(work, layer, work.add_prepare(mixed, num, nullptr, 0, layer.output), stream.gated, x, num, nullptr);
         work.add_norm(x, num, model_.hidden_size, model_.norm, model_.eps, out_, places.data());
     }
 
-    void add_qkv(StepWork &work, const Stream &stream, const Layer &layer) const {
-        const Rows rows = work.add_prepare(stream.x, stream.num(), layer.attention_norm, model_.eps, layer.qkv);
+    void add_qkv(StepWork &work, const Stream &stream, const Layer &layer, const Rows &rows) const {
         work.add_product(rows, stream.num(), layer.qkv, stream.qkv, width(), Into::store);
         work.add_write(WriteQkv{
             shape_, stream.qkv, width(), stream.num(), layer.q_norm, layer.k_norm, model_.head_eps, layer.cos,
             layer.sin, step_.positions + stream.begin, step_.slots + stream.begin, layer.cache});
     }
 
-    // What follows attention, added to x.
-    void add_rest(StepWork &work, const Layer &layer, const Rows &mixed, float *gated, float *x, int num) const {
-        const int hidden = model_.hidden_size;
-        work.add_product(mixed, num, layer.output, x, hidden, Into::add);
-        Rows rows = work.add_prepare(x, num, layer.mlp_norm, model_.eps, layer.gate_up);
+    // What follows attention, added to x. Returns what the next layer reads, if there is one.
+    Rows add_rest(
+        StepWork &work, const Layer &layer, const Rows &mixed, float *gated, float *x, int num, const Layer *next) const {
+        const float eps = model_.eps;
+        Rows rows = work.add_residual(mixed, num, layer.output, x, layer.mlp_norm, eps, layer.gate_up);
         rows = work.add_gate(rows, num, layer.gate_up, gated, layer.down);
-        work.add_product(rows, num, layer.down, x, hidden, Into::add);
+        if (next != nullptr) return work.add_residual(rows, num, layer.down, x, next->attention_norm, eps, next->qkv);
+        work.add_product(rows, num, layer.down, x, model_.hidden_size, Into::add);
+        return {};
     }
 
     // Those between, counted from `begin`, in rising order, and where they go.

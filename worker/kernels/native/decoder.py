@@ -1,4 +1,4 @@
-"""All layers of a decoder in one call: threads meet inside of it, some 270 times a step, and never in Python."""
+"""All layers of a decoder in one call: threads meet inside of it, some 180 times a step, and never in Python."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -116,9 +116,10 @@ class Routing {
 
     static RoundedRows rounded_rows(size_t num, const Matrix &matrix, Workspace &workspace) {
         if (matrix.bits == 32) return {};
-        return {reinterpret_cast<int8_t *>(workspace.floats((num * matrix.in + 3) / 4)),
-                workspace.floats(num * (matrix.in / ROW_BLOCK)), workspace.floats(num * (matrix.in / matrix.block)),
-                matrix.in, matrix.block};
+        const size_t room = room_for(num);
+        return {reinterpret_cast<int8_t *>(workspace.floats(room * matrix.in / sizeof(float))),
+                workspace.floats(room * (matrix.in / ROW_BLOCK)), workspace.floats(room * (matrix.in / matrix.block)),
+                room, matrix.block};
     }
 
     // Of each expert that somebody chose.
@@ -144,9 +145,9 @@ class Routing {
         if (rows.values != nullptr) rows.values += begin * rows.stride;
         QuantizedRows &quantized = rows.quantized;
         if (quantized.numbers == nullptr) return rows;
-        quantized.numbers += begin * quantized.in;
-        quantized.scales += begin * (quantized.in / ROW_BLOCK);
-        quantized.sums += begin * (quantized.in / quantized.block);
+        quantized.numbers += begin * ROW_BLOCK;
+        quantized.scales += begin;
+        quantized.sums += begin;
         return rows;
     }
 

@@ -25,11 +25,30 @@ static inline size_t panel_bytes(const Matrix &matrix) {
     return 2 * (matrix.in / matrix.block) * block_bytes(matrix.bits, matrix.block);
 }
 
+// What a norm multiplies each row by, still to be found: the inverse root of its mean square. The squares have been
+// summed up panel by panel, as a product made the rows.
+struct Shares {
+    float *squares;  // [panels][rows]; null: there is no norm, or the rows have it already
+    int num_panels, num_rows;
+    int size;  // of a row
+    float eps;
+
+    // Of rows first ... last; `out` has room for whole vectors.
+    void find(int first, int last, float *out) const {
+        for (int row = first; row < last; row += W, out += W) {
+            Vec total = {};
+            for (int panel = 0; panel < num_panels; panel++) total += load(squares + size_t(panel) * num_rows + row);
+            store(out, squares == nullptr ? splat(1.0f) : 1.0f / root_of(total / float(size) + eps));
+        }
+    }
+};
+
 // Rows of activations as a product reads them: floats, and beside them whole numbers where its matrix has blocks.
 struct Rows {
     const float *values;
     size_t stride;
     QuantizedRows quantized;
+    Shares shares = {};
 };
 
 // One of the tiles that go over a panel, one after the other.
@@ -129,12 +148,13 @@ static inline void pass_over(
         const size_t size = panel_bytes(matrix);
         const uint8_t *data = static_cast<const uint8_t *>(matrix.data) + panel * size;
         const uint8_t *ahead = data + pass.next * size;
+        const int num_blocks = matrix.in / matrix.block;
         if (matrix.bits == 4)
-            unpacked_sums<4, 32>(rows.quantized, first, num_rows, data, ahead, sums);
+            unpacked_sums<4, 32>(rows.quantized, first, num_rows, data, num_blocks, ahead, sums);
         else if (matrix.block == 32)
-            unpacked_sums<8, 32>(rows.quantized, first, num_rows, data, ahead, sums);
+            unpacked_sums<8, 32>(rows.quantized, first, num_rows, data, num_blocks, ahead, sums);
         else
-            unpacked_sums<8, 16>(rows.quantized, first, num_rows, data, ahead, sums);
+            unpacked_sums<8, 16>(rows.quantized, first, num_rows, data, num_blocks, ahead, sums);
         return;
     }
 #endif

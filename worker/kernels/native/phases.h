@@ -6,6 +6,7 @@
 
 #include "attention.h"
 #include "matrix.h"
+#include "pool.h"
 
 enum class Into { store, add, gate };
 
@@ -17,8 +18,17 @@ struct Gate {
     float alpha, limit;  // of a clamped one
 };
 
+// A norm of the rows that a product adds to. It multiplies by its weights at once, and leaves the row's share, which needs
+// the whole row, to the next product: whole numbers of a block are the same with any factor.
+struct Norm {
+    const float *weights;  // null: there is none
+    float *values;  // [rows][out], where the next product reads floats
+    Shares shares;
+};
+
 // out [rows][out] = x Wᵀ + bias, or added to what is there; or gated, of a matrix whose outputs are gates, then ups.
-// Gated rows that the next product reads in whole numbers are rounded at once, to `rounded` and not to `out`.
+// Gated rows, or normed ones, that the next product reads in whole numbers are rounded at once, to `rounded`: gated ones
+// in place of `out`.
 struct Product {
     Rows rows;
     int num_rows;
@@ -30,11 +40,15 @@ struct Product {
     int rows_per_chunk, panel_chunks;
     Gate gate = {};
     RoundedRows rounded = {};
+    Norm norm = {};
 
     bool is_rounded() const { return rounded.numbers != nullptr; }
+    bool is_normed() const { return norm.weights != nullptr; }
     // Panels that are computed together.
     int unit() const { return is_rounded() ? ROW_BLOCK / PANEL : 1; }
 };
+
+constexpr int MAX_CHUNK_ROWS = 1024;  // a chunk has their shares at hand
 
 // Gates and their ups count as one.
 static inline int panels_of(const Product &product) {
@@ -46,8 +60,8 @@ static inline int panels_of(const Product &product) {
 // read each other's. There are enough chunks for threads to even out, the more the longer a panel takes.
 static inline int plan(Product &product) {
     constexpr int CACHED_FLOATS = 80 * 1024, RUN_BYTES = 128 * 1024;
-    const int fitting = std::max(MAX_TILE_ROWS, CACHED_FLOATS / product.matrix.in / MAX_TILE_ROWS * MAX_TILE_ROWS);
-    product.rows_per_chunk = std::min(product.num_rows, fitting);
+    const int fitting = std::min(MAX_CHUNK_ROWS, CACHED_FLOATS / product.matrix.in) / MAX_TILE_ROWS * MAX_TILE_ROWS;
+    product.rows_per_chunk = std::min(product.num_rows, std::max(MAX_TILE_ROWS, fitting));
     const int row_chunks = (product.num_rows + product.rows_per_chunk - 1) / product.rows_per_chunk;
     const int panels = panels_of(product), runs = int(panels * panel_bytes(product.matrix) / RUN_BYTES);
     const int enough = std::max(runs, product.num_threads * (2 + product.num_rows / 8));
@@ -70,30 +84,63 @@ static inline Vec gated(const Gate &gate, Vec x, Vec up) {
     return logistic_share(x, x * gate.alpha) * (up + 1.0f);
 }
 
-static inline void write_tile(const Product &product, int row, int panel, const float *sums) {
+static inline void write_tile(const Product &product, int row, int panel, float share, const float *sums) {
     const Matrix &matrix = product.matrix;
     const int first = panel * PANEL, num = std::min(PANEL, matrix.out - first);
     float *out = product.out + size_t(row) * product.out_stride + first;
     const float *bias = matrix.bias == nullptr ? nullptr : matrix.bias + first;
     if (num == PANEL) {
         for (int i = 0; i < PANEL; i += W) {
-            Vec value = load(sums + i);
+            Vec value = load(sums + i) * share;
             if (bias != nullptr) value += load(bias + i);
             store(out + i, product.into == Into::add ? load(out + i) + value : value);
         }
         return;
     }
     for (int i = 0; i < num; i++) {
-        const float value = bias == nullptr ? sums[i] : sums[i] + bias[i];
+        const float value = bias == nullptr ? sums[i] * share : sums[i] * share + bias[i];
         out[i] = product.into == Into::add ? out[i] + value : value;
     }
 }
 
-static inline void write_gated(const Product &product, int panel, const float *gates, const float *ups, float *out) {
+// A panel of a row times the norm's weights; returns sums of its squares.
+static inline Vec norm_panel(const float *x, const float *weights, float *normed) {
+    const Vec left = load(x), right = load(x + W);
+    store(normed, left * load(weights));
+    store(normed + W, right * load(weights + W));
+    return left * left + right * right;
+}
+
+static inline Vec norm_part(const float *x, const float *weights, int width, float *normed) {
+    Vec squares = {};
+    for (int i = 0; i < width; i++) {
+        normed[i] = x[i] * weights[i];
+        squares[0] += x[i] * x[i];
+    }
+    return squares;
+}
+
+// What the norm makes of a panel of rows, now that they are complete there: normed [num][stride].
+static inline void write_normed(const Product &product, int row, int num, int panel, float *normed, size_t stride) {
+    const int first = panel * PANEL, width = std::min(PANEL, product.matrix.out - first);
+    const float *weights = product.norm.weights + first, *x = product.out + size_t(row) * product.out_stride + first;
+    float *squares = product.norm.shares.squares + size_t(panel) * product.num_rows + row;
+    for (int r = 0; r < num; r += TOGETHER) {
+        Vec sums[TOGETHER] = {};
+        const int some = std::min(TOGETHER, num - r);
+        for (int i = 0; i < some; i++, x += product.out_stride, normed += stride)
+            sums[i] = width == PANEL ? norm_panel(x, weights, normed) : norm_part(x, weights, width, normed);
+        const FourFloats found = sums_of(sums);
+        memcpy(squares + r, &found, some * sizeof(float));
+    }
+}
+
+static inline void write_gated(
+    const Product &product, int panel, float share, const float *gates, const float *ups, float *out) {
     const Matrix &matrix = product.matrix;
     const int first = panel * PANEL;
     for (int i = 0; i < PANEL; i += W) {
-        Vec gate = load(gates + i), up = load(ups + i);
+        Vec gate = load(gates + i) * share, up = load(ups + i) * share;
         if (matrix.bias != nullptr) {
             gate += load(matrix.bias + first + i);
             up += load(matrix.bias + matrix.out / 2 + first + i);
@@ -102,9 +149,9 @@ static inline void write_gated(const Product &product, int panel, const float *g
     }
 }
 
-// Of the rows of a pass, from `row` on, and of a unit of panels.
-static inline void compute(const Product &product, int row, int num, int panel, Pass pass) {
-    alignas(64) float sums[2][MAX_PASS_ROWS * PANEL], gated[MAX_PASS_ROWS * ROW_BLOCK];
+// Of the rows of a pass, from `row` on, with their shares, and of a unit of panels.
+static inline void compute(const Product &product, int row, int num, const float *shares, int panel, Pass pass) {
+    alignas(64) float sums[2][MAX_PASS_ROWS * PANEL], blocks[MAX_PASS_ROWS * ROW_BLOCK];
     const bool is_gated = product.into == Into::gate;
     const int panels = panels_of(product), unit = product.unit();
     for (int p = 0; p < unit; p++) {
@@ -112,45 +159,42 @@ static inline void compute(const Product &product, int row, int num, int panel, 
         if (is_gated) pass_over(product.rows, row, num, product.matrix, panels + panel + p, pass, sums[1]);
         for (int r = 0; r < num; r++) {
             const float *first = sums[0] + r * PANEL, *second = sums[1] + r * PANEL;
-            if (product.is_rounded()) {
-                write_gated(product, panel + p, first, second, gated + r * ROW_BLOCK + p * PANEL);
-                continue;
-            }
-            float *out = product.out + size_t(row + r) * product.out_stride + panel * PANEL;
+            const size_t at = size_t(row + r) * product.out_stride + (panel + p) * PANEL;
+            float *block = blocks + r * ROW_BLOCK + p * PANEL;
             // Lines of as many pages as there are rows: each is asked for some rows before.
-            __builtin_prefetch(out + 16 * product.out_stride, 1);
+            if (!is_gated || !product.is_rounded()) __builtin_prefetch(product.out + at + 16 * product.out_stride, 1);
             if (is_gated)
-                write_gated(product, panel, first, second, out);
+                write_gated(product, panel + p, shares[r], first, second, product.is_rounded() ? block : product.out + at);
             else
-                write_tile(product, row + r, panel, first);
+                write_tile(product, row + r, panel + p, shares[r], first);
         }
+        if (!product.is_normed()) continue;
+        const size_t at = size_t(row) * product.out_stride + (panel + p) * PANEL;
+        if (product.is_rounded())
+            write_normed(product, row, num, panel + p, blocks + p * PANEL, ROW_BLOCK);
+        else
+            write_normed(product, row, num, panel + p, product.norm.values + at, product.out_stride);
     }
-    if (!product.is_rounded()) return;
-    for (int r = 0; r < num; r++) product.rounded.write_block(row + r, panel * PANEL, gated + r * ROW_BLOCK);
-}
-
-// Chunks that threads take one after the other lie apart, and each thread's own one behind the other, as long as they
-// take them in turn.
-static inline int place_of(const Product &product, int number) {
-    const int threads = product.num_threads, lane = number % threads;
-    const int rest = product.panel_chunks % threads;
-    return lane * (product.panel_chunks / threads) + std::min(lane, rest) + number / threads;
+    if (product.is_rounded()) product.rounded.write_rows(row, num, panel * PANEL, blocks, ROW_BLOCK);
 }
 
 static void run_product(const void *task, int chunk, int) {
     const Product &product = *static_cast<const Product *>(task);
     const int unit = product.unit(), units = panels_of(product) / unit;
-    const int number = place_of(product, chunk % product.panel_chunks);
+    const int number = place_of(chunk % product.panel_chunks, product.panel_chunks, product.num_threads);
     const int begin = units * number / product.panel_chunks, end = units * (number + 1) / product.panel_chunks;
     const int first = chunk / product.panel_chunks * product.rows_per_chunk;
     const int last = std::min(product.num_rows, first + product.rows_per_chunk);
     const int most = rows_of_a_pass(product.matrix, last - first), passes = (last - first + most - 1) / most;
-    const int rows_per_pass = (last - first + passes - 1) / passes;
+    const int even = (last - first + passes - 1) / passes;  // and whole fours, as which rows are rounded
+    const int rows_per_pass = std::min(most, (even + TOGETHER - 1) / TOGETHER * TOGETHER);
     Pass pass{0, passes, unit};
+    float shares[MAX_CHUNK_ROWS + W];
+    product.rows.shares.find(first, last, shares);
     for (int panel = begin * unit; panel < end * unit; panel += unit)
         for (int row = first; row < last; row += rows_per_pass) {
             pass.number = (row - first) / rows_per_pass;
-            compute(product, row, std::min(rows_per_pass, last - row), panel, pass);
+            compute(product, row, std::min(rows_per_pass, last - row), shares + row - first, panel, pass);
         }
 }
 
@@ -192,8 +236,7 @@ static void run_prepare(const void *task, int chunk, int thread) {
             for (int i = 0; i < size; i++) out[i] = x[i] * share * prepare.norm[i];
             x = out;
         }
-        if (!is_rounded) continue;
-        for (int at = 0; at < size; at += ROW_BLOCK) prepare.rounded.write_block(row, at, x + at);
+        if (is_rounded) prepare.rounded.write_row(row, 0, size / ROW_BLOCK, x);
     }
 }
 

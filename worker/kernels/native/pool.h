@@ -9,6 +9,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <climits>
 #include <memory>
@@ -22,6 +23,13 @@ struct Phase {
     const void *task;
     int chunks;
 };
+
+// Where a chunk of this number works: those that threads take one after the other lie apart, and each thread's own one
+// behind the other, as long as they take them in turn.
+static inline int place_of(int number, int num_chunks, int num_threads) {
+    const int lane = number % num_threads, rest = num_chunks % num_threads;
+    return lane * (num_chunks / num_threads) + std::min(lane, rest) + number / num_threads;
+}
 
 // A number whose changes threads wait for, asleep at once. The standard library's wait calls sched_yield before it
 // sleeps, which Linux may take for a whole slice of time used: beside busy processes a thread of the model would come

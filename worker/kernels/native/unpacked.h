@@ -41,14 +41,14 @@ using WholeSums = IntVec[R][2];
 
 // Of R rows and one half of a block's numbers.
 template <int R, int STEPS>
-static inline void add_up(const ByteVec (&numbers)[STEPS][2], const int8_t *x, size_t stride, WholeSums<R> &sums) {
+static inline void add_up(const ByteVec (&numbers)[STEPS][2], const int8_t *x, WholeSums<R> &sums) {
     WholeSum<4> whole[R][2];
 #pragma GCC unroll 8
     for (int i = 0; i < STEPS; i++) {
         const ByteVec left = numbers[i][0], right = numbers[i][1];
 #pragma GCC unroll 3
         for (int r = 0; r < R; r++) {
-            const int32_t four = four_of(x + r * stride + 4 * i);
+            const int32_t four = four_of(x + r * ROW_BLOCK + 4 * i);
             whole[r][0].add(left, four);
             whole[r][1].add(right, four);
         }
@@ -70,30 +70,30 @@ struct UnpackedPiece {
 template <int R, int BITS, int BLOCK>
 [[gnu::noinline]] static void unpacked_tile(
     const QuantizedRows &rows, int first, const UnpackedPiece<BITS, BLOCK> &piece, const uint8_t *ahead, float *sums) {
-    const size_t in = rows.in, num_blocks = in / BLOCK, num_scales = in / ROW_BLOCK;
-    const int8_t *numbers = rows.numbers + first * in;
-    const float *scales = rows.scales + first * num_scales, *row_sums = rows.sums + first * num_blocks;
+    constexpr int PER_SCALE = ROW_BLOCK / BLOCK;
     const UnpackedBlock<BITS, BLOCK> *block = piece.blocks;
     Vec total[R][2];
     for (int r = 0; r < R; r++)
         for (int s = 0; s < 2; s++) total[r][s] = load(sums + (2 * r + s) * W);
     for (int b = piece.begin; b < piece.end; b++, block++, ahead += piece.share) {
         for (size_t at = 0; at < piece.share; at += 64) __builtin_prefetch(ahead + at);
+        const size_t place = b / PER_SCALE * rows.stride + first;
+        const int8_t *numbers = rows.numbers + place * ROW_BLOCK + b % PER_SCALE * BLOCK;
+        const float *scales = rows.scales + place, *row_sums = rows.sums + b * rows.stride + first;
         WholeSums<R> whole;
-        add_up<R>(block->numbers[0], numbers + b * BLOCK, in, whole);
+        add_up<R>(block->numbers[0], numbers, whole);
         if constexpr (BITS == 8) {
             WholeSums<R> upper;
-            add_up<R>(block->numbers[1], numbers + b * BLOCK, in, upper);
+            add_up<R>(block->numbers[1], numbers, upper);
 #pragma GCC unroll 3
             for (int r = 0; r < R; r++)
                 for (int s = 0; s < 2; s++) whole[r][s] += upper[r][s] << 4;
         }
 #pragma GCC unroll 3
         for (int r = 0; r < R; r++) {
-            const float scale = scales[r * num_scales + b * BLOCK / ROW_BLOCK], sum = row_sums[r * num_blocks + b];
             for (int s = 0; s < 2; s++) {
-                total[r][s] += block->minima[s] * sum;
-                total[r][s] += __builtin_convertvector(whole[r][s], Vec) * (block->scales[s] * scale);
+                total[r][s] += block->minima[s] * row_sums[r];
+                total[r][s] += __builtin_convertvector(whole[r][s], Vec) * (block->scales[s] * scales[r]);
             }
         }
     }
@@ -104,10 +104,11 @@ template <int R, int BITS, int BLOCK>
 // sums [num_rows][2 * W] of at most UNPACKED_ROWS rows and the panel at `data`. `ahead`: what is read next, as many bytes.
 template <int BITS, int BLOCK>
 static void unpacked_sums(
-    const QuantizedRows &rows, int first, int num_rows, const uint8_t *data, const uint8_t *ahead, float *sums) {
+    const QuantizedRows &rows, int first, int num_rows, const uint8_t *data, int num_blocks, const uint8_t *ahead,
+    float *sums) {
     constexpr int BLOCKS = 24 * 4 / BITS;
     UnpackedBlock<BITS, BLOCK> blocks[BLOCKS];
-    const int num_blocks = rows.in / BLOCK, num_tiles = (num_rows + ROWS_IN_REGISTERS - 1) / ROWS_IN_REGISTERS;
+    const int num_tiles = (num_rows + ROWS_IN_REGISTERS - 1) / ROWS_IN_REGISTERS;
     const size_t size = block_bytes(BITS, BLOCK), share = 2 * size / num_tiles + 1;
     memset(sums, 0, size_t(num_rows) * 2 * W * sizeof(float));
     for (int begin = 0; begin < num_blocks; begin += BLOCKS) {

@@ -37,27 +37,35 @@ static inline Vec splat(float value) { return Vec{} + value; }
 static inline Vec choose(IntVec condition, Vec yes, Vec no) { return condition ? yes : no; }
 
 #if defined(__AVX512F__)
-static inline float sum_of(Vec value) { return _mm512_reduce_add_ps((__m512)value); }
-
 static inline float largest_of(Vec value) { return _mm512_reduce_max_ps((__m512)value); }
-#else
-static inline float sum_of(Vec value) {
-    const __m128 half = _mm_add_ps(_mm256_castps256_ps128((__m256)value), _mm256_extractf128_ps((__m256)value, 1));
-    const __m128 pair = _mm_add_ps(half, _mm_movehl_ps(half, half));
-    return _mm_cvtss_f32(_mm_add_ss(pair, _mm_movehdup_ps(pair)));
-}
 
+static inline Vec root_of(Vec value) { return (Vec)_mm512_sqrt_ps((__m512)value); }
+
+static inline IntVec nearest(Vec value) { return (IntVec)_mm512_cvtps_epi32((__m512)value); }
+#else
 static inline float largest_of(Vec value) {
     const __m128 half = _mm_max_ps(_mm256_castps256_ps128((__m256)value), _mm256_extractf128_ps((__m256)value, 1));
     const __m128 pair = _mm_max_ps(half, _mm_movehl_ps(half, half));
     return _mm_cvtss_f32(_mm_max_ss(pair, _mm_movehdup_ps(pair)));
 }
+
+static inline Vec root_of(Vec value) { return (Vec)_mm256_sqrt_ps((__m256)value); }
+
+static inline IntVec nearest(Vec value) { return (IntVec)_mm256_cvtps_epi32((__m256)value); }
 #endif
 
-static inline Vec larger(Vec a, Vec b) { return choose(a > b, a, b); }
+static inline float sum_of(Vec value) {
+#if defined(__AVX512F__)
+    const __m256 eight = _mm256_add_ps(_mm512_castps512_ps256((__m512)value), _mm512_extractf32x8_ps((__m512)value, 1));
+#else
+    const __m256 eight = (__m256)value;
+#endif
+    const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    const __m128 pair = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(pair, _mm_movehdup_ps(pair)));
+}
 
-// To the nearest whole number, of values up to 2^22: adding 1.5 * 2^23 leaves no room for a fraction.
-static inline Vec rounded(Vec value) { return value + 12582912.0f - 12582912.0f; }
+static inline Vec larger(Vec a, Vec b) { return choose(a > b, a, b); }
 
 // e^x within 2 units in the last place, for x <= 88; below -87 it is 0. NaN stays NaN.
 static inline Vec exponential(Vec x) {

@@ -61,5 +61,5 @@ class Workspace {
 
     std::vector<Slab> slabs_;
     size_t used_ = 0;
-    Buffer reused_[7] = {};
+    Buffer reused_[8] = {};
 };

@@ -1,0 +1,132 @@
+// Rows of activations, rounded to whole numbers in blocks of ROW_BLOCK (blocks.h), four blocks at a time.
+#pragma once
+
+#include "across.h"
+#include "blocks.h"
+
+typedef int8_t ByteSizedVec __attribute__((vector_size(W)));
+
+// ROW_BLOCK whole numbers, each of which fits into a byte.
+static inline void store_bytes(int8_t *to, const IntVec *whole) {
+#if defined(__AVX512F__)
+    for (int i = 0; i < ROW_BLOCK / W; i++) {
+        const ByteSizedVec bytes = __builtin_convertvector(whole[i], ByteSizedVec);
+        memcpy(to + i * W, &bytes, sizeof bytes);
+    }
+#else
+    const __m256i first = _mm256_packs_epi32((__m256i)whole[0], (__m256i)whole[1]);
+    const __m256i second = _mm256_packs_epi32((__m256i)whole[2], (__m256i)whole[3]);
+    // Packing goes half by half of a vector, so fours of bytes are back in their order after this.
+    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+    const __m256i bytes = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(first, second), order);
+    _mm256_storeu_si256(reinterpret_cast<__m256i *>(to), bytes);
+#endif
+}
+
+// The largest of a block without their signs, lane by lane. The bits of such floats are in the order of the floats, and
+// what is not finite is above all others.
+static inline IntVec largest_bits(const float *x) {
+    IntVec most = {};
+    for (int i = 0; i < ROW_BLOCK; i += W) {
+        const IntVec bits = (IntVec)load(x + i) & 0x7fffffff;
+        most = most > bits ? most : bits;
+    }
+    return most;
+}
+
+constexpr int MOST_SUMS = 2;  // of a block: where those of the weights have 16 inputs
+
+// A block's numbers, and their sums [ROW_BLOCK / block], still in lanes.
+static inline void store_numbers(const float *x, float inverse, int block, int8_t *numbers, IntVec *sums) {
+    IntVec whole[ROW_BLOCK / W];
+    for (int i = 0; i < ROW_BLOCK / W; i++) whole[i] = nearest(load(x + i * W) * inverse);
+    store_bytes(numbers, whole);
+    for (int part = 0; part < ROW_BLOCK / block; part++) {
+        sums[part] = whole[part * block / W];
+        for (int i = part * block / W + 1; i < (part + 1) * block / W; i++) sums[part] += whole[i];
+    }
+}
+
+// Blocks and where they go: how far it is from each to the next, in x, in rows of what is written, and in sums.
+struct Rounding {
+    const float *x;
+    size_t x_step;
+    int8_t *numbers;
+    float *scales, *sums;
+    size_t step, sum_step;
+    int block;
+    size_t stride;  // from one sum of a block to its next
+
+    void round_one() const {
+        const int32_t bits = largest_of(largest_bits(x));
+        float largest;
+        memcpy(&largest, &bits, sizeof largest);
+        const float scale = largest / 127.0f + largest * 0.0f;  // NaN of what is not finite
+        IntVec its_sums[MOST_SUMS];
+        store_numbers(x, largest > 0 ? 127.0f / largest : 0.0f, block, numbers, its_sums);
+        *scales = scale;
+        for (int part = 0; part < ROW_BLOCK / block; part++) sums[part * stride] = scale * float(sum_of(its_sums[part]));
+    }
+
+    void round_four() const {
+        const FourFloats largest = (FourFloats)largest_of({
+            largest_bits(x), largest_bits(x + x_step), largest_bits(x + 2 * x_step), largest_bits(x + 3 * x_step)});
+        const FourFloats scale = largest / 127.0f + largest * 0.0f;
+        const FourFloats inverse = largest > 0.0f ? 127.0f / largest : FourFloats{};
+        IntVec by_part[MOST_SUMS][TOGETHER];
+        for (int i = 0; i < TOGETHER; i++) {
+            IntVec its_sums[MOST_SUMS];
+            store_numbers(x + i * x_step, inverse[i], block, numbers + i * step * ROW_BLOCK, its_sums);
+            scales[i * step] = scale[i];
+            for (int part = 0; part < ROW_BLOCK / block; part++) by_part[part][i] = its_sums[part];
+        }
+        for (int part = 0; part < ROW_BLOCK / block; part++) {
+            const FourFloats sum = scale * __builtin_convertvector(sums_of(by_part[part]), FourFloats);
+            for (int i = 0; i < TOGETHER; i++) sums[part * stride + i * sum_step] = sum[i];
+        }
+    }
+
+    void skip(int num) {
+        x += num * x_step;
+        numbers += num * step * ROW_BLOCK;
+        scales += num * step;
+        sums += num * sum_step;
+    }
+
+    void run(int num) {
+        for (; num >= TOGETHER; num -= TOGETHER, skip(TOGETHER)) round_four();
+        for (; num > 0; num--, skip(1)) round_one();
+    }
+};
+
+// Room for so many rows, and some more: so that the blocks of a row are not all in the same sets of the first cache.
+static inline size_t room_for(size_t num_rows) { return num_rows < 3 ? num_rows : (num_rows + 1) / 4 * 4 + 2; }
+
+// Rows while they are rounded.
+struct RoundedRows {
+    int8_t *numbers;  // null: none are
+    float *scales, *sums;
+    size_t stride;
+    int block;
+
+    QuantizedRows finished() const { return {numbers, scales, sums, stride}; }
+    RoundedRows from(size_t row) const {
+        if (numbers == nullptr) return *this;
+        return {numbers + row * ROW_BLOCK, scales + row, sums + row, stride, block};
+    }
+    // Of so many rows from `row` on, the block from `at` on: x [num][x_step].
+    void write_rows(size_t row, int num, int at, const float *x, size_t x_step) const {
+        rounding(row, at, x, x_step, 1, 1).run(num);
+    }
+    // Of one row, blocks from `at` on: x [num][ROW_BLOCK].
+    void write_row(size_t row, int at, int num, const float *x) const {
+        rounding(row, at, x, ROW_BLOCK, stride, stride * (ROW_BLOCK / block)).run(num);
+    }
+
+  private:
+    Rounding rounding(size_t row, int at, const float *x, size_t x_step, size_t step, size_t sum_step) const {
+        const size_t place = at / ROW_BLOCK * stride + row;
+        return {x, x_step, numbers + place * ROW_BLOCK, scales + place, sums + at / block * stride + row, step, sum_step,
+                block, stride};
+    }
+};
