@@ -64,7 +64,7 @@ class WorkerFlags(ServiceSettings):
     kernel_backend: Literal["auto", "native", "torch", "triton", "aiter"] = Field(
         "auto", description="Whose kernels go first."
     )
-    enforce_eager: bool = Field(False, description="No CUDA graphs; for looking for faults.")
+    enforce_eager: bool = Field(False, description="No recorded steps (CUDA graphs, tapes); for looking for faults.")
     tensor_parallel_size: int = Field(1, ge=1, description="Devices that share the model, a process each.")
     expert_parallel: bool = Field(
         False,

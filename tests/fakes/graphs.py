@@ -39,6 +39,8 @@ class RecordedGraph(TorchDispatchMode):
 class RecordedGraphs:
     """See `GraphDevice`. While it records, work is done all the same."""
 
+    rehearses = True
+
     def __init__(self) -> None:
         self.graphs: list[RecordedGraph] = []
         self.is_recording = False

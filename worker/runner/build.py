@@ -9,6 +9,7 @@ from worker.core.cache.pools import PoolKind, bytes_of
 from worker.grammars.compiler import GrammarCompiler
 from worker.grammars.masks import SlotGrammars
 from worker.kernels.native.build import this_cpu
+from worker.kernels.native.tape import UnrecordableError
 from worker.kernels.select import Kernels
 from worker.lap_watch import LapWatch
 from worker.layers.setup import LayerSetup
@@ -34,6 +35,9 @@ from worker.runner.model_runner import ModelRunner
 logger = logging.getLogger(__name__)
 
 
+MOST_TAPED_ROWS = 8
+"""Uniform rows of a CPU's steps that are recorded, which are not padded. With more, what that saves is little beside
+the products."""
 MAX_FILLERS = 8
 """Threads that fill masks of grammars: more would keep the cores from what feeds the device."""
 
@@ -86,7 +90,7 @@ def build_runner(
         builders=make_builders(model.cache_layers(), kernels, config.block_size),
         max_model_len=max_model_len,
         grammars=_grammars(opened.source, model_config, device) if tp.rank == 0 else None,
-        graph_sizes=_graph_sizes(config, device),
+        graph_sizes=_graph_sizes(config, device, is_alone=tp.size == config.dp_size == 1),
         draft=draft,
     )
     compile_ahead(assembly, watch)
@@ -96,7 +100,7 @@ def build_runner(
     warm_up(assembly, runner)
     watch.lap("first step")
     if assembly.graph_sizes is not None:
-        runner.capture(assembly.graph_sizes)
+        _capture(runner, assembly.graph_sizes)
         watch.lap("graphs")
     logger.info("quantization of weights: %s", setup.quantization)
     info = _report(assembly, cache, model_config, str(dtype).removeprefix("torch."), weights + draft_weights)
@@ -153,9 +157,19 @@ def _report(assembly: Assembly, cache: SizedCache, model_config: CommonConfig, d
     )
 
 
-def _graph_sizes(config: RunnerConfig, device: torch.device) -> GraphSizes | None:
-    if device.type != "cuda" or config.enforce_eager or config.model_impl != "fissile":
+def _capture(runner: ModelRunner, sizes: GraphSizes) -> None:
+    try:
+        runner.capture(sizes)
+    except UnrecordableError as error:
+        logger.info("no tapes: %s", error)
+
+
+def _graph_sizes(config: RunnerConfig, device: torch.device, *, is_alone: bool) -> GraphSizes | None:
+    if config.enforce_eager or config.model_impl != "fissile":
         return None  # what `transformers` launches may wait for the device, which cannot be captured
+    if device.type == "cpu":
+        rows = range(1, 1 + min(MOST_TAPED_ROWS, config.max_num_seqs))
+        return GraphSizes(tuple(rows)) if is_alone and config.drafter is None else None
     sizes = GraphSizes.up_to(config.max_num_seqs, config.max_num_batched_tokens)
     if config.dp_size == 1:
         return sizes

@@ -51,7 +51,7 @@ class RunnerConfig:
     """Size of a rank's cache; None: from free memory."""
     gpu_memory_utilization: float = 0.9
     enforce_eager: bool = False
-    """No CUDA graphs: each operation of a step is launched by itself."""
+    """Nothing of a step is recorded: each operation is launched by itself."""
     swap_space_gib: float = 0.0
     """Host memory of a rank for swapped blocks."""
     num_state_checkpoints: int = 0

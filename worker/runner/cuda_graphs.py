@@ -12,6 +12,8 @@ from worker.runner.graphs import Graph
 class CudaGraphs:
     """See `GraphDevice`."""
 
+    rehearses = True
+
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._pool = torch.cuda.graph_pool_handle()

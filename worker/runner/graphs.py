@@ -1,4 +1,4 @@
-"""CUDA graphs of the forward pass, captured once at start-up: a step is then one launch, or one for each layer.
+"""Graphs of the forward pass, captured once at start-up: a step is then one launch, or one for each layer.
 
 *Full* graphs serve steps of uniform rows alone, from the rows' slots to their logits; where all tokens are chosen
 greedily, one more graph does that, too. *Piecewise* graphs serve all other steps: the cache
@@ -77,6 +77,11 @@ class Graph(Protocol):
 
 class GraphDevice(Protocol):
     """What can record work and play it again; graphs of one device share their memory."""
+
+    @property
+    def rehearses(self) -> bool:
+        """Work has to be done once before it can be recorded: kernels are compiled and libraries set up at their first
+        call."""
 
     def recording(self) -> AbstractContextManager[None]:
         """Around a number of captures."""
@@ -187,7 +192,7 @@ class GraphCapture:
                 contexts = graph_contexts(self._builders, rows, self._max_context_len)
                 graphs.full[rows] = [self._capture_full(rows, most) for most in contexts]
         logger.info(
-            "CUDA graphs: %d full and %d piecewise captured in %.1f s",
+            "graphs: %d full and %d piecewise captured in %.1f s",
             sum(map(len, graphs.full.values())), len(graphs.piecewise), time.perf_counter() - start,
         )  # fmt: skip
         return graphs
@@ -204,8 +209,8 @@ class GraphCapture:
                 hidden = self._model(self._buffers.input_ids[:rows])
             return hidden, self._model.logits(hidden)
 
-        # Kernels are compiled and libraries set up at their first call, which cannot be captured.
-        run()
+        if self._device.rehearses:
+            run()
         graph = self._device.begin()
         hidden, logits = run()
         graph.capture_end()
@@ -220,7 +225,8 @@ class GraphCapture:
         """While the logits' memory is theirs: graphs share it."""
         if self._choose_greedily is None:
             return None
-        self._choose_greedily(logits, rows)  # see `_capture_full`
+        if self._device.rehearses:
+            self._choose_greedily(logits, rows)
         graph = self._device.begin()
         token_ids = self._choose_greedily(logits, rows)
         graph.capture_end()
@@ -229,8 +235,9 @@ class GraphCapture:
     def _capture_piecewise(self, num_tokens: int) -> PiecewiseGraph:
         input_ids = self._buffers.input_ids[:num_tokens]
         wanted = self._wanted if num_tokens > MANY_TOKENS else None
-        with forward_context(ForwardContext((), self._output_of, wanted)):
-            self._model(input_ids)  # see `_capture_full`
+        if self._device.rehearses:
+            with forward_context(ForwardContext((), self._output_of, wanted)):
+                self._model(input_ids)
         graphs = [self._device.begin()]
         calls: list[LayerCall] = []
 

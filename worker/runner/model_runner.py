@@ -11,6 +11,7 @@ from worker.attention.interface import CacheBuilder
 from worker.core.batch import BatchOutput, ScheduledBatch
 from worker.core.tokens import token_array
 from worker.grammars.masks import PendingMasks, SlotGrammars
+from worker.kernels.native.tape import Tapes
 from worker.kernels.prepare import REMEMBER
 from worker.kernels.select import Kernels
 from worker.kernels.step import Round, StagedRows
@@ -75,10 +76,11 @@ class ModelRunner:
 
     @torch.inference_mode()
     def capture(self, sizes: GraphSizes, device: GraphDevice | None = None) -> None:
-        """Graphs of these sizes, for the steps to come; by default on the runner's own device, which must be CUDA."""
+        """Graphs of these sizes, for the steps to come; by default on the runner's own device. Raises
+        UnrecordableError."""
         self._parts.preparer.prepare_padding()
         choose = self._choose_greedily if self._tp.size == 1 else None
-        device = device or CudaGraphs(self._device)
+        device = device or (Tapes() if self.is_done_at_submit else CudaGraphs(self._device))
         self._parts.forward.capture(device, sizes, choose)
         if self._parts.drafting is not None:
             self._parts.drafting.capture(device, sizes, choose)
@@ -170,6 +172,8 @@ class ModelRunner:
             logits = outputs.logits if last is None else self._model.logits(first(last, len(rows)))
             pending.token_ids = self._to_host(self._new_tokens(batch, inputs, outputs, logits, pending, masks))
         timing.stop()
+        if self.is_done_at_submit:
+            pending.result()  # before the next step, which may overwrite what this one leaves
         return pending
 
     def _new_tokens(
@@ -179,7 +183,7 @@ class ModelRunner:
         """The sampled tokens, int64 [S], of which the slots remember those that count."""
         rules = self._slots.rules.of([batch.slots[row] for row in inputs.sampled_rows])
         if outputs.greedy is not None and rules.is_greedy and not batch.beam_rows and not batch.is_dummy:
-            return outputs.greedy.choose()[: len(inputs.sampled_rows)]
+            return first(outputs.greedy.choose(), len(inputs.sampled_rows))
         slots = inputs.of_sampled(inputs.rows.slots)
         if inputs.drafts is None:
             positions = inputs.of_sampled(self._parts.preparer.buffers.next_positions)

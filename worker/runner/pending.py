@@ -44,6 +44,8 @@ class PendingStep:
 
     failure: str | None = None
     """Why no row has a result."""
+    output: BatchOutput | None = None
+    """Once it was asked for."""
 
     def new_tokens(self, index: int) -> list[int]:
         """Those that count of the row whose first one is that of `sampled_rows[index]`; the only one may be FAILED or
@@ -54,7 +56,12 @@ class PendingStep:
         return [int(token) for token in self.token_ids[index : index + num]]
 
     def result(self) -> BatchOutput:
-        """Wait for the device, then translate."""
+        """Wait for the device, then translate. The same again when asked again."""
+        if self.output is None:
+            self.output = self._read()
+        return self.output
+
+    def _read(self) -> BatchOutput:
         seconds = self.timing.wait()
         if self.failure is not None:
             return self._failed(self.failure, seconds)

@@ -45,6 +45,10 @@ class NativeGqa(GqaKernel):
         v = values.view(num_blocks, num_layers, kv_heads, block_size, head_dim)
         return GqaPool([GqaCache(k[:, i], v[:, i]) for i in range(num_layers)], [k, v])
 
+    def graph_contexts(self, num_rows: int, max_context_len: int) -> tuple[int, ...]:
+        """A step reads no more than its rows have, whatever they might have."""
+        return (max_context_len,)
+
     def prepare(self, step: Step, buffers: StepBuffers, block_size: int) -> StepMetadata:
         if buffers is not self._viewed:
             self._view, self._viewed = _view_of(buffers), buffers

@@ -2,8 +2,11 @@
 
 import ctypes
 import logging
-from ctypes import POINTER, Structure, byref, c_bool, c_float, c_int32, c_int64, c_size_t, c_void_p
+from collections.abc import Callable
+from ctypes import POINTER, Structure, c_bool, c_float, c_int32, c_int64, c_size_t, c_void_p
 from functools import cache
+from types import SimpleNamespace
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -104,7 +107,7 @@ class Choose(Structure):
     )  # fmt: skip
 
 
-_FUNCTIONS = {
+_FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "fissile_vector_width": (ctypes.c_int, ()),
     "fissile_create": (c_void_p, (ctypes.c_int,)),
     "fissile_destroy": (None, (c_void_p,)),
@@ -129,10 +132,31 @@ _FUNCTIONS = {
 }  # fmt: skip
 
 
+class Recorder(Protocol):
+    def record(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+        """A call, in place of making it."""
+
+
+class Function:
+    """One of the library. Takes structs as they are where it expects pointers to them."""
+
+    __slots__ = ("_compiled",)
+    recorder: "ClassVar[Recorder | None]" = None
+    """Of the calls of all of them."""
+
+    def __init__(self, compiled: Any) -> None:
+        self._compiled = compiled
+
+    def __call__(self, *arguments: Any) -> Any:
+        """None while they are recorded."""
+        recorder = self.recorder
+        return self._compiled(*arguments) if recorder is None else recorder.record(self._compiled, arguments)
+
+
 class Engine:
     """The library with threads of its own. Calls let other Python threads run, and take turns."""
 
-    def __init__(self, functions: ctypes.CDLL, num_threads: int) -> None:
+    def __init__(self, functions: SimpleNamespace, num_threads: int) -> None:
         self.functions = functions
         self.num_threads = num_threads
         self._handle: int = functions.fissile_create(num_threads)
@@ -141,48 +165,46 @@ class Engine:
         self.functions.fissile_destroy(self._handle)
 
     def packed_bytes(self, matrix: Matrix) -> int:
-        return int(self.functions.fissile_packed_bytes(byref(matrix)))
+        return int(self.functions.fissile_packed_bytes(matrix))
 
     def pack_floats(self, matrix: Matrix, weight: Tensor) -> None:
         """To where the matrix points."""
-        self.functions.fissile_pack_floats(self._handle, byref(matrix), pointer(weight), matrix.data)
+        self.functions.fissile_pack_floats(self._handle, matrix, pointer(weight), matrix.data)
 
     def pack_blocks(self, matrix: Matrix, stored: Stored) -> None:
         """The same of blocks, which become floats where the matrix has 32 bits."""
-        self.functions.fissile_pack_blocks(self._handle, byref(matrix), byref(stored), matrix.data)
+        self.functions.fissile_pack_blocks(self._handle, matrix, stored, matrix.data)
 
     def product(self, matrix: Matrix, x: Tensor, out: Tensor) -> None:
         """float32 [T, in] → out [T, out]."""
-        self.functions.fissile_product(self._handle, byref(matrix), x.data_ptr(), x.shape[0], out.data_ptr())
+        self.functions.fissile_product(self._handle, matrix, x.data_ptr(), x.shape[0], out.data_ptr())
 
     def rows(self, matrix: Matrix, ids: Tensor, out: Tensor) -> None:
         """Raises IndexError."""
-        if not self.functions.fissile_rows(byref(matrix), ids.data_ptr(), ids.shape[0], out.data_ptr()):
+        if self.functions.fissile_rows(matrix, ids.data_ptr(), ids.shape[0], out.data_ptr()) is False:
             raise IndexError(f"index out of range: the table has {matrix.out_features} rows")
 
     def write_qkv(self, model: Model, layer: Layer, step: StepView, qkv: Tensor) -> None:
         """As `GqaKernel.write_qkv`, in float32, and in place: q, k and v lie in `qkv`."""
-        self.functions.fissile_write_qkv(self._handle, byref(model), byref(layer), byref(step), qkv.data_ptr())
+        self.functions.fissile_write_qkv(self._handle, model, layer, step, qkv.data_ptr())
 
     def attend(self, model: Model, layer: Layer, step: StepView, q: Tensor, out: Tensor) -> None:
         """As `GqaKernel.attend`, in float32; rows of q may lie apart."""
-        self.functions.fissile_attend(
-            self._handle, byref(model), byref(layer), byref(step), q.data_ptr(), q.stride(0), out.data_ptr()
-        )
+        self.functions.fissile_attend(self._handle, model, layer, step, q.data_ptr(), q.stride(0), out.data_ptr())
 
     def experts(self, experts: Experts, x: Tensor, weights: Tensor, ids: Tensor, out: Tensor) -> None:
         """As `ExpertsKernel`, float32 x and ids in 64 bits."""
         self.functions.fissile_experts(
-            self._handle, byref(experts), pointer(x), pointer(weights), pointer(ids), len(x), pointer(out)
+            self._handle, experts, pointer(x), pointer(weights), pointer(ids), len(x), pointer(out)
         )
 
     def choose(self, choose: Choose) -> None:
-        self.functions.fissile_choose(self._handle, byref(choose))
+        self.functions.fissile_choose(self._handle, choose)
 
     def decode(self, model: Model, step: StepView, wanted: Tensor | None, x: Tensor, out: Tensor) -> None:
         """As `DecoderKernel`, float32 x [T, hidden] → out."""
         self.functions.fissile_decode(
-            self._handle, byref(model), byref(step), pointer(wanted), out.shape[0], x.data_ptr(), out.data_ptr()
+            self._handle, model, step, pointer(wanted), out.shape[0], x.data_ptr(), out.data_ptr()
         )
 
 
@@ -202,24 +224,26 @@ def engine() -> Engine:
     return Engine(_functions(), torch.get_num_threads())
 
 
-def functions() -> ctypes.CDLL:
+def functions() -> SimpleNamespace:
     """Those that need no threads. Raises BuildError."""
     return _functions()
 
 
 @cache
-def _functions() -> ctypes.CDLL:
+def _functions() -> SimpleNamespace:
     level = best_level(this_cpu())
     path = library(level)
     try:
-        functions = ctypes.CDLL(str(path))
+        compiled = ctypes.CDLL(str(path))
     except OSError as error:
         raise BuildError(f"{path} cannot be loaded: {error}") from error
+    functions = {}
     for name, (result, arguments) in _FUNCTIONS.items():
-        function = getattr(functions, name)
+        function = compiled[name]
         function.restype, function.argtypes = result, arguments
+        functions[name] = Function(function)
     logger.info("native kernels for %s", level.name)
-    return functions
+    return SimpleNamespace(**functions)
 
 
 def pointer(tensor: Tensor | None) -> int | None:

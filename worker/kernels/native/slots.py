@@ -1,8 +1,6 @@
 """From the slots' state to a step's buffers, and back, in a call each. Neither slots nor buffers ever move, and most
 steps have the rows of the one before."""
 
-from ctypes import byref
-
 import torch
 from torch import Tensor
 
@@ -29,7 +27,7 @@ class NativePrepare(PrepareKernel):
         staged.num_rows, staged.num_uniform_rows = step.num_rows, step.num_uniform_rows
         staged.num_padding_rows, staged.block_size = step.num_padding_rows, block_size
         staged.table_width = -(-step.max_context_len // block_size)
-        self._functions.fissile_prepare(byref(staged), byref(self._slots[1]), byref(self._buffers[1]))
+        self._functions.fissile_prepare(staged, self._slots[1], self._buffers[1])
 
 
 class NativeRemember(RememberKernel):
@@ -42,7 +40,7 @@ class NativeRemember(RememberKernel):
             tokens = slots.tokens
             self._slots = slots, Slots(pointer(tokens), pointer(slots.lengths), None, None, tokens.shape[1], 0, 0)
         self._functions.fissile_remember(
-            byref(self._slots[1]), pointer(rows), pointer(positions), pointer(token_ids), rows.shape[0]
+            self._slots[1], pointer(rows), pointer(positions), pointer(token_ids), rows.shape[0]
         )
 
 

@@ -1,0 +1,82 @@
+"""Tapes: steps of a CPU that are recorded give what others give, and what cannot be recorded runs as ever."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.runner.conftest import greedy_reference, make_driver, random_prompt, save_llama
+from tests.runner.driver import Driver, Seq
+from worker.core.params import SamplingParams
+from worker.kernels.native.library import obstacle
+from worker.kernels.native.tape import Tape, Tapes, UnrecordableError
+
+pytestmark = pytest.mark.skipif(obstacle() is not None, reason="needs AVX2 and a C++ compiler")
+WHOLE = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16, "num_attention_heads": 4}
+"""A shape whose layers are one operation."""
+ASKING = SamplingParams(temperature=0.8, top_p=0.9, seed=3, num_logprobs=2)
+
+
+@pytest.fixture
+def num_replays(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A single number."""
+    count, replay = [0], Tape.replay
+
+    def counted(tape: Tape) -> None:
+        count[0] += 1
+        replay(tape)
+
+    monkeypatch.setattr(Tape, "replay", counted)
+    return count
+
+
+def decode(driver: Driver, *params: SamplingParams) -> list[Seq]:
+    """Steps of one row to ten; the first rows are in most of them."""
+    seqs = [driver.add(random_prompt(3 + 5 * n, n), sampling) for n, sampling in enumerate(params)]
+    driver.prefill(*seqs)
+    for num_rows in (1, 3, 10, 8, 2, 1, 10, 5):
+        driver.decode(*seqs[:num_rows], steps=3)
+    return seqs
+
+
+def test_taped_steps_give_the_tokens_of_others(tmp_path: Path, num_replays: list[int]) -> None:
+    model = save_llama(tmp_path, **WHOLE)
+    seqs = decode(make_driver(tmp_path), *[SamplingParams(temperature=0.0)] * 10)
+    for seq in seqs:
+        assert seq.output == greedy_reference(model, seq.tokens[: seq.num_prompt], len(seq.output))
+    assert num_replays == [2 * 6 * 3]  # layers and choice of all but those of ten rows
+
+
+def test_logits_of_a_tape_are_sampled_by_any_rules(tmp_path: Path, num_replays: list[int]) -> None:
+    save_llama(tmp_path, **WHOLE)
+    params = [SamplingParams(temperature=0.0), ASKING, SamplingParams(temperature=0.0, frequency_penalty=1.0)] * 4
+    taped, plain = (decode(make_driver(tmp_path, enforce_eager=eager), *params[:10]) for eager in (False, True))
+    assert [seq.output for seq in taped] == [seq.output for seq in plain]
+    assert num_replays == [6 * 3 + 2 * 3]  # one row alone is greedy
+
+
+def test_no_tape_has_more_rows_than_there_are_slots(tmp_path: Path, num_replays: list[int]) -> None:
+    model = save_llama(tmp_path, **WHOLE)
+    driver = make_driver(tmp_path, max_num_seqs=2)
+    seqs = [driver.add(random_prompt(n, n)) for n in (4, 30)]
+    driver.prefill(*seqs)
+    driver.decode(*seqs, steps=5)
+    for seq in seqs:
+        assert seq.output == greedy_reference(model, seq.tokens[: seq.num_prompt], len(seq.output))
+    assert num_replays == [2 * 5]
+
+
+def test_a_model_with_work_of_torch_is_not_taped(tmp_path: Path, num_replays: list[int]) -> None:
+    model = save_llama(tmp_path, **(WHOLE | {"intermediate_size": 80}))
+    seqs = decode(make_driver(tmp_path), *[SamplingParams(temperature=0.0)] * 10)
+    for seq in seqs:
+        assert seq.output == greedy_reference(model, seq.tokens[: seq.num_prompt], len(seq.output))
+    assert num_replays == [0]
+
+
+def test_recording_ends_with_what_cannot_be_recorded() -> None:
+    tapes = Tapes()
+    with pytest.raises(UnrecordableError, match="add"), tapes.recording():
+        tapes.begin()
+        torch.empty(4)[:2] + 1
+    assert torch.equal(torch.ones(2) + 1, torch.full((2,), 2.0))
