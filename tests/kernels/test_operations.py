@@ -95,12 +95,12 @@ def test_gated_linear(rig: Rig, rows: int, with_bias: bool) -> None:
 
 @pytest.mark.parametrize("is_gated", [False, True])
 @pytest.mark.parametrize("with_bias", [False, True])
-def test_linear_of_a_norm(rig: Rig, is_gated: bool, with_bias: bool) -> None:
-    """Of one row; wider than a piece, and not a multiple of it."""
-    size = 1104
+@pytest.mark.parametrize(("size", "num_outputs"), [(1104, 20), (1024, 134), (96, 20), (592, 70)])
+def test_linear_of_a_norm(rig: Rig, is_gated: bool, with_bias: bool, size: int, num_outputs: int) -> None:
+    """Of one row; with a norm that is a warp's and a program's, pieces that fill it and that do not."""
     x, residual, norm_weight = rig.noise(1, size), rig.noise(1, size, seed=3), rig.noise(size, seed=4)
-    weight, bias = rig.noise(20, size, seed=1), rig.noise(20, seed=2) if with_bias else None
-    linear = rig.choose(LINEAR, LinearSpec(size, 20))
+    weight, bias = rig.noise(num_outputs, size, seed=1), rig.noise(num_outputs, seed=2) if with_bias else None
+    linear = rig.choose(LINEAR, LinearSpec(size, num_outputs))
     found = linear.of_norm(x, residual, norm_weight, 1e-6, linear.pack(Dense(weight, bias)), is_gated=is_gated)
     if found is None:
         return  # the layer does it in two

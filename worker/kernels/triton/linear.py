@@ -24,7 +24,10 @@ from worker.kernels.triton.linear_rows import (
     store_sums,
     tile_that_fits,
 )
+from worker.kernels.triton.linear_vector import WIDEST as WIDEST_HELD
 from worker.kernels.triton.linear_vector import vector_kernel, vector_tile
+from worker.kernels.triton.linear_vector_normed import WIDEST as WIDEST_NORMED
+from worker.kernels.triton.linear_vector_normed import normed_tile, normed_vector_kernel
 from worker.kernels.triton.machine import Machine
 from worker.kernels.triton.overlap import launch_options, let_next_begin, prefetch, wait_for_kernel_before
 from worker.kernels.weights import Dense
@@ -175,13 +178,33 @@ class TritonLinear(PlainLinear):
         is_gated: bool,
     ) -> None:  # fmt: skip
         """`norm`: residual, the norm's weight, the new residual and eps."""
+        if norm is not None and self._in <= WIDEST_NORMED:
+            self._launch_normed(x, packed, out, norm, is_gated=is_gated)
+            return
         residual, norm_weight, new_residual, eps = (x, x, x, 0.0) if norm is None else norm
         overlaps, num_outputs = self._machine.overlaps(1), out.shape[1]
         tile = vector_tile(num_outputs, self._in, 1 + is_gated, self._machine)
+        # A norm makes a program long: the next one would take its place too early.
+        is_early = norm is None and self._in <= WIDEST_HELD
         vector_kernel[(triton.cdiv(num_outputs, tile.outputs),)](
             x, residual, norm_weight, new_residual, packed.weight,
             packed.weight if packed.bias is None else packed.bias, out, eps, num_outputs, self._in,
-            tile.outputs, tile.piece, tile.num_held, norm is not None, packed.bias is not None, is_gated, overlaps,
+            tile.outputs, tile.piece, tile.num_held, norm is not None, packed.bias is not None, is_gated, is_early,
+            overlaps, num_warps=tile.num_warps, **launch_options(overlaps),
+        )  # fmt: skip
+
+    def _launch_normed(
+        self, x: Tensor, packed: PackedLinear, out: Tensor, norm: tuple[Tensor, Tensor, Tensor, float], *,
+        is_gated: bool,
+    ) -> None:  # fmt: skip
+        """Of few input features."""
+        residual, norm_weight, new_residual, eps = norm
+        overlaps, num_outputs = self._machine.overlaps(1), out.shape[1]
+        tile = normed_tile(num_outputs, self._in, 1 + is_gated, x.dtype.itemsize, self._machine)
+        normed_vector_kernel[(triton.cdiv(num_outputs, tile.num_warps * tile.times),)](
+            x, residual, norm_weight, new_residual, packed.weight,
+            packed.weight if packed.bias is None else packed.bias, out, eps, num_outputs, self._in,
+            tile.num_warps, tile.times, tile.piece, tile.lanes, packed.bias is not None, is_gated, overlaps,
             num_warps=tile.num_warps, **launch_options(overlaps),
         )  # fmt: skip
 

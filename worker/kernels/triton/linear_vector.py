@@ -5,6 +5,7 @@ kernel before: such a weight is read faster than kernels follow each other. Of m
 follow each other.
 """
 
+import math
 from dataclasses import dataclass
 
 import triton
@@ -15,10 +16,10 @@ from worker.kernels.triton.overlap import let_next_begin, wait_for_kernel_before
 
 PIECE = 1024
 """Input features that are taken at a time."""
-HELD = 8192
+HELD = 12288
 """Elements of the weight that a program of four warps holds."""
 FEWEST = 2
-"""Programs that a multiprocessor should have."""
+"""Programs that a multiprocessor should have, about."""
 WIDEST = 3072
 """Input features of such a program. Of more, a weight is so large that short programs are as good or better."""
 
@@ -39,8 +40,14 @@ def vector_tile(num_outputs: int, in_features: int, num_parts: int, machine: Mac
         return VectorTile(1, PIECE, 1, 8)
     piece = min(PIECE, triton.next_power_of_2(in_features))
     num_held = triton.cdiv(in_features, piece)
-    outputs = min(HELD // (num_parts * num_held * piece), max(1, num_outputs // (FEWEST * machine.num_sms)))
-    return VectorTile(1 << (outputs.bit_length() - 1), piece, num_held, 4)
+    most = HELD // (num_parts * num_held * piece)
+    outputs = min(1 << (most.bit_length() - 1), _nearest_power(num_outputs / (FEWEST * machine.num_sms)))
+    return VectorTile(outputs, piece, num_held, 4)
+
+
+def _nearest_power(number: float) -> int:
+    """Of two, by ratio; at least 1."""
+    return 1 << max(0, round(math.log2(number)))
 
 
 @triton.jit
@@ -78,10 +85,12 @@ def _norm_piece(norm_weight, k, K: tl.constexpr, HAS_NORM: tl.constexpr):
 def vector_kernel(
     x, residual, norm_weight, new_residual, weight, bias, out, eps, N, K: tl.constexpr,
     OUTPUTS: tl.constexpr, PIECE: tl.constexpr, NUM_HELD: tl.constexpr,
-    HAS_NORM: tl.constexpr, HAS_BIAS: tl.constexpr, IS_GATED: tl.constexpr, OVERLAPS: tl.constexpr,
+    HAS_NORM: tl.constexpr, HAS_BIAS: tl.constexpr, IS_GATED: tl.constexpr, IS_EARLY: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """out[n] = weight[n] · x, of N outputs; gated with weight[N + n] · x. HAS_NORM: of the norm of x + residual, whose
-    scale is a factor of the result; the first program leaves the sum."""
+    scale is a factor of the result; the first program leaves the sum. IS_EARLY: the next kernel may begin at once."""
+    let_next_begin(OVERLAPS and IS_EARLY)
     IS_EVEN: tl.constexpr = K % PIECE == 0
     first = tl.program_id(0).to(tl.int64) * OUTPUTS
     is_first = first == 0
@@ -96,7 +105,7 @@ def vector_kernel(
         held_scales += (_norm_piece(norm_weight, k, K, HAS_NORM),)  # type: ignore[assignment]
         if IS_GATED:
             held_up += (_weight_piece(up_row, k, K, IS_EVEN),)  # type: ignore[assignment]
-    let_next_begin(OVERLAPS)
+    let_next_begin(OVERLAPS and not IS_EARLY)
     wait_for_kernel_before(OVERLAPS)
     squares = tl.zeros([PIECE], tl.float32)
     pieces = ()
@@ -105,9 +114,10 @@ def vector_kernel(
         piece, more_squares = _input_piece(x, residual, held_scales[i], new_residual, k, K, HAS_NORM, is_first)
         pieces += (piece,)  # type: ignore[assignment]
         squares += more_squares
-    total = tl.zeros([OUTPUTS, PIECE], tl.float32)
-    total_up = tl.zeros([OUTPUTS, PIECE], tl.float32)
-    for i in tl.static_range(NUM_HELD):
+    # Not from zeros on, which would be an addition of each element.
+    total = held[0].to(tl.float32) * pieces[0][None, :]  # type: ignore[misc]
+    total_up = held_up[0].to(tl.float32) * pieces[0][None, :] if IS_GATED else total  # type: ignore[misc]
+    for i in tl.static_range(1, NUM_HELD):
         total += held[i].to(tl.float32) * pieces[i][None, :]
         if IS_GATED:
             total_up += held_up[i].to(tl.float32) * pieces[i][None, :]
