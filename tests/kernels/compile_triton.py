@@ -104,6 +104,7 @@ def attend(machine: Machine, spec: GqaSpec, step: Step, dtype: torch.dtype | Non
     qkv = empty(step.num_tokens, width, dtype=dtype)
     sinks = empty(spec.num_heads, dtype=dtype) if spec.has_sinks else None
     kernel.attend(*kernel.write_qkv(qkv, norm, rope, cache, metadata), cache, metadata, sinks)
+    kernel.write_and_attend(qkv, norm, rope, cache, metadata, sinks)
 
 
 def attend_all(machine: Machine) -> None:
@@ -120,9 +121,11 @@ def attend_all(machine: Machine) -> None:
         attend(
             machine, spec, Step(num_uniform_rows=num_rows, uniform_len=uniform_len, chunks=chunks, max_context_len=9)
         )
+        attend(machine, spec, Step(num_uniform_rows=1, max_context_len=300))
     narrow = GqaSpec(64, 8, 192, 0.1, torch.bfloat16, window=128, has_sinks=True, v_head_dim=128, rotary_dim=64)
     for spec in (GqaSpec(64, 8, 64, 0.125, torch.bfloat16, window=128, has_sinks=True), narrow):
         attend(machine, spec, Step(num_uniform_rows=8, chunks=chunks, max_context_len=9))
+        attend(machine, spec, Step(num_uniform_rows=1, max_context_len=300))
     if machine.can_overlap:  # compute capability 9.0; float8 needs 8.9
         spec = GqaSpec(32, 8, 128, 0.1, torch.float8_e4m3fn)
         attend(machine, spec, Step(num_uniform_rows=8, chunks=chunks, max_context_len=9), torch.bfloat16)

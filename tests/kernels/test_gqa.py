@@ -1,10 +1,12 @@
 """Attention over a paged cache against float64. What no row wrote is NaN, in the cache and in new tensors."""
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from tests.kernels.rig import IS_INTERPRETED, Rig, Rows
 from worker.kernels.elementwise import RopeTable
@@ -167,6 +169,65 @@ def test_a_part_of_each_head_is_rotated(rig: Rig, head_dim: int, value_dim: int,
         exact = torch.cat((first * cos - second * sin, second * cos + first * sin, rest), -1)
         rig.assert_close(got, exact)
     assert torch.equal(v, exact_v.to(rig.dtype))
+
+
+def attended_at_once(rows: Rows, norm: QkNorm | None, rope: RopeTable | None) -> Tensor:
+    """By `write_and_attend`, on the cache as it was before the step."""
+    for entry, before in zip(rows.entries, rows.before, strict=True):
+        entry.copy_(before)
+    found = rows.kernel.write_and_attend(rows.qkv.clone(), norm, rope, rows.cache, rows.metadata, rows.sinks)
+    if found is None:
+        pytest.skip("this backend does one after the other")
+    return found
+
+
+@pytest.mark.parametrize(
+    ("shape", "block_size", "context_len", "window", "has_sinks"),
+    [
+        ((4, 2, 128), 16, 1, None, False),
+        ((4, 2, 128), 16, 9, None, True),
+        ((6, 2, 16), 1, 17, None, False),
+        ((3, 1, 80), 32, 200, None, False),
+        ((4, 4, 64), 16, 505, None, False),
+        ((8, 1, 256), 16, 40, 20, True),
+        ((2, 1, 64), 16, 33, 1, False),
+    ],
+    ids=str,
+)
+def test_a_row_alone_is_written_and_attended_to_at_once(
+    rig: Rig, shape: tuple[int, int, int], block_size: int, context_len: int, window: int | None, has_sinks: bool
+) -> None:
+    rows = Rows(rig, shape, [1], [context_len], block_size, window=window, has_sinks=has_sinks)
+    written = [entry.clone() for entry in rows.entries]
+    rig.assert_close(attended_at_once(rows, None, None), rows.exact())
+    assert all(map(partial(torch.allclose, rtol=0, atol=0, equal_nan=True), rows.entries, written))
+
+
+@pytest.mark.parametrize(("head_dim", "rotary_dim"), [(128, None), (80, None), (64, 32), (18, 6)])
+def test_a_row_alone_is_normed_and_rotated_as_others_are(rig: Rig, head_dim: int, rotary_dim: int | None) -> None:
+    rows = Rows(rig, (4, 2, head_dim), [1], [21], 16)
+    rows.kernel = rig.choose(GQA, replace(rows.spec, rotary_dim=rotary_dim))
+    norm = QkNorm(rig.noise(head_dim, seed=5), rig.noise(head_dim, seed=6), 1e-5)
+    angles = torch.arange(30)[:, None] * torch.linspace(1, 0.1, (rotary_dim or head_dim) // 2)
+    c, s = angles.cos(), angles.sin()
+    rope = RopeTable(*(torch.cat(pair, -1).to(rig.device, rig.dtype) for pair in ((c, c), (-s, s))))
+    at_once = attended_at_once(rows, norm, rope)
+    entries = [entry.clone() for entry in rows.entries]
+    q, k, v = rows.kernel.write_qkv(rows.qkv.clone(), norm, rope, rows.cache, rows.metadata)
+    rig.assert_close(at_once, rows.kernel.attend(q, k, v, rows.cache, rows.metadata).double())
+    for found, expected in zip(entries, rows.entries, strict=True):
+        is_there = ~expected.isnan()
+        assert torch.equal(is_there, ~found.isnan())
+        rig.assert_close(found[is_there], expected[is_there].double())
+
+
+def test_a_row_of_padding_alone_writes_nothing(rig: Rig) -> None:
+    rows = Rows(rig, (4, 2, 64), [1], [33], 16)
+    rows.buffers.context_lens.zero_()
+    rows.buffers.token_slots.fill_(-1)
+    attended_at_once(rows, None, None)
+    for before, after in zip(rows.before, rows.entries, strict=True):
+        assert torch.allclose(before, after, rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("head_dim", [16, 64])

@@ -94,6 +94,13 @@ class GqaKernel(CacheKernel, Protocol):
         work is cut up.
         """
 
+    def write_and_attend(
+        self, qkv: Tensor, norm: QkNorm | None, rope: RopeTable | None, cache: GqaCache, metadata: GqaMetadata,
+        sinks: Tensor | None = None,
+    ) -> Tensor | None:  # fmt: skip
+        """`write_qkv` and `attend` in one; None where the kernel cannot do that, which may depend on the step."""
+        return None
+
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, cache: GqaCache, metadata: GqaMetadata, sinks: Tensor | None = None
     ) -> Tensor:

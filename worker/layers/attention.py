@@ -79,6 +79,9 @@ class GqaAttention(CacheLayer):
     def attend_with(self, qkv: Tensor, norm: QkNorm | None) -> Tensor:
         """For a layer that shares this one's cache and norms its queries in its own way."""
         metadata = current_context().metadata[self.number]
+        mixed = self._kernel.write_and_attend(qkv, norm, self.rope, self.cache, metadata, self._sinks)
+        if mixed is not None:
+            return mixed
         q, k, v = self._kernel.write_qkv(qkv, norm, self.rope, self.cache, metadata)
         return self._kernel.attend(q, k, v, self.cache, metadata, self._sinks)
 

@@ -15,10 +15,13 @@ from worker.kernels.step import Step, StepBuffers
 from worker.kernels.torch.fp8 import FP8
 from worker.kernels.triton.gqa_attend import LOG2_E, reduce_kernel
 from worker.kernels.triton.gqa_chunks import attend_chunks_kernel
+from worker.kernels.triton.gqa_lone import KEYS as LONE_KEYS
+from worker.kernels.triton.gqa_lone import PARTS as LONE_PARTS
+from worker.kernels.triton.gqa_lone import LoneTile, attend_lone_kernel, sum_lone_kernel
 from worker.kernels.triton.gqa_parts import Dense, Paged, parts_of
 from worker.kernels.triton.gqa_rows import attend_rows_kernel
 from worker.kernels.triton.gqa_splits import Splits, chunk_splits, deal_splits
-from worker.kernels.triton.gqa_steps import FEW_ROWS, all_steps, graph_contexts
+from worker.kernels.triton.gqa_steps import FEW_ROWS, all_steps, graph_contexts, is_lone
 from worker.kernels.triton.gqa_write import HEADS, write_qkv_kernel
 from worker.kernels.triton.machine import Machine
 from worker.kernels.triton.overlap import LINE_BYTES, launch_options
@@ -90,10 +93,10 @@ class TritonGqa(GqaKernel):
         return GqaPool(layers, [k.transpose(0, 1), v.transpose(0, 1)])
 
     def graph_contexts(self, num_rows: int, max_context_len: int) -> tuple[int, ...]:
-        return graph_contexts(self._spec, self._machine, num_rows, max_context_len)
+        return graph_contexts(self._spec, self._machine, self._dtype, num_rows, max_context_len)
 
     def all_steps(self, max_rows: int, max_tokens: int, max_context_len: int) -> Iterator[Step]:
-        return all_steps(self._spec, self._machine, max_rows, max_tokens, max_context_len)
+        return all_steps(self._spec, self._machine, self._dtype, max_rows, max_tokens, max_context_len)
 
     def prepare(self, step: Step, buffers: StepBuffers, block_size: int) -> Metadata:
         num_rows, tokens = step.num_uniform_rows, step.uniform_len
@@ -140,6 +143,31 @@ class TritonGqa(GqaKernel):
             num_warps=4, **launch_options(overlaps),
         )  # fmt: skip
         return q, k, v
+
+    def write_and_attend(
+        self, qkv: Tensor, norm: QkNorm | None, rope: RopeTable | None, cache: GqaCache, metadata: Metadata,
+        sinks: Tensor | None = None,
+    ) -> Tensor | None:  # fmt: skip
+        """Of a row that is alone, and not long."""
+        if not is_lone(self._spec, self._dtype, metadata.step):
+            return None
+        spec, buffers, overlaps = self._spec, metadata.buffers, self._machine.can_overlap
+        tile = LoneTile.of(self._dim, self._dtype.itemsize)
+        out, parts = qkv.new_empty(1, spec.num_heads * spec.head_dim), self._new_parts(qkv, LONE_PARTS)
+        attend_lone_kernel[(LONE_PARTS, spec.num_heads)](
+            qkv, *((norm.q_weight, norm.k_weight) if norm is not None else (qkv, qkv)),
+            *((rope.cos, rope.sin) if rope is not None else (qkv, qkv)),
+            buffers.positions, buffers.token_slots, cache.k, cache.v, *parts, buffers.context_lens,
+            buffers.block_tables, norm.eps if norm is not None else 0.0, spec.scale * LOG2_E.value,
+            spec.num_kv_heads, self._group, spec.head_dim, self._dim, self._rotary_dim // 2, metadata.block_size,
+            LONE_KEYS, tile.beside, spec.window or 0, norm is not None, rope is not None, overlaps,
+            num_warps=1, **launch_options(overlaps),
+        )  # fmt: skip
+        sum_lone_kernel[(spec.num_heads, triton.cdiv(spec.head_dim, tile.slice))](
+            sinks, out, *parts, buffers.context_lens, spec.num_heads, spec.head_dim, tile.slice, LONE_KEYS, LONE_PARTS,
+            spec.window or 0, sinks is not None, overlaps, num_warps=1, **launch_options(overlaps),
+        )  # fmt: skip
+        return out
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, cache: GqaCache, metadata: Metadata, sinks: Tensor | None = None

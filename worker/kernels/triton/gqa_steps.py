@@ -6,8 +6,11 @@ few, or one.
 
 from collections.abc import Iterator
 
+import torch
+
 from worker.kernels.gqa import GqaSpec
 from worker.kernels.step import Chunk, Step
+from worker.kernels.triton.gqa_lone import LONGEST, WIDEST
 from worker.kernels.triton.gqa_splits import LONG, SHORT, usual_splits
 from worker.kernels.triton.machine import Machine
 from worker.kernels.triton.overlap import MAX_OVERLAP_TOKENS
@@ -16,9 +19,24 @@ FEW_ROWS = 16
 """Uniform rows that take fewer keys at a time."""
 
 
-def graph_contexts(spec: GqaSpec, machine: Machine, num_rows: int, max_context_len: int) -> tuple[int, ...]:
+def is_lone(spec: GqaSpec, dtype: torch.dtype, step: Step) -> bool:
+    """Whether the step is one row for `gqa_lone`. `dtype`: of activations."""
+    is_one = step.num_rows == step.num_uniform_rows == step.uniform_len == 1
+    return is_one and step.max_context_len <= LONGEST and _has_lone(spec, dtype)
+
+
+def _has_lone(spec: GqaSpec, dtype: torch.dtype) -> bool:
+    return spec.dtype == dtype and spec.value_dim == spec.head_dim <= WIDEST
+
+
+def graph_contexts(
+    spec: GqaSpec, machine: Machine, dtype: torch.dtype, num_rows: int, max_context_len: int
+) -> tuple[int, ...]:
     """See `CacheBuilder.graph_contexts`."""
-    return contexts_of(usual_splits(machine, num_rows * spec.num_kv_heads), max_context_len)
+    contexts = contexts_of(usual_splits(machine, num_rows * spec.num_kv_heads), max_context_len)
+    if num_rows == 1 and _has_lone(spec, dtype) and contexts[0] > LONGEST:
+        return (LONGEST, *contexts)
+    return contexts
 
 
 def contexts_of(num_splits: int, max_context_len: int) -> tuple[int, ...]:
@@ -27,10 +45,12 @@ def contexts_of(num_splits: int, max_context_len: int) -> tuple[int, ...]:
     return (max_context_len,) if longest_usual >= max_context_len else (longest_usual, max_context_len)
 
 
-def all_steps(spec: GqaSpec, machine: Machine, max_rows: int, max_tokens: int, max_context_len: int) -> Iterator[Step]:
+def all_steps(
+    spec: GqaSpec, machine: Machine, dtype: torch.dtype, max_rows: int, max_tokens: int, max_context_len: int
+) -> Iterator[Step]:
     """Rows alone; the longest prompt; chunks, alone and beside rows."""
     for num_rows in _kinds_of_rows(spec, machine, max_rows):
-        for longest in graph_contexts(spec, machine, num_rows, max_context_len):
+        for longest in graph_contexts(spec, machine, dtype, num_rows, max_context_len):
             yield Step(num_uniform_rows=num_rows, max_context_len=longest)
     longest = min(max_tokens, max_context_len)
     yield Step(num_uniform_rows=0, chunks=(Chunk(longest, longest),), max_context_len=longest)
