@@ -17,16 +17,16 @@ static inline Vec load(const BFloat16 *from) {
 }
 
 // To the nearest, of two that are as near to the even one. Infinity and NaN stay what they are.
-static inline BFloat16 to_bfloat16(float value) {
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    if (value != value) return {uint16_t(bits >> 16 | 0x40)};
-    return {uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16)};
-}
-
-static inline float to_float(BFloat16 number) {
-    const uint32_t bits = uint32_t(number.bits) << 16;
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
+static inline void store(BFloat16 *to, Vec value) {
+    const IntVec bits = (IntVec)value, is_nan = value != value;
+    const IntVec nearest = bits + 0x7fff + ((bits >> 16) & 1);
+    const IntVec upper = (is_nan ? bits | 0x400000 : nearest) >> 16;
+#if defined(__AVX512F__)
+    _mm256_storeu_si256(reinterpret_cast<__m256i *>(to), _mm512_cvtepi32_epi16((__m512i)upper));
+#else
+    // Packing takes numbers with a sign, which these are, and goes half by half of a vector.
+    const __m256i packed = _mm256_packs_epi32((__m256i)upper, (__m256i)upper);
+    const __m128i low = _mm256_castsi256_si128(packed), high = _mm256_extracti128_si256(packed, 1);
+    _mm_storeu_si128(reinterpret_cast<__m128i *>(to), _mm_unpacklo_epi64(low, high));
+#endif
 }

@@ -277,7 +277,13 @@ static inline void turn(const WriteQkv &task, float *head, const float *norm, in
     }
     if (task.cos == nullptr) return;
     const float *cos = task.cos + position * dim, *sin = task.sin + position * dim;
-    for (int i = 0; i < half; i++) {
+    const int whole = half / W * W;
+    for (int i = 0; i < whole; i += W) {
+        const Vec first = load(head + i), second = load(head + i + half);
+        store(head + i, first * load(cos + i) + second * load(sin + i));
+        store(head + i + half, second * load(cos + i + half) + first * load(sin + i + half));
+    }
+    for (int i = whole; i < half; i++) {
         const float first = head[i], second = head[i + half];
         head[i] = first * cos[i] + second * sin[i];
         head[i + half] = second * cos[i + half] + first * sin[i + half];
@@ -297,11 +303,13 @@ static inline void write_half_head(const WriteQkv &write, float *key, float *val
     const int dim = write.shape.head_dim;
     BFloat16 *k = static_cast<BFloat16 *>(write.cache.k) + place + offset;
     BFloat16 *v = static_cast<BFloat16 *>(write.cache.v) + place + int64_t(offset) * dim;
-    for (int d = 0; d < dim; d++) {
-        k[d * write.shape.block_size] = to_bfloat16(key[d]);
-        v[d] = to_bfloat16(value[d]);
-        key[d] = to_float(k[d * write.shape.block_size]);
-        value[d] = to_float(v[d]);
+    for (int d = 0; d < dim; d += W, v += W) {
+        BFloat16 some[W];
+        store(some, load(key + d));
+        for (int i = 0; i < W; i++) k[(d + i) * write.shape.block_size] = some[i];
+        store(key + d, load(some));
+        store(v, load(value + d));
+        store(value + d, load(v));
     }
 }
 
