@@ -142,7 +142,7 @@ def test_new_sequence_with_blocks_that_were_replaced_in_the_same_step(tiny: tupl
     batch = driver.batch([(seq, 20)])
     assert isinstance(batch.new_sequences[0], NewSequence)
     new = driver.free.pop()
-    batch.replaced_block_ids.append((seq.slot, 0, new))
+    batch = batch._replace(replaced_block_ids=[(seq.slot, 0, new)])
     seq.blocks[0] = new
     driver.commit([(seq, 20)], driver.runner.execute(batch))
     driver.decode(seq, steps=4)

@@ -65,14 +65,18 @@ class PendingStep:
         seconds = self.timing.wait()
         if self.failure is not None:
             return self._failed(self.failure, seconds)
-        sampled = self._sampled()
-        failed = {row: ids[0] for row, ids in sampled.items() if ids[0] < 0}
-        unmet = {row: NO_TOKEN_LEFT for row, token in failed.items() if token == NOTHING_ALLOWED} | self.grammar_errors
-        broken = [row for row, token in failed.items() if token == FAILED] + self._broken_other_rows()
-        errors = unmet | dict.fromkeys(broken, NOT_FINITE)
+        unmet, broken = dict(self.grammar_errors), self._broken_other_rows()
         tokens: list[list[int]] = [[] for _ in self.batch.slots]
-        for row in sampled.keys() - errors.keys() - set(self.batch.beam_rows):
-            tokens[row] = sampled[row]
+        for row, ids in self._sampled().items():
+            if ids[0] == FAILED:
+                broken.append(row)
+            elif ids[0] == NOTHING_ALLOWED:
+                unmet.setdefault(row, NO_TOKEN_LEFT)
+            elif row not in unmet:
+                tokens[row] = ids
+        for row in self.batch.beam_rows:
+            tokens[row] = []
+        errors = unmet | dict.fromkeys(broken, NOT_FINITE)
         return BatchOutput(
             step=self.batch.step,
             token_ids=tokens,
