@@ -103,7 +103,7 @@ class WorkerFlags(ServiceSettings):
     channelz: bool = Field(False, description="Tell operators of connections and calls (gRPC).")
     max_output_rate: float | None = Field(
         None, gt=0, description="News of sequences a second to all routers, a message counting as 16 more: above that, "
-        "tokens of several steps share one. Unset: 12,000, or on CPUs 300 a core.",
+        "tokens of several steps share one. Unset: 12,000, or on CPUs 200 a core.",
     )  # fmt: skip
     max_queued_messages: int = Field(
         1024, ge=1, description="Messages a router may lag behind before its stream is ended (RESOURCE_EXHAUSTED)."

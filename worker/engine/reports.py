@@ -20,9 +20,9 @@ OUTPUTS_PER_MESSAGE = 16
 """That cost as much as the message that they are in."""
 MAX_RATE = 12_000.0
 """Outputs a second: a third of what one core can do."""
-RATE_PER_CORE = 300.0
-"""Where the model runs on the same cores, which each message takes from it in three processes: on two, some 30 a second
-with one sequence, and 20 with eight, about as many as a router passes on to each of eight clients."""
+RATE_PER_CORE = 200.0
+"""Where the model runs on the same cores, which each message takes from it in three processes: on two, 20 a second with
+one sequence as with many, about as many as a router passes on to each of eight clients."""
 
 
 def output_rate(asked: float | None, device: str, num_cores: int) -> float:
