@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.kernels.levels import at_level, forget_library
 from tests.kernels.rig import CPU, HAS_NATIVE, Rig, Rows
 from tests.kernels.sampling_rig import MANY, Asks, draws_of
 from worker.kernels.linear import LINEAR, TABLE, LinearSpec
@@ -126,16 +127,9 @@ def test_the_level_follows_from_what_the_processor_says() -> None:
 
 
 @pytest.fixture
-def oldest_level(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(library, "best_level", lambda _: LEVELS[-1])
-    forget_library()
-    yield
-    forget_library()
-
-
-def forget_library() -> None:
-    for cached in (library.obstacle, library._functions, library.engine):
-        cached.cache_clear()
+def oldest_level() -> Iterator[None]:
+    with at_level(LEVELS[-1]):
+        yield
 
 
 @pytest.mark.usefixtures("oldest_level")

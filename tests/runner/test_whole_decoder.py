@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
+from tests.kernels.levels import at_level
 from tests.runner.conftest import greedy_reference, make_driver, random_prompt, save_llama
+from worker.kernels.native.build import LEVELS
 from worker.kernels.native.decoder import NativeDecoder
 from worker.kernels.native.library import obstacle
 from worker.parallel.group import Group
@@ -120,3 +122,32 @@ def test_a_row_is_the_same_alone_and_in_any_batch(wide: tuple[Path, LlamaForCaus
         driver.prefill(alone)
         driver.decode(alone, steps=20)
         assert alone.output == seq.output
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+def test_the_oldest_level_computes_the_same(
+    wide: tuple[Path, LlamaForCausalLM], quantization: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its panels are half a block of a row. Steps of fewer rows than are rounded together, and of more."""
+    found: list[Tensor] = []
+    compute = NativeDecoder.__call__
+
+    def keep(self: NativeDecoder, x: Tensor, bound: Any, metadata: Any, wanted: Tensor | None = None) -> Tensor:
+        out = compute(self, x, bound, metadata, wanted)
+        if wanted is not None:
+            found.append(out.clone())
+        return out
+
+    def prefill() -> Tensor:
+        found.clear()
+        driver = make_driver(wide[0], quantization=quantization)
+        for lengths in ((3,), (2, 5), (40, 9)):
+            driver.prefill(*(driver.add(random_prompt(length, length)) for length in lengths))
+        assert [len(out) for out in found] == [1, 2, 2]
+        return torch.cat(found)
+
+    monkeypatch.setattr(NativeDecoder, "__call__", keep)
+    newest = prefill()
+    with at_level(LEVELS[-1]):
+        oldest = prefill()
+    torch.testing.assert_close(oldest, newest, atol=1e-4 if quantization == "none" else 0.02, rtol=0)
