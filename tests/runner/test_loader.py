@@ -306,7 +306,7 @@ def test_more_blocks_than_memory_holds_are_refused(tiny: tuple[Path, LlamaForCau
 def test_the_probe_fills_the_budget_on_the_spare_slot_alone() -> None:
     """So its cache is the spare block, whatever the context (A14)."""
     batch = dummy_batch(16_384, 512, max_model_len=40_960)
-    assert (batch.num_tokens, set(batch.slots), batch.new_sequences) == (16_384, {512}, [])
+    assert (batch.num_tokens, set(batch.slots), batch.new_sequences) == (16_384, {512}, ())
     assert dummy_batch(16_384, 1, max_model_len=4096).num_scheduled_tokens == [4096]
 
 

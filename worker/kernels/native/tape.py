@@ -10,20 +10,24 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import TorchFunctionMode
 
 from worker.kernels.native.library import Function
 
-aten = torch.ops.aten
-PLACES = (aten.empty, aten.empty_like, aten.new_empty, aten.slice, aten.view, aten.alias, aten.detach)
-"""Operations of torch that compute nothing."""
+NO_WORK = (
+    torch.empty, torch.empty_like, Tensor.new_empty,
+    Tensor.shape.__get__, Tensor.dtype.__get__, Tensor.__len__, Tensor.stride, Tensor.is_contiguous, Tensor.data_ptr,  # type: ignore[attr-defined]
+)  # fmt: skip
+"""Functions of torch that find or describe memory, and compute nothing."""
+VIEWS = (Tensor.__getitem__, Tensor.contiguous)
+"""Those that compute nothing if what they give is their first argument's memory."""
 
 
 class UnrecordableError(Exception):
     """A step has work of torch's in it."""
 
 
-class Tape(TorchDispatchMode):
+class Tape(TorchFunctionMode):
     """Calls and the memory that they read and write. Structs are copied, since who made them fills them in anew for
     each step; what they point to has to stay where it is. A `Graph` of the runner."""
 
@@ -32,11 +36,14 @@ class Tape(TorchDispatchMode):
         self._calls: list[tuple[Callable[..., Any], tuple[Any, ...]]] = []
         self._memory: list[Any] = []
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.overloadpacket not in PLACES:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func not in NO_WORK and func not in VIEWS:
             raise UnrecordableError(f"{func} is torch's")
-        self._memory.append(func(*args, **(kwargs or {})))
-        return self._memory[-1]
+        found = func(*args, **(kwargs or {}))
+        if func in VIEWS and found.untyped_storage().data_ptr() != args[0].untyped_storage().data_ptr():
+            raise UnrecordableError(f"{func} copies")
+        self._memory.append(found)
+        return found
 
     def record(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
         copies = (type(x).from_buffer_copy(x) if isinstance(x, Structure) else x for x in arguments)
