@@ -230,7 +230,7 @@ def test_a_draft_model_proposes_what_the_model_says(tmp_path: Path) -> None:
 
 
 def test_a_models_tokens_equal_transformers(tmp_path: Path) -> None:
-    """Through the runner, all operations together: chunks, decode, rows that come and go."""
+    """Through the runner, all operations together: chunks, decode, rows that come and go, and one alone between."""
     model = save_llama(tmp_path)
     driver = make_driver(tmp_path, device=DEVICES[0].type, kernel_backend="triton")
     a, b, c = (driver.add(random_prompt(n, n)) for n in (5, 33, 20))
@@ -239,6 +239,8 @@ def test_a_models_tokens_equal_transformers(tmp_path: Path) -> None:
     driver.run([(a, 1), (b, 13), (c, 20)])
     driver.decode(c, a, b)
     driver.decode(c, a)
+    driver.decode(b, steps=3)
+    driver.decode(a, b)
     for seq in (a, b, c):
         assert seq.output == greedy_reference(model, seq.tokens[: seq.num_prompt], len(seq.output))
 
