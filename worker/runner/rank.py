@@ -15,7 +15,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from queue import SimpleQueue
 from typing import NoReturn
@@ -200,22 +200,17 @@ def _turns(
 @torch.inference_mode()
 def _run(runner: ModelRunner, turns: Iterator[Turn], steps: Inbox, replies: Replies, *, answers: bool) -> None:
     """A fault ends the process: what the device holds cannot be trusted any more."""
-    pending: SimpleQueue[PendingStep | None] = SimpleQueue()
     answer = partial(_answer, steps=steps, replies=replies, answers=answers)
-    sender = threading.Thread(target=_answer_queued, args=(pending, answer), name="replies")
-    sender.start()
     # A thread that is woken for a step that is done takes the processor from the next one.
-    take = answer if runner.is_done_at_submit else pending.put
-    try:
-        for turn in turns:
-            if isinstance(turn.message, ScheduledBatch):
-                take(_step(runner, turn.message, turn.together, replies))
-            else:
-                _profile(runner.profiler, turn.message, replies)
-    except RuntimeError as error:  # of the collective before a step
-        _fail_of_others(replies, str(error))
-    pending.put(None)
-    sender.join()
+    with nullcontext(answer) if runner.is_done_at_submit else _thread_for(answer) as take:
+        try:
+            for turn in turns:
+                if isinstance(turn.message, ScheduledBatch):
+                    take(_step(runner, turn.message, turn.together, replies))
+                else:
+                    _profile(runner.profiler, turn.message, replies)
+        except RuntimeError as error:  # of the collective before a step
+            _fail_of_others(replies, str(error))
     runner.close()
     if dist.is_initialized():
         dist.destroy_process_group()
@@ -244,9 +239,20 @@ def _profile(profiler: StepProfiler, message: StartProfile | StopProfile, replie
     replies.send(ProfileDone(message.number, error))
 
 
-def _answer_queued(pending: "SimpleQueue[PendingStep | None]", answer: Callable[[PendingStep], None]) -> None:
-    while (step := pending.get()) is not None:
-        answer(step)
+@contextmanager
+def _thread_for(answer: Callable[[PendingStep], None]) -> Iterator[Callable[[PendingStep], None]]:
+    """What takes steps to be answered by a thread, in their order; all are when the context ends."""
+    pending: SimpleQueue[PendingStep | None] = SimpleQueue()
+
+    def run() -> None:
+        while (step := pending.get()) is not None:
+            answer(step)
+
+    thread = threading.Thread(target=run, name="replies")
+    thread.start()
+    yield pending.put
+    pending.put(None)
+    thread.join()
 
 
 def _answer(step: PendingStep, steps: Inbox, replies: Replies, answers: bool) -> None:
