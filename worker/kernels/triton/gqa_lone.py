@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from worker.kernels.triton.gqa_attend import LOG2_E, LOWEST, first_key
+from worker.kernels.triton.machine import WARP_BYTES
 from worker.kernels.triton.overlap import let_next_begin, wait_for_kernel_before
 
 KEYS = 8
@@ -24,8 +25,6 @@ WIDEST = 256
 """Elements of a head."""
 SLICE = 16
 """Elements of a head that a program puts together."""
-WARP_BYTES = 512
-"""That a warp loads at a time."""
 
 
 @dataclass(frozen=True, slots=True)

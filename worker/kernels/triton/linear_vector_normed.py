@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from worker.kernels.triton.linear_vector import silu_times
-from worker.kernels.triton.machine import Machine
+from worker.kernels.triton.machine import WARP_BYTES, Machine
 from worker.kernels.triton.overlap import let_next_begin, wait_for_kernel_before
 
 WIDEST = 1024
@@ -22,8 +22,6 @@ MOST_TIMES = 4
 FEW_WARPS, MANY_WARPS = 4, 8
 LEAST_BUSY = 0.9
 """Share of the processors that one program each must keep busy, to be one of many warps."""
-WARP_BYTES = 512
-"""That a warp loads at a time."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,9 @@ import torch
 
 from worker.kernels.triton.overlap import MAX_OVERLAP_TOKENS
 
+WARP_BYTES = 512
+"""That a warp loads at a time."""
+
 
 @dataclass(frozen=True, slots=True)
 class Machine:
