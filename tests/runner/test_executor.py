@@ -292,12 +292,12 @@ if __name__ == "__main__":
 
 
 def test_orphans_die_with_their_parent(tiny: tuple[Path, LlamaForCausalLM]) -> None:
-    parent = subprocess.Popen([sys.executable, "-c", PARENT, str(tiny[0])], stdout=subprocess.PIPE, text=True)
-    assert parent.stdout is not None
-    pid = int(parent.stdout.readline())
-    assert alive(pid)
-    parent.kill()
-    parent.wait()
+    command = [sys.executable, "-c", PARENT, str(tiny[0])]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        assert alive(pid)
+        parent.kill()
     wait_until_gone(pid)
 
 
