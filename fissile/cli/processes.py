@@ -60,9 +60,10 @@ class Child:
 
     def _read(self) -> None:
         assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self.last_lines.append(line.rstrip())
-            self._log(self.name, line.rstrip())
+        with self._process.stdout as output:
+            for line in output:
+                self.last_lines.append(line.rstrip())
+                self._log(self.name, line.rstrip())
 
     def _watch(self, exited: "queue.SimpleQueue[Child]") -> None:
         self._process.wait()

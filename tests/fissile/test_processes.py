@@ -9,6 +9,7 @@ import psutil
 
 from fissile.cli.processes import Children
 from fissile.parent import EXIT_ORPHANED
+from tests.leaks import leaving_nothing_open
 
 
 def python(code: str) -> list[str]:
@@ -40,6 +41,7 @@ def test_a_child_is_given_a_secret_that_its_command_line_does_not_show():
     assert log.lines == [("one", "key True")]
 
 
+@leaving_nothing_open()
 def test_lines_are_logged_under_the_childs_name():
     log = Log()
     children = Children(log)

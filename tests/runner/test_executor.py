@@ -9,13 +9,14 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
 from transformers import LlamaForCausalLM
 
 from common.version import package_version
+from tests.leaks import leaving_nothing_open
 from tests.runner.conftest import greedy_reference, random_prompt
 from tests.runner.executors import WAIT, alive, driver_of, rank_pid, tiny_config
 from worker.executor.errors import ExecutorDiedError, ExecutorStartError, ExecutorTimeoutError
@@ -203,10 +204,10 @@ def test_what_is_wrong_on_another_host_is_said_with_the_rank(tiny: tuple[Path, L
         raise TimeoutError
 
     def fail() -> None:
-        connection = join()
-        send(connection, Join(1, 2, package_version()))
-        assert isinstance(receive(connection), Setup)
-        send(connection, Failed("no model 'm'", expected=True))
+        with closing(join()) as connection:
+            send(connection, Join(1, 2, package_version()))
+            assert isinstance(receive(connection), Setup)
+            send(connection, Failed("no model 'm'", expected=True))
 
     failing = threading.Thread(target=fail)
     failing.start()
@@ -261,6 +262,7 @@ def test_rank_0_may_run_before_anything_else_is_known(tiny: tuple[Path, LlamaFor
         executor.shutdown()
 
 
+@leaving_nothing_open()
 def test_a_process_that_cannot_hold_the_store_is_ended() -> None:
     with RankProcess() as first:
         local = LocalRanks(tiny_config("/no/such/model", tensor_parallel_size=2), first=first)
@@ -268,6 +270,7 @@ def test_a_process_that_cannot_hold_the_store_is_ended() -> None:
         local.store.close()
 
 
+@leaving_nothing_open()
 def test_ranks_that_no_executor_starts_are_gone_at_the_end() -> None:
     with LocalRanks(tiny_config("/no/such/model", tensor_parallel_size=2)) as local:
         pids = [rank.pid for rank in local.ranks]

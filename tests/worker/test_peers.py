@@ -166,12 +166,14 @@ def test_who_does_not_know_the_secret_is_refused(config: RunnerConfig) -> None:
     assert "refuses the secret" in meeting_rank_0(config, {}, b"another secret of ranks")
 
 
-def test_those_who_do_not_come_are_named(config: RunnerConfig) -> None:
-    host, other, _ = workers_of(config)
-    timed_out, refused = meet([host, other], seconds=0.5)
+@pytest.mark.parametrize("other", [1, 2])
+def test_those_who_do_not_come_are_named(config: RunnerConfig, other: int) -> None:
+    """All who came are told, whether the missing one is before or after them."""
+    workers = workers_of(config)
+    timed_out, refused = meet([workers[0], workers[other]], seconds=0.5)
     assert isinstance(timed_out, ExecutorTimeoutError) and isinstance(refused, ExecutorStartError)
-    assert str(timed_out) == "data-parallel ranks that have not joined in time: 2"
-    assert str(refused).endswith("refuses this worker: data-parallel ranks that have not joined in time: 2")
+    assert str(timed_out) == f"data-parallel ranks that have not joined in time: {3 - other}"
+    assert str(refused).endswith(f"refuses this worker: data-parallel ranks that have not joined in time: {3 - other}")
 
 
 def test_rank_0_that_does_not_come_is_named(config: RunnerConfig) -> None:

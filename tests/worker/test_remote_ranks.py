@@ -3,12 +3,14 @@
 import socket
 import struct
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
 
 import pytest
 
 from common.config import parse_settings
 from common.version import package_version
+from tests.leaks import leaving_nothing_open
 from worker.config import WorkerSettings
 from worker.executor import listener as listening
 from worker.executor.errors import ExecutorStartError
@@ -31,13 +33,20 @@ def listener():
     made.close()
 
 
-def join(port: int, message: Join = JOIN, secret: bytes = SECRET) -> TcpConnection:
-    connection = connect(HOST, port, secret)
-    send(connection, message)
-    return connection
+@contextmanager
+def joining(port: int, message: Join = JOIN, secret: bytes = SECRET) -> Iterator[TcpConnection]:
+    with closing(connect(HOST, port, secret)) as connection:
+        send(connection, message)
+        yield connection
 
 
-def connected_pair() -> tuple[TcpConnection, TcpConnection]:
+def assert_a_rank_joins(listener: RankListener) -> None:
+    with joining(listener.port), closing(listener.wait_for(1)) as joined:
+        assert joined.peer == HOST
+
+
+@pytest.fixture
+def connected_pair() -> Iterator[tuple[TcpConnection, TcpConnection]]:
     """(the side that listened, the side that connected)."""
     sides: list[TcpConnection] = []
     with socket.create_server((HOST, 0)) as server:
@@ -45,11 +54,12 @@ def connected_pair() -> tuple[TcpConnection, TcpConnection]:
         thread.start()
         other = connect(HOST, server.getsockname()[1], SECRET)
         thread.join()
-    return sides[0], other
+    with closing(sides[0]), closing(other):
+        yield sides[0], other
 
 
-def test_messages_arrive_whole_and_in_order_both_ways():
-    here, there = connected_pair()
+def test_messages_arrive_whole_and_in_order_both_ways(connected_pair):
+    here, there = connected_pair
     for message in ("a", b"b" * 1_000_000, None):
         send(here, message)
         assert receive(there) == message
@@ -67,8 +77,8 @@ def test_messages_arrive_whole_and_in_order_both_ways():
         lambda frame: frame[:4] + bytes(32) + frame[36:],  # proof
     ],
 )
-def test_a_frame_that_the_peer_did_not_send_is_not_unpickled(change):
-    here, there = connected_pair()
+def test_a_frame_that_the_peer_did_not_send_is_not_unpickled(connected_pair, change):
+    here, there = connected_pair
     message = encode("hello")
     frame = struct.pack(">I", len(message)) + tcp._proof(there._send_key, struct.pack(">Q", 0), message) + message
     there._sock.sendall(change(frame))
@@ -76,8 +86,8 @@ def test_a_frame_that_the_peer_did_not_send_is_not_unpickled(change):
         receive(here)
 
 
-def test_a_frame_cannot_be_sent_twice():
-    here, there = connected_pair()
+def test_a_frame_cannot_be_sent_twice(connected_pair):
+    here, there = connected_pair
     message = encode("hello")
     frame = struct.pack(">I", len(message)) + tcp._proof(there._send_key, struct.pack(">Q", 0), message) + message
     there._sock.sendall(frame * 2)
@@ -86,8 +96,8 @@ def test_a_frame_cannot_be_sent_twice():
         receive(here)
 
 
-def test_frames_are_bounded(monkeypatch):
-    here, there = connected_pair()
+def test_frames_are_bounded(connected_pair, monkeypatch):
+    here, there = connected_pair
     there._sock.sendall(struct.pack(">I", tcp.MAX_FRAME_BYTES + 1) + bytes(32))
     with pytest.raises(ConnectionError, match="sends a frame of"):
         receive(here)
@@ -97,14 +107,14 @@ def test_frames_are_bounded(monkeypatch):
 
 
 def test_a_rank_joins(listener):
-    theirs = join(listener.port)
-    transport = RemoteRank(1, listener)
-    transport.open()
-    transport.send(encode("setup"))
-    assert receive(theirs) == "setup"
-    theirs.close()
+    with joining(listener.port) as theirs:
+        transport = RemoteRank(1, listener)
+        transport.open()
+        transport.send(encode("setup"))
+        assert receive(theirs) == "setup"
     with pytest.raises(EOFError):
         transport.receive()
+    transport.close()
     assert transport.epitaph() == "rank 1 on 127.0.0.1 is gone; its host has its log"
     with pytest.raises(OSError, match="refused"):
         socket.create_connection((HOST, listener.port))  # all are there: nobody else is heard
@@ -112,9 +122,8 @@ def test_a_rank_joins(listener):
 
 def test_who_does_not_know_the_secret_is_refused(listener):
     with pytest.raises(HandshakeError, match="refuses the secret"):
-        join(listener.port, secret=b"another secret of ranks")
-    join(listener.port)
-    assert listener.wait_for(1).peer == HOST
+        connect(HOST, listener.port, b"another secret of ranks")
+    assert_a_rank_joins(listener)
 
 
 def test_a_worker_that_does_not_know_the_secret_is_refused():
@@ -123,12 +132,15 @@ def test_a_worker_that_does_not_know_the_secret_is_refused():
 
         def pretend() -> None:
             sock, _ = server.accept()
-            sock.sendall(b"fissile1" + bytes(32))
-            sock.sendall(sock.recv(4096)[-32:])
+            with sock:
+                sock.sendall(b"fissile1" + bytes(32))
+                sock.sendall(sock.recv(4096)[-32:])
 
-        threading.Thread(target=pretend).start()
+        thread = threading.Thread(target=pretend)
+        thread.start()
         with pytest.raises(HandshakeError, match="does not know the secret"):
             connect(HOST, server.getsockname()[1], SECRET)
+        thread.join()
 
 
 @pytest.mark.parametrize("garbage", [b"", b"GET / HTTP/1.1\r\n\r\n", bytes(200), b"fissile1" + bytes(64)])
@@ -139,14 +151,12 @@ def test_garbage_does_no_harm(listener, garbage):
             sock.shutdown(socket.SHUT_WR)
             while sock.recv(4096):
                 pass
-    join(listener.port)
-    assert listener.wait_for(1).peer == HOST
+    assert_a_rank_joins(listener)
 
 
 def test_who_connects_and_is_silent_keeps_nobody_out(listener):
     with socket.create_connection((HOST, listener.port)):
-        join(listener.port)
-        assert listener.wait_for(1).peer == HOST
+        assert_a_rank_joins(listener)
 
 
 def test_more_who_knock_than_can_be_heard_are_turned_away(monkeypatch):
@@ -159,18 +169,28 @@ def test_more_who_knock_than_can_be_heard_are_turned_away(monkeypatch):
     listener.close()
 
 
+@leaving_nothing_open()
+def test_who_knows_the_secret_and_hangs_up_is_let_go(listener):
+    with closing(connect(HOST, listener.port, SECRET)) as connection:
+        connection._sock.settimeout(20)
+        connection._sock.shutdown(socket.SHUT_WR)
+        with pytest.raises(EOFError):
+            connection.recv_bytes()
+
+
 @pytest.mark.parametrize(
     ("rank", "world_size", "reason"),
     [(1, 4, "there are 4 ranks, this worker has 2"), (0, 2, "rank 0 is not missing"), (2, 2, "rank 2 is not missing")],
 )
 def test_a_rank_that_does_not_fit_is_told_why(listener, monkeypatch, rank, world_size, reason):
     settings = join_settings(monkeypatch, RANK=str(rank), WORLD_SIZE=str(world_size))
-    with pytest.raises(JoinError, match=reason):
-        _introduce(connect(HOST, listener.port, SECRET), settings)
+    with closing(connect(HOST, listener.port, SECRET)) as connection, pytest.raises(JoinError, match=reason):
+        _introduce(connection, settings)
 
 
 def test_another_version_is_refused(listener):
-    answer = receive(join(listener.port, Join(1, 2, "0.0.0")))
+    with joining(listener.port, Join(1, 2, "0.0.0")) as connection:
+        answer = receive(connection)
     assert answer.reason == f"it runs version 0.0.0, this worker {package_version()}"
 
 

@@ -1,13 +1,12 @@
 """A worker's process: what is loaded beside what, and what ends it."""
 
 import asyncio
-import gc
 import socket
 import threading
-import warnings
 
 import pytest
 
+from tests.leaks import leaving_nothing_open
 from tests.worker.fake_executor import FakeExecutor
 from tests.worker.harness import FILES
 from worker.config import WorkerSettings
@@ -91,15 +90,9 @@ def test_a_signal_while_loading_does_not_wait_for_the_model():
     executor.loading.set()
 
 
+@leaving_nothing_open()
 def test_a_taken_metrics_port_is_named_and_leaves_nothing_running():
-    with warnings.catch_warnings(action="ignore"):
-        gc.collect()  # what tests before this one left is not looked at
-    with (
-        warnings.catch_warnings(record=True, action="always") as warned,
-        socket.create_server(("127.0.0.1", 0)) as taken,
-    ):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(OSError, match=f"cannot listen on 127.0.0.1:{port} for metrics: Address already in use"):
             serve(FakeExecutor(), metrics_port=port)
-        gc.collect()
-    assert [str(warning.message) for warning in warned] == []

@@ -63,12 +63,6 @@ class Listener(ABC, Generic[JoinT]):
     def objection(self, join: JoinT) -> str | None:
         """Why one of our version is not let in; None: it may join, if it is missing."""
 
-    @property
-    def missing(self) -> list[int]:
-        """Those that have not joined."""
-        with self._lock:
-            return sorted(self._missing)
-
     def wait_for(self, rank: int, timeout: float | None = None) -> TcpConnection:
         """The caller's own. Raises ConnectionError if it is closed before that rank has joined, TimeoutError."""
         try:
@@ -111,17 +105,27 @@ class Listener(ABC, Generic[JoinT]):
             self._handshakes.release()
 
     def _admit(self, connection: TcpConnection) -> None:
+        rank = None
+        try:
+            rank = self._rank_let_in(connection)
+        finally:
+            if rank is None:
+                connection.close()
+        if rank is not None:
+            logger.info("%s %d joined from %s", self._name, rank, connection.peer)
+            if not self._missing:
+                self.close()
+            self._joined[rank].put(connection)
+
+    def _rank_let_in(self, connection: TcpConnection) -> int | None:
+        """None: it was refused, and told why. Raises EOFError or OSError when it hung up before."""
         join: JoinT = receive(connection)
         reason = self._reason_against(join)
-        if reason is not None:
-            logger.warning("%s %d on %s is refused: %s", self._name, join.rank, connection.peer, reason)
-            send(connection, Refused(reason))
-            connection.close()
-            return
-        logger.info("%s %d joined from %s", self._name, join.rank, connection.peer)
-        if not self._missing:
-            self.close()
-        self._joined[join.rank].put(connection)
+        if reason is None:
+            return join.rank
+        logger.warning("%s %d on %s is refused: %s", self._name, join.rank, connection.peer, reason)
+        send(connection, Refused(reason))
+        return None
 
     def _reason_against(self, join: JoinT) -> str | None:
         """None: the rank is one that is missing; from now on it is not."""

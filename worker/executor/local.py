@@ -62,6 +62,8 @@ class LocalRanks:
         self.store.close()
         for rank in self.ranks:
             rank.kill()
+        for rank in self.ranks:
+            rank.wait()
 
 
 class LocalRank:
@@ -133,7 +135,8 @@ class LocalRank:
         return f"rank {self._rank} {how} {abs(code) if code is not None else '?'}\nIts last words:\n{tail}"
 
     def _forward_stderr(self) -> None:
-        assert self._process is not None and self._process.popen.stderr is not None
-        for line in self._process.popen.stderr:
-            self._stderr_tail.append(line)
-            sys.stderr.write(line)
+        assert self._process is not None
+        with self._process.take_stderr() as stderr:
+            for line in stderr:
+                self._stderr_tail.append(line)
+                sys.stderr.write(line)

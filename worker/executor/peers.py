@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from common.version import package_version
-from worker.executor.errors import ExecutorDiedError, ExecutorStartError, ExecutorTimeoutError
+from worker.executor.errors import ExecutorDiedError, ExecutorError, ExecutorStartError, ExecutorTimeoutError
 from worker.executor.listener import Listener
 from worker.loader.errors import ModelError
 from worker.loader.fingerprint import model_fingerprint
@@ -159,33 +159,44 @@ class Peers:
 
     def _gather(self, store_port: int, deadline: float) -> None:
         listener = PeerListener(self.settings, self._config)
+        missing: list[str] = []
         try:
             for rank in range(1, self._config.dp_size):
-                self._connections[rank] = listener.wait_for(rank, max(0.0, deadline - time.monotonic()))
-        except TimeoutError:
-            missing = ", ".join(map(str, listener.missing))
-            reason = f"data-parallel ranks that have not joined in time: {missing}"
-            self._tell(Refused(reason))
-            raise ExecutorTimeoutError(reason) from None
+                try:
+                    self._connections[rank] = listener.wait_for(rank, max(0.0, deadline - time.monotonic()))
+                except TimeoutError:  # those after it are told, too, where they have joined
+                    missing.append(str(rank))
         finally:
             listener.close()
+        if missing:
+            reason = f"data-parallel ranks that have not joined in time: {', '.join(missing)}"
+            self._tell(Refused(reason))
+            raise ExecutorTimeoutError(reason)
         self.group = secrets.token_hex(8)
         self._tell(Met(store_port, self.group))
 
     def _join(self, deadline: float) -> int:
-        settings, config = self.settings, self._config
         connection = self._connect(deadline)
+        try:
+            met = self._introduce(connection)
+        except ExecutorError:
+            connection.close()
+            raise
+        self._connections[0] = connection
+        self.group = met.group
+        return met.store_port
+
+    def _introduce(self, connection: TcpConnection) -> Met:
+        config = self._config
         try:
             send(connection, JoinPeers(config.dp_rank, package_version(), traits_of(config)))
             answer: Met | Refused = receive(connection)
         except (EOFError, OSError) as error:
             raise ExecutorDiedError("data-parallel rank 0 ended before all others had joined") from error
         if isinstance(answer, Refused):
-            connection.close()
-            raise ExecutorStartError(f"data-parallel rank 0 at {settings.host} refuses this worker: {answer.reason}")
-        self._connections[0] = connection
-        self.group = answer.group
-        return answer.store_port
+            host = self.settings.host
+            raise ExecutorStartError(f"data-parallel rank 0 at {host} refuses this worker: {answer.reason}")
+        return answer
 
     def _connect(self, deadline: float) -> TcpConnection:
         """Tries again while nobody listens."""

@@ -3,7 +3,7 @@
 import os
 import subprocess
 from multiprocessing.connection import Pipe
-from typing import Self
+from typing import IO, Self
 
 from worker.processes.spawn import spawn
 
@@ -24,5 +24,11 @@ class RankProcess:
         return self
 
     def __exit__(self, *_error: object) -> None:
-        self.popen.kill()
-        self.popen.wait()
+        with self.popen:  # waits for its end, and closes its stderr
+            self.popen.kill()
+
+    def take_stderr(self) -> IO[str]:
+        """What it writes there, which is the caller's from now on. Once."""
+        stderr, self.popen.stderr = self.popen.stderr, None
+        assert stderr is not None
+        return stderr
