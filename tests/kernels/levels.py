@@ -5,7 +5,10 @@ from contextlib import contextmanager
 from unittest.mock import patch
 
 from worker.kernels.native import library
-from worker.kernels.native.build import Level
+from worker.kernels.native.build import LEVELS, Level, this_cpu
+
+LEVELS_OF_ATTENTION = [level for level in LEVELS if level.cpu_flags <= this_cpu() and level.name != "avx512"]
+"""Those that this processor has; avx512 differs from avx512vnni in products of blocks alone."""
 
 
 @contextmanager
@@ -20,3 +23,8 @@ def at_level(level: Level) -> Iterator[None]:
 def forget_library() -> None:
     for cached in (library.obstacle, library._functions, library.engine):
         cached.cache_clear()
+
+
+def multiplies_pairs() -> bool:
+    """Whether attention over a cache of bfloat16 rounds queries and weights to that, too, at the level in use."""
+    return library.best_level(this_cpu()).name == "avx512bf16"

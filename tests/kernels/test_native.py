@@ -1,5 +1,6 @@
 """The native backend beyond what all backends have to do: how it is had, and what it promises of rows and layers."""
 
+import itertools
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -8,12 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.kernels.levels import at_level, forget_library
-from tests.kernels.rig import CPU, HAS_NATIVE, Rig, Rows
+from tests.kernels.levels import LEVELS_OF_ATTENTION, at_level, forget_library, multiplies_pairs
+from tests.kernels.rig import CPU, HAS_NATIVE, PAIRS_TOLERANCE, Rig, Row, Rows, buffers_for
 from tests.kernels.sampling_rig import MANY, Asks, draws_of
 from worker.kernels.linear import LINEAR, TABLE, LinearSpec
 from worker.kernels.native import build, library
-from worker.kernels.native.build import LEVELS, BuildError, best_level
+from worker.kernels.native.build import LEVELS, BuildError, Level, best_level
 from worker.kernels.native.linear import NativeLinear
 from worker.kernels.sampling import CHOOSE
 from worker.kernels.select import Kernels
@@ -71,6 +72,88 @@ def test_a_row_attends_the_same_alone_and_in_any_batch(rig: Rig) -> None:
     assert torch.equal(together[:1], mine)
 
 
+@pytest.fixture(params=LEVELS_OF_ATTENTION, ids=lambda level: level.name)
+def level(request: pytest.FixtureRequest) -> Iterator[Level]:
+    """Of the kernels that the test makes. Compiled once, in some seconds."""
+    with at_level(request.param):
+        yield request.param
+
+
+HALF = torch.bfloat16
+CACHE_DTYPES = [torch.float32, HALF]
+
+
+@pytest.mark.parametrize("block_size", [1, 16, 48])
+@pytest.mark.parametrize("head_dim", [16, 80, 128])
+def test_a_cache_of_bfloat16_at_each_level(level: Level, rig: Rig, head_dim: int, block_size: int) -> None:
+    """Odd lengths and even ones, with infinities where nobody wrote: a last key shares a pair with one of them. And
+    only what is a token's own is written."""
+    tolerance = PAIRS_TOLERANCE if multiplies_pairs() and block_size > 1 else None
+    for query_lens, context_lens in (([1, 1, 1, 1], [1, 40, 601, 256]), ([1, 150, 5, 4], [9, 151, 300, 33])):
+        rows = Rows(
+            rig, (7, 1, head_dim), query_lens, context_lens, block_size, scale=head_dim**-0.5, cache_dtype=HALF,
+            garbage=torch.inf,
+        )  # fmt: skip
+        rig.assert_close(rows.attend(), rows.exact(), tolerance)
+        for before, after in zip(rows.before, rows.entries, strict=True):
+            assert (before != after).sum() == sum(query_lens) * head_dim
+
+
+@pytest.mark.parametrize("cache_dtype", CACHE_DTYPES, ids=str)
+@pytest.mark.parametrize("head_dim", [16, 64])
+def test_a_prompt_attends_the_same_whole_and_in_chunks(
+    level: Level, rig: Rig, head_dim: int, cache_dtype: torch.dtype
+) -> None:
+    """Chunks of few tokens, whose keys are cut among threads, of a tile and of several, with odd ends; alone and
+    beside others."""
+    rows = Rows(rig, (6, 2, head_dim), [600], [600], 16, cache_dtype=cache_dtype)
+    whole, table = rows.attend(), rows.rows[0].table
+    ends = [0, 1, 4, 5, 9, 50, 131, 255, 256, 258, 417, 598, 599, 600]
+    chunks = [(begin, end, Row(end - begin, end, table)) for begin, end in itertools.pairwise(ends)]
+    for begin, end, chunk in chunks:
+        _, metadata = rows._prepare([chunk], 0)
+        alone = rows.kernel.attend(rows.q[begin:end], rows.k[begin:end], rows.v[begin:end], rows.cache, metadata)
+        assert torch.equal(alone, whole[begin:end])
+    rows.buffers = buffers_for([chunk for _, _, chunk in chunks], len(table) + 3, CPU)
+    _, metadata = rows._prepare([chunk for _, _, chunk in chunks], 0)
+    assert torch.equal(rows.kernel.attend(rows.q, rows.k, rows.v, rows.cache, metadata), whole)
+
+
+def test_weights_that_are_rounded_add_up_to_one(level: Level, rig: Rig) -> None:
+    """Values that are all the same come out as they are."""
+    rows = Rows(rig, (6, 2, 16), [1, 300], [1, 300], 16, cache_dtype=HALF)
+    qkv = rows.qkv.clone()
+    qkv[:, 8 * 16 :] = 1.5
+    q, k, v = rows.kernel.write_qkv(qkv, None, None, rows.cache, rows.metadata)
+    out = rows.kernel.attend(q, k, v, rows.cache, rows.metadata)
+    rig.assert_close(out, torch.full_like(out, 1.5).double())
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("head", [0, 8, 10], ids=["query", "key", "value"])
+def test_what_is_not_finite_stays_so_at_each_level(level: Level, rig: Rig, value: float, head: int) -> None:
+    """In results of its own token, but where a score of -inf weighs nothing; heads that do not see it, and other rows,
+    are as they were."""
+    rows = Rows(rig, (8, 2, 16), [1, 1], [20, 9], 16, cache_dtype=HALF)
+    qkv = rows.qkv.clone()
+    qkv[0, head * 16 + 3] = value
+    q, k, v = rows.kernel.write_qkv(qkv, None, None, rows.cache, rows.metadata)
+    out = rows.kernel.attend(q, k, v, rows.cache, rows.metadata, None).unflatten(-1, (8, 16))
+    is_finite = out.isfinite().all(-1)
+    assert not is_finite[0, :4].all() and is_finite[0, 4:].all() and is_finite[1].all()
+
+
+@pytest.mark.skipif(len(LEVELS_OF_ATTENTION) < 2, reason="this processor has one level")
+@pytest.mark.parametrize("cache_scales", [None, (1.0, 0.5)], ids=["floats", "float8"])
+def test_other_caches_are_the_same_with_pairs_and_without(rig: Rig, cache_scales: tuple[float, float] | None) -> None:
+    found = []
+    for level in LEVELS_OF_ATTENTION[:-1]:
+        with at_level(level):
+            rows = Rows(rig, (6, 2, 16), [1, 1, 150, 5], [700, 3, 150, 30], 16, cache_scales=cache_scales)
+            found.append(rows.attend())
+    assert all(torch.equal(out, found[0]) for out in found)
+
+
 @pytest.mark.parametrize("scale", [0.3, 3.0])
 def test_tokens_of_a_whole_vocabulary_are_those_that_torch_chooses(rig: Rig, scale: float) -> None:
     """Flat and peaked rows: a top-k above the number of chunks, a top-p that thousands of tokens hold."""
@@ -119,7 +202,8 @@ def test_a_table_gives_its_rows_back(rig: Rig) -> None:
 
 def test_the_level_follows_from_what_the_processor_says() -> None:
     every = frozenset().union(*(level.cpu_flags for level in LEVELS))
-    assert best_level(every).name == "avx512vnni"
+    assert best_level(every).name == "avx512bf16"
+    assert best_level(every - {"avx512_bf16"}).name == "avx512vnni"
     assert best_level(every - {"avx512_vnni"}).name == "avx512"
     assert best_level(every - {"avx512bw"}).name == "avx2"
     with pytest.raises(BuildError, match="no AVX2"):

@@ -1,6 +1,7 @@
 // Causal attention over a paged cache. Of each block a layer has keys [heads][D][block_size], so that a vector holds one
 // component of W keys, and values [heads][block_size][D]; from a block to the next it is `block_stride` entries. These
-// are floats, or of float8 with a scale for all of a layer's keys and one for its values.
+// are floats, of bfloat16 (where a processor multiplies pairs of these, in another order: see pairs.h), or of float8 with
+// a scale for all of a layer's keys and one for its values.
 //
 // Keys are taken KEYS at a time, each time with a softmax of its own, and what was found is merged in their order. So a
 // token's result depends on its context alone, and not on how the work was shared out.
@@ -26,6 +27,8 @@ struct Shape {
     float scale;
     int cache_bits;  // 32, 16 or 8
     int group() const { return heads / kv_heads; }
+    // Whether the cache is of pairs: of blocks that are whole vectors of keys.
+    bool is_paired() const { return HAS_PAIRS && cache_bits == 16 && block_size % W == 0; }
     // Where a layer's keys, or values, of this head in this block begin.
     int64_t place(int64_t block, int kv_head) const {
         return block * block_stride + int64_t(kv_head) * head_dim * block_size;
@@ -74,7 +77,7 @@ struct Attention {
 
 static inline size_t attention_scratch(const Shape &shape) {
     const size_t queries = std::max(TILE_QUERIES, shape.group());
-    return queries * (KEYS + W) + 2 * queries * (shape.head_dim + 2);
+    return queries * (KEYS + W) + 2 * queries * (shape.head_dim + 2) + queries * (shape.head_dim / 2);
 }
 
 // Scores of N vectors of keys.
@@ -119,21 +122,18 @@ static inline void merge_found(float *total, const float *part, int dim, bool is
     total[dim + 1] = most;
 }
 
-template <typename Entry>
-struct ItemWork {
+// Where an item's queries are, its keys and its values, in a cache each entry of which is of so many components of a key,
+// and of as many keys' values.
+template <typename Entry, int NUMBERS>
+struct ItemPlaces {
     const Attention &attention;
     const AttentionItem &item, &next;  // the one that this thread will probably have next
     const Shape &shape;
     int num_queries;
-    float *scores, *found, *total;  // [queries][KEYS + W], [queries][D + 2] twice
 
-    ItemWork(const Attention &attention, const AttentionItem &item, const AttentionItem &next, float *scratch)
+    ItemPlaces(const Attention &attention, const AttentionItem &item, const AttentionItem &next)
         : attention(attention), item(item), next(next), shape(attention.shape),
-          num_queries(item.num_tokens * shape.group()), scores(scratch) {
-        const size_t queries = std::max(TILE_QUERIES, shape.group());
-        found = scores + queries * (KEYS + W);
-        total = found + queries * (shape.head_dim + 2);
-    }
+          num_queries(item.num_tokens * shape.group()) {}
 
     const float *query(int i) const {
         const int head = item.kv_head * shape.group() + i % shape.group();
@@ -144,7 +144,7 @@ struct ItemWork {
     int limit(int i) const { return item.first_position + i / shape.group() + 1; }
 
     int64_t place(const AttentionItem &of, int position) const {
-        return shape.place(of.blocks[position / shape.block_size], of.kv_head);
+        return shape.place(of.blocks[position / shape.block_size], of.kv_head) / NUMBERS;
     }
 
     const Entry *keys(const AttentionItem &of, int position) const {
@@ -153,7 +153,22 @@ struct ItemWork {
 
     const Entry *values(int position) const {
         return static_cast<const Entry *>(attention.cache.v) + place(item, position) +
-               position % shape.block_size * shape.head_dim;
+               position % shape.block_size / NUMBERS * shape.head_dim;
+    }
+};
+
+template <typename Entry>
+struct ItemWork : ItemPlaces<Entry, 1> {
+    using Places = ItemPlaces<Entry, 1>;
+    using Places::attention, Places::item, Places::next, Places::shape, Places::num_queries;
+    using Places::keys, Places::limit, Places::query, Places::values;
+    float *scores, *found, *total;  // [queries][KEYS + W], [queries][D + 2] twice
+
+    ItemWork(const Attention &attention, const AttentionItem &item, const AttentionItem &next, float *scratch)
+        : Places(attention, item, next), scores(scratch) {
+        const size_t queries = std::max(TILE_QUERIES, shape.group());
+        found = scores + queries * (KEYS + W);
+        total = found + queries * (shape.head_dim + 2);
     }
 
     // Keys first ... last are read block by block, then their values, then the keys of what comes next: pieces of memory
@@ -271,7 +286,9 @@ struct ItemWork {
             }
             at += run;
         }
+#pragma GCC unroll 8
         for (int r = 0; r < R; r++)
+#pragma GCC unroll 4
             for (int n = 0; n < N; n++) store(found + (i + r) * (shape.head_dim + 2) + d + n * W, sums[r][n]);
     }
 };
@@ -312,13 +329,13 @@ static inline void write_out(
     }
 }
 
-template <typename Entry>
+template <typename Work>
 static void attend_item(const void *task, int chunk, int thread) {
     const Attention &attention = *static_cast<const Attention *>(task);
     const int last = int(attention.items->size()) - 1, width = attention.shape.head_dim + 2;
     const AttentionItem &item = (*attention.items)[chunk];
     const AttentionItem &next = (*attention.items)[std::min(chunk + attention.num_threads, last)];
-    ItemWork<Entry> work(attention, item, next, attention.scratch[thread]);
+    Work work(attention, item, next, attention.scratch[thread]);
     work.run();
     if (item.partial >= 0) {
         float *to = attention.partials + size_t(item.partial) * attention.queries_per_partial * width;

@@ -7,6 +7,13 @@ struct BFloat16 {
     uint16_t bits;
 };
 
+// Whether the processor multiplies pairs of them.
+#if defined(__AVX512BF16__)
+constexpr bool HAS_PAIRS = true;
+#else
+constexpr bool HAS_PAIRS = false;
+#endif
+
 // W of them.
 static inline Vec load(const BFloat16 *from) {
 #if defined(__AVX512F__)

@@ -44,8 +44,10 @@ class Level:
 _AVX2 = ("-mavx2", "-mfma", "-mf16c")
 _AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl")
 _AVX512_NAMES = ("avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512dq", "avx512vl")
+_VNNI, _VNNI_NAMES = (*_AVX512, "-mavx512vnni"), (*_AVX512_NAMES, "avx512_vnni")
 LEVELS = (
-    Level("avx512vnni", frozenset((*_AVX512_NAMES, "avx512_vnni")), (*_AVX512, "-mavx512vnni")),
+    Level("avx512bf16", frozenset((*_VNNI_NAMES, "avx512_bf16")), (*_VNNI, "-mavx512bf16")),
+    Level("avx512vnni", frozenset(_VNNI_NAMES), _VNNI),
     Level("avx512", frozenset(_AVX512_NAMES), _AVX512),
     Level("avx2", frozenset(("avx2", "fma", "f16c")), _AVX2),
 )

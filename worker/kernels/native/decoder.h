@@ -156,10 +156,7 @@ class StepWork {
         attentions_.push_back(Attention{
             shape_, qkv, stride, cache, out, &items, &merges, partials_, queries_per_partial_, scratch_.data(),
             num_threads_, rounded});
-        const auto attend = shape_.cache_bits == 8    ? attend_item<Float8>
-                            : shape_.cache_bits == 16 ? attend_item<BFloat16>
-                                                      : attend_item<float>;
-        phases.push_back({attend, &attentions_.back(), int(items.size())});
+        phases.push_back({attention_over(shape_), &attentions_.back(), int(items.size())});
         if (!merges.empty()) phases.push_back({merge_partials, &attentions_.back(), int(merges.size())});
     }
 

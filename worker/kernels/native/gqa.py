@@ -28,7 +28,8 @@ class StepMetadata(NamedTuple):
 
 class NativeGqa(GqaKernel):
     """Keys are [blocks + spare, layers, K, D, block_size], values [blocks + spare, layers, K,
-    block_size, D]: blocks first, so that those in use lie together on large pages."""
+    block_size, D]: blocks first, so that those in use lie together on large pages. Of bfloat16 the library may have
+    numbers of a head in a block in another order (pairs.h)."""
 
     def __init__(self, spec: GqaSpec) -> None:
         self._spec = spec

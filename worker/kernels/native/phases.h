@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "attention.h"
 #include "matrix.h"
+#include "pair_attention.h"
 #include "pool.h"
 
 enum class Into { store, add, gate };
@@ -335,6 +335,24 @@ static inline void write_small_head(
         for (int h = 0; h < write.shape.group(); h++) query[h * dim] = NAN;
 }
 
+// The same in pairs. Each number of a value is written alone: its pair's other one is another token's, which another
+// thread may write meanwhile.
+static inline void write_paired_head(const WriteQkv &write, float *key, float *value, int64_t place, int offset) {
+    const int dim = write.shape.head_dim, size = write.shape.block_size;
+    Pair *k = static_cast<Pair *>(write.cache.k) + place / 2 + offset;
+    Pair *v = static_cast<Pair *>(write.cache.v) + place / 2 + int64_t(offset / 2) * dim;
+    for (int d = 0; d < dim; d += W) {
+        Pair some[W / 2];
+        BFloat16 *numbers = some[0].numbers, others[W];
+        store(numbers, load(key + d));
+        for (int i = 0; i < W / 2; i++) k[(d / 2 + i) * size] = some[i];
+        store(key + d, load(numbers));
+        store(others, load(value + d));
+        for (int i = 0; i < W; i++) v[d + i].numbers[offset % 2] = others[i];
+        store(value + d, load(others));
+    }
+}
+
 static void run_write_qkv(const void *task, int chunk, int) {
     const WriteQkv &write = *static_cast<const WriteQkv *>(task);
     const Shape &shape = write.shape;
@@ -351,6 +369,8 @@ static void run_write_qkv(const void *task, int chunk, int) {
             const int offset = int(slot % shape.block_size);
             if (shape.cache_bits == 8)
                 write_small_head(write, queries + h * shape.group() * dim, head, values, place, offset);
+            else if (shape.is_paired())
+                write_paired_head(write, head, values, place, offset);
             else if (shape.cache_bits == 16)
                 write_half_head(write, head, values, place, offset);
             else
