@@ -28,3 +28,8 @@ def forget_library() -> None:
 def multiplies_pairs() -> bool:
     """Whether attention over a cache of bfloat16 rounds queries and weights to that, too, at the level in use."""
     return library.best_level(this_cpu()).name == "avx512bf16"
+
+
+def has_whole_scales(bits: int) -> bool:
+    """Whether weights of so many bits have whole numbers for scales at the level in use."""
+    return bits == 4 and library.best_level(this_cpu()).name in ("avx512vnni", "avx512bf16")

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from tests.kernels.experts_rig import CLAMPED, SPEC, Experts
+from tests.kernels.levels import has_whole_scales
 from tests.kernels.rig import CPU, HAS_NATIVE, Rig
 from tests.runner.rounding import rounded_rows
 from worker.kernels.experts import EXPERTS, ExpertsSpec, ExpertWeights
@@ -41,9 +42,11 @@ class KeptExperts(Experts):
         return weight.double() @ (rounded_rows(x[None])[0] if rounds else x)
 
     def assert_close(self, got: Tensor, ids: Tensor | None = None) -> None:
-        """Where a number is halfway between two of 8 bits, float32 may choose the other one: a step of one input."""
+        """Where a number is halfway between two of 8 bits, float32 may choose the other one: a step of one input. With
+        whole scales a minimum is multiplied by what is an eighth of a step off, or none."""
         exact = self.exact(ids)
-        assert (got.double() - exact).abs().max() < (1e-3 if self.rounds else 2e-6) * exact.abs().max()
+        allowed = 2e-6 if not self.rounds else 5e-3 if has_whole_scales(4) else 1e-3
+        assert (got.double() - exact).abs().max() < allowed * exact.abs().max()
 
 
 def in_blocks(weight: Tensor, bits: int, block: int) -> Grouped:

@@ -27,6 +27,10 @@ def random_rows(kind: Type, num_rows: int = 6, num_values: int = 768) -> np.ndar
 
 def rounded_rows(x: Tensor) -> Tensor:
     """As the kernels see them: 8 bits in blocks of 32."""
-    parts = x.unflatten(1, (-1, 32))
-    steps = parts.abs().amax(-1, keepdim=True) / 127
-    return (torch.round(parts / steps) * steps).flatten(1)
+    steps = row_steps(x)
+    return (torch.round(x.unflatten(1, (-1, 32)) / steps) * steps).flatten(1)
+
+
+def row_steps(x: Tensor) -> Tensor:
+    """[rows, blocks, 1]: what whole numbers of each block are multiplied by."""
+    return x.unflatten(1, (-1, 32)).abs().amax(-1, keepdim=True) / 127

@@ -14,7 +14,10 @@ constexpr int ROW_BLOCK = 32;
 struct QuantizedRows {
     const int8_t *numbers;  // [in / 32][stride][32]
     const float *scales;    // [in / 32][stride]
-    const float *sums;      // [in / block][stride]: of the values, of each block of the weights
+    union {
+        const float *sums;      // [in / block][stride]: of the values, of each block of the weights
+        const int32_t *starts;  // [in / 32][stride]: for weights with whole scales (whole_scales.h)
+    };
     size_t stride;
 };
 
@@ -103,11 +106,13 @@ static inline int32_t four_of(const int8_t *from) {
 // Asks for memory that is read later, `share` bytes at a time: a panel has room in the second cache.
 struct Fetch {
     const uint8_t *ahead;
-    size_t share;
+    size_t share;  // 0: nothing
 
-    void more() {
-        for (size_t at = 0; at < share; at += 64) ask_for(ahead + at);
-        ahead += share;
+    void more() { more(share); }
+    void more(size_t size) {
+        if (share == 0) return;
+        for (size_t at = 0; at < size; at += 64) ask_for(ahead + at);
+        ahead += size;
     }
 };
 
@@ -159,12 +164,10 @@ static inline float half_to_float(uint16_t bits) {
     return load_halves(halves)[0];
 }
 
-// One output's weights of a panel of two strips, as floats: out [in].
-static inline void unpack_row(const uint8_t *panel, int place, int in, int bits, int block, float *out) {
-    const size_t size = block_bytes(bits, block);
-    const uint8_t *data = panel + (place / W) * (in / block) * size;
-    const int o = place % W, half_block = block / 2;
-    for (int at = 0; at < in; at += block, data += size) {
+// One output's weights of a strip, as floats: out [in].
+static inline void unpack_halves(const uint8_t *data, int o, int in, int bits, int block, float *out) {
+    const int half_block = block / 2;
+    for (int at = 0; at < in; at += block, data += block_bytes(bits, block)) {
         uint16_t halves[2];
         memcpy(halves, data + 2 * o, sizeof *halves);
         memcpy(halves + 1, data + 2 * (W + o), sizeof *halves);

@@ -22,7 +22,7 @@ static inline int num_panels(const Matrix &matrix) { return (matrix.out + PANEL 
 
 static inline size_t panel_bytes(const Matrix &matrix) {
     if (matrix.bits == 32) return size_t(matrix.in) * PANEL * sizeof(float);
-    return 2 * (matrix.in / matrix.block) * block_bytes(matrix.bits, matrix.block);
+    return 2 * strip_bytes(matrix.bits, matrix.block, matrix.in);
 }
 
 // What a norm multiplies each row by, still to be found: the inverse root of its mean square. The squares have been
@@ -73,7 +73,8 @@ static inline Fetch to_fetch(const uint8_t *data, const Matrix &matrix, int num_
     constexpr int FEW = 3;
     if (pass.total == 1 && num_rows <= FEW) return {data, 0};
     const size_t share = block_bytes(matrix.bits, matrix.block) / pass.total;
-    return {data + panel_bytes(matrix) * pass.next + 2 * (matrix.in / matrix.block) * share * pass.number, share};
+    const size_t strip = head_bytes(matrix.bits) + matrix.in / matrix.block * share;
+    return {data + panel_bytes(matrix) * pass.next + 2 * strip * pass.number, share};
 }
 
 template <int R>
@@ -110,12 +111,12 @@ static inline void tile_of(const Rows &rows, int first, const Matrix &matrix, in
         return;
     }
     const int num_blocks = matrix.in / matrix.block;
-    const size_t strip = num_blocks * block_bytes(matrix.bits, matrix.block);
+    const size_t strip = strip_bytes(matrix.bits, matrix.block, matrix.in);
     const uint8_t *data = static_cast<const uint8_t *>(matrix.data) + 2 * panel * strip;
     Fetch fetch = to_fetch(data, matrix, R, pass);
     for (int half = 0; half < 2; half++, data += strip) {
         if (matrix.bits == 4)
-            block_tile<R, 4, 32>(rows.quantized, first, data, num_blocks, fetch, sums + half * W, PANEL);
+            four_bit_tile<R>(rows.quantized, first, data, num_blocks, fetch, sums + half * W, PANEL);
         else if (matrix.block == 32)
             block_tile<R, 8, 32>(rows.quantized, first, data, num_blocks, fetch, sums + half * W, PANEL);
         else

@@ -76,24 +76,50 @@ struct PackBlocks {
     }
 };
 
+// The numbers of a block of W outputs, of which there are `num`.
+template <Form F>
+static void pack_numbers(const PackBlocks &pack, int first, int num, int at, uint8_t *to) {
+    const int block = pack.matrix.block, steps = block * pack.matrix.bits / 32;
+    for (int o = 0; o < num; o++) {
+        const uint8_t *row = pack.numbers(first + o);
+        for (int s = 0; s < steps; s++) {
+            uint32_t four = four_numbers<F>(pack.stored, row, at + 4 * s);
+            if (pack.matrix.bits == 4) four |= four_numbers<F>(pack.stored, row, at + block / 2 + 4 * s) << 4;
+            memcpy(to + 4 * (s * W + o), &four, sizeof four);
+        }
+    }
+}
+
+// Scales and minima of a block of W outputs, in half precision; zero where there is no such output.
+struct Halves {
+    uint16_t scales[W] = {}, minima[W] = {};
+
+    Halves(const PackBlocks &pack, int first, int num, int at) {
+        for (int o = 0; o < num; o++) scales[o] = pack.scale(first + o, at), minima[o] = pack.minimum(first + o, at);
+    }
+};
+
 template <Form F>
 static void pack_strip(const PackBlocks &pack, int first, uint8_t *to) {
     const Matrix &matrix = pack.matrix;
     const int block = matrix.block, num = std::min(W, matrix.out - first);
-    const int steps = matrix.bits == 4 ? block / 8 : block / 4;
-    for (int at = 0; at < matrix.in; at += block, to += block_bytes(matrix.bits, block)) {
-        if (num < W) memset(to, 0, block_bytes(matrix.bits, block));
-        for (int o = 0; o < num; o++) {
-            const uint16_t scale = pack.scale(first + o, at), minimum = pack.minimum(first + o, at);
-            memcpy(to + 2 * o, &scale, sizeof scale);
-            memcpy(to + 2 * (W + o), &minimum, sizeof minimum);
-            const uint8_t *row = pack.numbers(first + o);
-            for (int s = 0; s < steps; s++) {
-                uint32_t four = four_numbers<F>(pack.stored, row, at + 4 * s);
-                if (matrix.bits == 4) four |= four_numbers<F>(pack.stored, row, at + block / 2 + 4 * s) << 4;
-                memcpy(to + 4 * W + 4 * (s * W + o), &four, sizeof four);
-            }
+    const bool is_whole = has_whole_scales(matrix.bits);
+    memset(to, 0, strip_bytes(matrix.bits, block, matrix.in));
+    Reach reach;
+    if (is_whole) {
+        for (int at = 0; at < matrix.in; at += block) {
+            const Halves halves(pack, first, num, at);
+            reach.add(load_halves(halves.scales), load_halves(halves.minima));
         }
+        const Vec units = reach.units();
+        memcpy(to, &units, sizeof units);
+        to += sizeof units;
+    }
+    for (int at = 0; at < matrix.in; at += block, to += block_bytes(matrix.bits, block)) {
+        const Halves halves(pack, first, num, at);
+        const IntVec pairs = reach.pair(load_halves(halves.scales), load_halves(halves.minima));
+        memcpy(to, is_whole ? static_cast<const void *>(&pairs) : &halves, sizeof pairs);
+        pack_numbers<F>(pack, first, num, at, to + sizeof pairs);
     }
 }
 

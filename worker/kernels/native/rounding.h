@@ -1,8 +1,10 @@
 // Rows of activations, rounded to whole numbers in blocks of ROW_BLOCK (blocks.h), four blocks at a time.
 #pragma once
 
+#include <bit>
+
 #include "across.h"
-#include "blocks.h"
+#include "whole_scales.h"
 
 typedef int8_t ByteSizedVec __attribute__((vector_size(W)));
 
@@ -55,7 +57,14 @@ struct Rounding {
     float *scales, *sums;
     size_t step, sum_step;
     int block;
+    bool has_whole_scales;
     size_t stride;  // from one sum of a block to its next
+
+    // What is kept of sums of numbers: sums of values, or with what products of weights with whole scales begin.
+    template <typename Floats, typename Ints>
+    Floats kept(Floats scale, Ints sums_of_numbers, Floats as_floats) const {
+        return has_whole_scales ? std::bit_cast<Floats>(start_of(sums_of_numbers)) : scale * as_floats;
+    }
 
     void round_one() const {
         const int32_t bits = largest_of(largest_bits(x));
@@ -65,7 +74,10 @@ struct Rounding {
         IntVec its_sums[MOST_SUMS];
         store_numbers(x, largest > 0 ? 127.0f / largest : 0.0f, block, numbers, its_sums);
         *scales = scale;
-        for (int part = 0; part < ROW_BLOCK / block; part++) sums[part * stride] = scale * float(sum_of(its_sums[part]));
+        for (int part = 0; part < ROW_BLOCK / block; part++) {
+            const int32_t sum = sum_of(its_sums[part]);
+            sums[part * stride] = kept(scale, sum, float(sum));
+        }
     }
 
     void round_four() const {
@@ -81,8 +93,9 @@ struct Rounding {
             for (int part = 0; part < ROW_BLOCK / block; part++) by_part[part][i] = its_sums[part];
         }
         for (int part = 0; part < ROW_BLOCK / block; part++) {
-            const FourFloats sum = scale * __builtin_convertvector(sums_of(by_part[part]), FourFloats);
-            for (int i = 0; i < TOGETHER; i++) sums[part * stride + i * sum_step] = sum[i];
+            const FourInts sum = sums_of(by_part[part]);
+            const FourFloats its = kept(scale, sum, __builtin_convertvector(sum, FourFloats));
+            for (int i = 0; i < TOGETHER; i++) sums[part * stride + i * sum_step] = its[i];
         }
     }
 
@@ -108,11 +121,12 @@ struct RoundedRows {
     float *scales, *sums;
     size_t stride;
     int block;
+    bool has_whole_scales;
 
-    QuantizedRows finished() const { return {numbers, scales, sums, stride}; }
+    QuantizedRows finished() const { return {numbers, scales, {sums}, stride}; }
     RoundedRows from(size_t row) const {
         if (numbers == nullptr) return *this;
-        return {numbers + row * ROW_BLOCK, scales + row, sums + row, stride, block};
+        return {numbers + row * ROW_BLOCK, scales + row, sums + row, stride, block, has_whole_scales};
     }
     // Of so many rows from `row` on, the block from `at` on: x [num][x_step].
     void write_rows(size_t row, int num, int at, const float *x, size_t x_step) const {
@@ -127,6 +141,6 @@ struct RoundedRows {
     Rounding rounding(size_t row, int at, const float *x, size_t x_step, size_t step, size_t sum_step) const {
         const size_t place = at / ROW_BLOCK * stride + row;
         return {x, x_step, numbers + place * ROW_BLOCK, scales + place, sums + at / block * stride + row, step, sum_step,
-                block, stride};
+                block, has_whole_scales, stride};
     }
 };

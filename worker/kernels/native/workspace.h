@@ -1,5 +1,8 @@
-// Memory of a call's activations, kept from call to call so that its pages are there.
+// Memory of a call's activations, kept from call to call so that its pages are there; large ones, where the system has
+// them, as a product writes to as many places as there are rows.
 #pragma once
+
+#include <sys/mman.h>
 
 #include <memory>
 #include <numeric>
@@ -41,8 +44,10 @@ class Workspace {
     }
 
   private:
+    static constexpr std::align_val_t PAGE{2 << 20};
+
     struct Free {
-        void operator()(float *memory) const { ::operator delete(memory, std::align_val_t(64)); }
+        void operator()(float *memory) const { ::operator delete(memory, PAGE); }
     };
     struct Slab {
         std::unique_ptr<float, Free> memory;
@@ -54,9 +59,10 @@ class Workspace {
     };
 
     void add_slab(size_t size) {
-        size = size < (1 << 18) ? 1 << 18 : size;
+        const size_t page = size_t(PAGE) / sizeof(float), whole = (size + page - 1) / page * page;
         slabs_.push_back({std::unique_ptr<float, Free>(
-            static_cast<float *>(::operator new(size * sizeof(float), std::align_val_t(64)))), size});
+            static_cast<float *>(::operator new(whole * sizeof(float), PAGE))), whole});
+        madvise(slabs_.back().memory.get(), whole * sizeof(float), MADV_HUGEPAGE);  // refused where there are none
     }
 
     std::vector<Slab> slabs_;
