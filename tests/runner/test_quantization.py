@@ -155,13 +155,25 @@ def test_sums_of_the_largest_numbers_are_exact(form: tuple[int, int], sign: int)
         assert ((got - sign * 127 * most * 96).abs() <= borrowed).all()
 
 
+@pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("broken", [torch.nan, torch.inf])
-def test_what_is_not_finite_is_not_hidden_by_rounding(broken: float) -> None:
+def test_what_is_not_finite_is_not_hidden_by_rounding(broken: float, bits: int) -> None:
     linear = Kernels(torch.device("cpu")).choose(LINEAR, LinearSpec(64, 32, Blocks), torch.float32)
     x = noise(2, 64)
     x[1, 40] = broken
-    got = linear(x, linear.pack(Blocks.of(noise(32, 64), 8)))
+    got = linear(x, linear.pack(Blocks.of(noise(32, 64), bits)))
     assert got[0].isfinite().all() and got[1].isnan().all()
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("part", ["scales", "minima"])
+@pytest.mark.parametrize("broken", [torch.nan, torch.inf])
+def test_scales_that_are_not_finite_are_not_hidden_either(broken: float, part: str, bits: int) -> None:
+    weight = Blocks.of(noise(32, 64), bits)
+    getattr(weight, part)[7, 1] = broken
+    linear = Kernels(torch.device("cpu")).choose(LINEAR, LinearSpec(64, 32, Blocks), torch.float32)
+    got = linear(noise(2, 64), linear.pack(weight)).isfinite()
+    assert not got[:, 7].any() and got.sum() == 2 * 31
 
 
 @pytest.mark.parametrize("form", FORMS, ids=str)
