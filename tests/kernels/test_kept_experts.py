@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from tests.kernels.experts_rig import CLAMPED, SPEC, Experts
-from tests.kernels.levels import has_whole_scales
 from tests.kernels.rig import CPU, HAS_NATIVE, Rig
 from tests.runner.rounding import rounded_rows
+from tests.runner.whole_scales import product_as_kept
 from worker.kernels.experts import EXPERTS, ExpertsSpec, ExpertWeights
 from worker.kernels.select import Kernels
 from worker.kernels.weights import Blocks, Dense, Grouped
@@ -29,27 +29,30 @@ class KeptExperts(Experts):
         rig = Rig(Kernels(CPU, backend), torch.float32)
         super().__init__(rig, replace(spec, kind=Dense), num_tokens)
         self.rounds = backend == "native"
-        gate_up, down = (in_blocks(each, *form) for each, form in zip((self.gate_up, self.down), forms, strict=True))
-        self.gate_up, self.down = gate_up.floats(), down.floats()
+        both = [in_blocks(each, *form) for each, form in zip((self.gate_up, self.down), forms, strict=True)]
+        self.gate_up, self.down = (experts_of(blocks, spec.num_experts) for blocks in both)
+        gate_up, down = (Grouped.of_blocks(blocks).by_expert(spec.num_experts) for blocks in both)
         if self.rounds:
             self.x = rounded_rows(self.x)
         self.kernel = rig.choose(EXPERTS, spec)
         biases = self.gate_up_bias, self.down_bias
         self.packed = self.kernel.pack(ExpertWeights(gate_up.with_bias(biases[0]), down.with_bias(biases[1])))
 
-    def _product(self, weight: Tensor, x: Tensor) -> Tensor:
-        rounds = self.rounds and weight.shape[1] == self.spec.intermediate_size
-        return weight.double() @ (rounded_rows(x[None])[0] if rounds else x)
+    def _product(self, weight: Blocks, x: Tensor) -> Tensor:
+        return product_as_kept(x[None], weight)[0] if self.rounds else weight.floats().double() @ x
 
     def assert_close(self, got: Tensor, ids: Tensor | None = None) -> None:
-        """Where a number is halfway between two of 8 bits, float32 may choose the other one: a step of one input. With
-        whole scales a minimum is multiplied by what is an eighth of a step off, or none."""
+        """Where a number is halfway between two of 8 bits, float32 may choose the other one: a step of one input."""
         exact = self.exact(ids)
-        allowed = 2e-6 if not self.rounds else 5e-3 if has_whole_scales(4) else 1e-3
-        assert (got.double() - exact).abs().max() < allowed * exact.abs().max()
+        assert (got.double() - exact).abs().max() < (1e-3 if self.rounds else 2e-6) * exact.abs().max()
 
 
-def in_blocks(weight: Tensor, bits: int, block: int) -> Grouped:
+def experts_of(blocks: Blocks, num: int) -> list[Blocks]:
+    size = len(blocks.numbers) // num
+    return [blocks.select(slice(i * size, (i + 1) * size)) for i in range(num)]
+
+
+def in_blocks(weight: Tensor, bits: int, block: int) -> Blocks:
     """Of all experts. Blocks of 16 and of 128 have other scales than those of 32 would."""
     flat = weight.flatten(0, 1)
     if block == 16:
@@ -59,7 +62,7 @@ def in_blocks(weight: Tensor, bits: int, block: int) -> Grouped:
         blocks = Blocks.of(flat, bits)
         step = block // 32
         blocks = Blocks(blocks.numbers, blocks.scales[:, ::step], blocks.minima[:, ::step], bits)
-    return Grouped.of_blocks(blocks).by_expert(len(weight))
+    return blocks
 
 
 @pytest.mark.parametrize("num_tokens", [1, 5, 40])

@@ -13,6 +13,7 @@ from tests.kernels.levels import has_whole_scales
 from tests.runner.conftest import make_driver
 from tests.runner.perplexity import prose_perplexity
 from tests.runner.rounding import HALVES, Type, random_rows, rounded_rows, row_steps
+from tests.runner.whole_scales import floats_as_kept, product_as_kept
 from worker.kernels.linear import LINEAR, TABLE, LinearSpec
 from worker.kernels.native.library import obstacle
 from worker.kernels.select import Kernels
@@ -91,28 +92,16 @@ def test_weights_are_rounded_to_the_nearest(bits: int, error: float) -> None:
 
 @pytest.mark.parametrize("kind", HALVES, ids=lambda kind: kind.name)
 def test_panels_have_the_numbers_of_the_file(kind: Type) -> None:
-    """As they are stored, and expanded to floats; outputs that fill no panel. These scales differ as no file's do:
-    whole ones are a share of the largest."""
+    """As they are stored, and expanded to floats; outputs that fill no panel. These scales differ as no file's do, so
+    that not all stay what they are where they are whole numbers."""
     stored = read_blocks(random_rows(kind, 43), kind)
     assert stored is not None
     ids = torch.arange(43)
-    for weight in (stored, Dense(stored)):
+    for weight, floats in ((stored, floats_as_kept(stored)), (Dense(stored), stored.floats())):
         table = Kernels(torch.device("cpu")).choose(TABLE, LinearSpec(768, 43, type(weight)), torch.float32)
-        rows = table.rows(table.pack(weight), ids)
-        if weight is stored and has_whole_scales(stored.bits):
-            assert ((rows - stored.floats()).abs() <= 16 * step_of_scales(stored)[:, None]).all()
-        else:
-            assert torch.equal(rows, stored.floats())
-
-
-def step_of_minima(weight: Blocks) -> Tensor:
-    """[out, blocks]: an eighth of what numbers of 4 bits, counted from their middle, have for a minimum."""
-    return (weight.minima.float() / 8 + weight.scales.float()).abs()
-
-
-def step_of_scales(weight: Blocks) -> Tensor:
-    """[out]: half of what whole scales of 15 bits are apart."""
-    return torch.maximum(weight.scales.float().abs(), step_of_minima(weight)).amax(1) * 2**-15
+        assert torch.equal(table.rows(table.pack(weight), ids), floats)
+        largest = (stored.minima.float() / 8 + stored.scales.float()).abs().maximum(stored.scales.float().abs()).amax(1)
+        assert ((floats - stored.floats()).abs() <= 16 * 2**-15 * largest[:, None]).all()
 
 
 def test_whole_scales_down_to_an_eighth_of_the_largest_are_exact() -> None:
@@ -126,18 +115,24 @@ def test_whole_scales_down_to_an_eighth_of_the_largest_are_exact() -> None:
 @pytest.mark.parametrize("form", FORMS, ids=str)
 @pytest.mark.parametrize("num_rows", [1, 5, 29])
 def test_products_of_blocks(form: tuple[int, int], num_rows: int) -> None:
-    """Exact but for the rounding of a row to 8 bits, and where scales are whole numbers, for an eighth of its last bit
-    in what minima are multiplied by; with a bias, and outputs that fill no panel."""
+    """Exact but for the rounding of a row to 8 bits, and what whole scales cost; with a bias, and outputs that fill no
+    panel."""
     bits, block = form
     weight = Blocks.of(noise(131, 160, seed=1), bits).in_form(bits, block).with_bias(noise(131, seed=2))
     linear = Kernels(torch.device("cpu")).choose(LINEAR, LinearSpec(160, 131, Blocks), torch.float32)
     x = noise(num_rows, 160)
     got = linear(x, linear.pack(weight))
-    exact = rounded_rows(x).double() @ weight.floats().double().T + noise(131, seed=2).double()
-    allowed = 1e-6 * exact.abs().max()
-    if has_whole_scales(bits):
-        allowed = allowed + row_steps(x)[..., 0] @ step_of_minima(weight).T
-    assert ((got - exact).abs() <= allowed).all()
+    bias = noise(131, seed=2).double()
+    exact = product_as_kept(x, weight) + bias
+    assert (got - exact).abs().max() < 1e-6 * exact.abs().max()
+
+
+def test_what_whole_scales_cost_in_a_product() -> None:
+    """At most an eighth of the row's last bit, times the minimum of numbers that are counted from their middle."""
+    weight, x = Blocks.of(noise(131, 160, seed=1), 4), noise(29, 160)
+    stored = rounded_rows(x).double() @ weight.floats().double().T
+    eighths = row_steps(x)[..., 0] @ (weight.minima.float() / 8 + weight.scales.float()).abs().T
+    assert ((product_as_kept(x, weight) - stored).abs() <= 1e-6 * stored.abs().max() + eighths).all()
 
 
 @pytest.mark.parametrize("form", FORMS, ids=str)
@@ -150,9 +145,11 @@ def test_sums_of_the_largest_numbers_are_exact(form: tuple[int, int], sign: int)
     weight = Blocks.of_numbers(torch.full((40, 96), most, dtype=torch.uint8), halves, 0 * halves, bits)
     linear = Kernels(torch.device("cpu")).choose(LINEAR, LinearSpec(96, 40, Blocks), torch.float32)
     for num_rows in (1, 7):
-        got = linear(torch.full((num_rows, 96), sign * 127.0), linear.pack(weight))
-        borrowed = 3 * 8 / 8 if has_whole_scales(bits) else 0  # of three blocks, each an eighth of its minimum
-        assert ((got - sign * 127 * most * 96).abs() <= borrowed).all()
+        x = torch.full((num_rows, 96), sign * 127.0)
+        exact = product_as_kept(x, weight)
+        assert (linear(x, linear.pack(weight)) == exact).all()
+        borrowed = 3 if has_whole_scales(bits) and sign < 0 else 0  # by the sums of three blocks, one each
+        assert (exact == sign * 127 * most * 96 + borrowed).all()
 
 
 @pytest.mark.parametrize("bits", [4, 8])
