@@ -123,17 +123,22 @@ static inline void merge_found(float *total, const float *part, int dim, bool is
 }
 
 // Where an item's queries are, its keys and its values, in a cache each entry of which is of so many components of a key,
-// and of as many keys' values.
+// and of as many keys' values; and where what is made of them goes.
 template <typename Entry, int NUMBERS>
 struct ItemPlaces {
     const Attention &attention;
     const AttentionItem &item, &next;  // the one that this thread will probably have next
     const Shape &shape;
     int num_queries;
+    float *scores, *found, *total;  // [queries][KEYS + W], [queries][D + 2] twice
 
-    ItemPlaces(const Attention &attention, const AttentionItem &item, const AttentionItem &next)
+    ItemPlaces(const Attention &attention, const AttentionItem &item, const AttentionItem &next, float *scratch)
         : attention(attention), item(item), next(next), shape(attention.shape),
-          num_queries(item.num_tokens * shape.group()) {}
+          num_queries(item.num_tokens * shape.group()), scores(scratch),
+          found(scores + most_queries() * (KEYS + W)), total(found + most_queries() * (shape.head_dim + 2)) {}
+
+    // What a thread has room for.
+    size_t most_queries() const { return std::max(TILE_QUERIES, shape.group()); }
 
     const float *query(int i) const {
         const int head = item.kv_head * shape.group() + i % shape.group();
@@ -162,14 +167,8 @@ struct ItemWork : ItemPlaces<Entry, 1> {
     using Places = ItemPlaces<Entry, 1>;
     using Places::attention, Places::item, Places::next, Places::shape, Places::num_queries;
     using Places::keys, Places::limit, Places::query, Places::values;
-    float *scores, *found, *total;  // [queries][KEYS + W], [queries][D + 2] twice
-
-    ItemWork(const Attention &attention, const AttentionItem &item, const AttentionItem &next, float *scratch)
-        : Places(attention, item, next), scores(scratch) {
-        const size_t queries = std::max(TILE_QUERIES, shape.group());
-        found = scores + queries * (KEYS + W);
-        total = found + queries * (shape.head_dim + 2);
-    }
+    using Places::found, Places::scores, Places::total;
+    using Places::Places;
 
     // Keys first ... last are read block by block, then their values, then the keys of what comes next: pieces of memory
     // that lie apart, so that a processor does not see them coming. This is what is read AHEAD bytes after `at`.
@@ -184,18 +183,6 @@ struct ItemWork : ItemPlaces<Entry, 1> {
         block -= num;
         if (last < item.last_key) return keys(item, position(last, item.last_key));
         return keys(next, position(next.first_key, next.last_key));
-    }
-
-    void run() {
-        const int width = shape.head_dim + 2;
-        for (int first = item.first_key; first < item.last_key; first += KEYS) {
-            const int last = std::min(first + KEYS, item.last_key);
-            score(first, last);
-            for (int i = 0; i < num_queries; i++) weigh(i, first, last);
-            mix(first, last);
-            for (int i = 0; i < num_queries; i++)
-                merge_found(total + i * width, found + i * width, shape.head_dim, first == item.first_key);
-        }
     }
 
     // A tile of queries takes two vectors of keys together, where a block has them: of the widest vectors only if there
@@ -329,6 +316,20 @@ static inline void write_out(
     }
 }
 
+// KEYS at a time, to `total`.
+template <typename Work>
+static void attend_keys(Work &work) {
+    const int last_key = work.item.last_key, dim = work.shape.head_dim, width = dim + 2;
+    for (int first = work.item.first_key; first < last_key; first += KEYS) {
+        const int last = std::min(first + KEYS, last_key);
+        work.score(first, last);
+        for (int i = 0; i < work.num_queries; i++) work.weigh(i, first, last);
+        work.mix(first, last);
+        for (int i = 0; i < work.num_queries; i++)
+            merge_found(work.total + i * width, work.found + i * width, dim, first == work.item.first_key);
+    }
+}
+
 template <typename Work>
 static void attend_item(const void *task, int chunk, int thread) {
     const Attention &attention = *static_cast<const Attention *>(task);
@@ -336,7 +337,7 @@ static void attend_item(const void *task, int chunk, int thread) {
     const AttentionItem &item = (*attention.items)[chunk];
     const AttentionItem &next = (*attention.items)[std::min(chunk + attention.num_threads, last)];
     Work work(attention, item, next, attention.scratch[thread]);
-    work.run();
+    attend_keys(work);
     if (item.partial >= 0) {
         float *to = attention.partials + size_t(item.partial) * attention.queries_per_partial * width;
         memcpy(to, work.total, size_t(work.num_queries) * width * sizeof(float));

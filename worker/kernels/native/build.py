@@ -1,8 +1,8 @@
 """Compiles the C++ of this folder, once for each state of it and each level of instructions.
 
 A library is looked for beside the sources (images bring it), then in the user's cache, and made there. Compiling takes
-a few seconds. Run as a program this file does it beforehand: for this machine into the cache, or, given a folder, for
-every level into that. It imports nothing of ours, so an image can compile before anything is installed.
+ten to fifteen seconds. Run as a program this file does it beforehand: for this machine into the cache, or, given a
+folder, for every level into that. It imports nothing of ours, so an image can compile before anything is installed.
 """
 
 import fcntl

@@ -10,31 +10,14 @@
 constexpr int SCORED_QUERIES = 8, MIXED_QUERIES = 6, MIXED_VECTORS = 4;  // that tiles have sums of in registers
 
 struct PairWork : ItemPlaces<Pair, 2> {
-    float *scores, *found, *total;  // [queries][KEYS + W], [queries][D + 2] twice
-    Pair *queries;                  // [queries][D / 2], times what makes scores exponents of two
+    Pair *queries;  // [queries][D / 2], times what makes scores exponents of two
 
     PairWork(const Attention &attention, const AttentionItem &item, const AttentionItem &next, float *scratch)
-        : ItemPlaces(attention, item, next), scores(scratch) {
-        const size_t most = std::max(TILE_QUERIES, shape.group());
-        found = scores + most * (KEYS + W);
-        total = found + most * (shape.head_dim + 2);
-        queries = reinterpret_cast<Pair *>(total + most * (shape.head_dim + 2));
-    }
-
-    void run() {
-        const int width = shape.head_dim + 2;
+        : ItemPlaces(attention, item, next, scratch),
+          queries(reinterpret_cast<Pair *>(total + most_queries() * (shape.head_dim + 2))) {
         round_queries();
-        for (int first = item.first_key; first < item.last_key; first += KEYS) {
-            const int last = std::min(first + KEYS, item.last_key);
-            score(first, last);
-            for (int i = 0; i < num_queries; i++) weigh(i, first, last);
-            mix(first, last);
-            for (int i = 0; i < num_queries; i++)
-                merge_found(total + i * width, found + i * width, shape.head_dim, first == item.first_key);
-        }
     }
 
-  private:
     float *scores_of(int i) const { return scores + i * (KEYS + W); }
     // In place of the scores: of two keys each.
     Pair *weights_of(int i) const { return reinterpret_cast<Pair *>(scores_of(i)); }
