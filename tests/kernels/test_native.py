@@ -79,6 +79,15 @@ def level(request: pytest.FixtureRequest) -> Iterator[Level]:
         yield request.param
 
 
+@pytest.mark.parametrize("out_features", [4128, 4130])
+def test_a_product_of_more_than_a_cache_holds_is_the_same(level: Level, rig: Rig, out_features: int) -> None:
+    """Written past the caches, of rows that begin a vector and of others."""
+    linear = rig.choose(LINEAR, LinearSpec(32, out_features))
+    packed = linear.pack(Dense(rig.noise(out_features, 32, seed=1), rig.noise(out_features, seed=2)))
+    x = rig.noise(80, 32)
+    assert torch.equal(linear(x, packed), torch.cat([linear(row[None], packed) for row in x]))
+
+
 HALF = torch.bfloat16
 CACHE_DTYPES = [torch.float32, HALF]
 

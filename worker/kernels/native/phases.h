@@ -44,6 +44,12 @@ struct Product {
 
     bool is_rounded() const { return rounded.numbers != nullptr; }
     bool is_normed() const { return norm.weights != nullptr; }
+    // Of more than the caches near a core hold, nobody finds anything there anyway.
+    bool is_streamed() const {
+        constexpr size_t MANY_BYTES = 1 << 20, VECTOR = W * sizeof(float);
+        return into == Into::store && num_rows * out_stride * sizeof(float) > MANY_BYTES &&
+               out_stride % W == 0 && reinterpret_cast<uintptr_t>(out) % VECTOR == 0;
+    }
     // Panels that are computed together.
     int unit() const { return is_rounded() ? ROW_BLOCK / PANEL : 1; }
 };
@@ -84,7 +90,8 @@ static inline Vec gated(const Gate &gate, Vec x, Vec up) {
     return logistic_share(x, x * gate.alpha) * (up + 1.0f);
 }
 
-static inline void write_tile(const Product &product, int row, int panel, float share, const float *sums) {
+static inline void write_tile(
+    const Product &product, int row, int panel, float share, const float *sums, bool is_streamed) {
     const Matrix &matrix = product.matrix;
     const int first = panel * PANEL, num = std::min(PANEL, matrix.out - first);
     float *out = product.out + size_t(row) * product.out_stride + first;
@@ -93,7 +100,10 @@ static inline void write_tile(const Product &product, int row, int panel, float 
         for (int i = 0; i < PANEL; i += W) {
             Vec value = load(sums + i) * share;
             if (bias != nullptr) value += load(bias + i);
-            store(out + i, product.into == Into::add ? load(out + i) + value : value);
+            if (is_streamed)
+                stream(out + i, value);
+            else
+                store(out + i, product.into == Into::add ? load(out + i) + value : value);
         }
         return;
     }
@@ -152,7 +162,7 @@ static inline void write_gated(
 // Of the rows of a pass, from `row` on, with their shares, and of a unit of panels.
 static inline void compute(const Product &product, int row, int num, const float *shares, int panel, Pass pass) {
     alignas(64) float sums[2][MAX_PASS_ROWS * PANEL], blocks[MAX_PASS_ROWS * ROW_BLOCK];
-    const bool is_gated = product.into == Into::gate;
+    const bool is_gated = product.into == Into::gate, is_streamed = product.is_streamed();
     const int panels = panels_of(product), unit = product.unit();
     for (int p = 0; p < unit; p++) {
         pass_over(product.rows, row, num, product.matrix, panel + p, pass, sums[0]);
@@ -162,11 +172,12 @@ static inline void compute(const Product &product, int row, int num, const float
             const size_t at = size_t(row + r) * product.out_stride + (panel + p) * PANEL;
             float *block = blocks + r * ROW_BLOCK + p * PANEL;
             // Lines of as many pages as there are rows: each is asked for some rows before.
-            if (!is_gated || !product.is_rounded()) __builtin_prefetch(product.out + at + 16 * product.out_stride, 1);
+            if (!is_streamed && (!is_gated || !product.is_rounded()))
+                __builtin_prefetch(product.out + at + 16 * product.out_stride, 1);
             if (is_gated)
                 write_gated(product, panel + p, shares[r], first, second, product.is_rounded() ? block : product.out + at);
             else
-                write_tile(product, row + r, panel + p, shares[r], first);
+                write_tile(product, row + r, panel + p, shares[r], first, is_streamed);
         }
         if (!product.is_normed()) continue;
         const size_t at = size_t(row) * product.out_stride + (panel + p) * PANEL;
@@ -196,6 +207,7 @@ static void run_product(const void *task, int chunk, int) {
             pass.number = (row - first) / rows_per_pass;
             compute(product, row, std::min(rows_per_pass, last - row), shares + row - first, panel, pass);
         }
+    if (product.is_streamed()) finish_streams();
 }
 
 // Rows brought into the form that a product reads: normed where there is a norm, rounded where its matrix has blocks.
