@@ -10,11 +10,18 @@ from tests.runner.driver import Driver, Seq
 from worker.core.params import SamplingParams
 from worker.kernels.native.library import obstacle
 from worker.kernels.native.tape import Tape, Tapes, UnrecordableError
+from worker.runner import build
 
 pytestmark = pytest.mark.skipif(obstacle() is not None, reason="needs AVX2 and a C++ compiler")
 WHOLE = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16, "num_attention_heads": 4}
 """A shape whose layers are one operation."""
 ASKING = SamplingParams(temperature=0.8, top_p=0.9, seed=3, num_logprobs=2)
+
+
+@pytest.fixture(autouse=True)
+def few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That are recorded."""
+    monkeypatch.setattr(build, "MOST_TAPED_ROWS", 8)
 
 
 @pytest.fixture
@@ -72,6 +79,22 @@ def test_a_model_with_work_of_torch_is_not_taped(tmp_path: Path, num_replays: li
     for seq in seqs:
         assert seq.output == greedy_reference(model, seq.tokens[: seq.num_prompt], len(seq.output))
     assert num_replays == [0]
+
+
+def test_tapes_share_the_memory_of_what_they_leave() -> None:
+    """Of the same type and hardly larger, each time for one tensor; not what a tape goes on to use."""
+    tapes = Tapes()
+    with tapes.recording():
+        tape = tapes.begin()
+        left, used = torch.empty(40, 6), torch.empty(40, 6)
+        tape.capture_end()
+        assert tapes.alias(left) is left
+        tape = tapes.begin()
+        whole, few, second = torch.empty(39, 6, dtype=torch.int32), torch.empty(19, 6), left.new_empty(30, 6)
+        third = torch.empty_like(second)
+        tape.capture_end()
+    assert second.data_ptr() == left.data_ptr() and second.shape == (30, 6) and second.is_contiguous()
+    assert not {x.data_ptr() for x in (whole, few, third)} & {left.data_ptr(), used.data_ptr()}
 
 
 def test_recording_ends_with_what_cannot_be_recorded() -> None:

@@ -35,7 +35,7 @@ from worker.runner.model_runner import ModelRunner
 logger = logging.getLogger(__name__)
 
 
-MOST_TAPED_ROWS = 8
+MOST_TAPED_ROWS = 32
 """Uniform rows of a CPU's steps that are recorded, which are not padded. With more, what that saves is little beside
 the products."""
 MAX_FILLERS = 8

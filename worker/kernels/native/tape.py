@@ -14,11 +14,12 @@ from torch.overrides import TorchFunctionMode
 
 from worker.kernels.native.library import Function
 
+FINDING = (torch.empty, torch.empty_like, Tensor.new_empty)
+"""Functions of torch that find memory."""
 NO_WORK = (
-    torch.empty, torch.empty_like, Tensor.new_empty,
     Tensor.shape.__get__, Tensor.dtype.__get__, Tensor.__len__, Tensor.stride, Tensor.is_contiguous, Tensor.data_ptr,  # type: ignore[attr-defined]
 )  # fmt: skip
-"""Functions of torch that find or describe memory, and compute nothing."""
+"""Those that describe it, and compute nothing."""
 VIEWS = (Tensor.__getitem__, Tensor.contiguous)
 """Those that compute nothing if what they give is their first argument's memory."""
 
@@ -31,18 +32,30 @@ class Tape(TorchFunctionMode):
     """Calls and the memory that they read and write. Structs are copied, since who made them fills them in anew for
     each step; what they point to has to stay where it is. A `Graph` of the runner."""
 
-    def __init__(self) -> None:
+    def __init__(self, free: list[Tensor]) -> None:
+        """`free`: memory that other tapes use, too; what this one takes is no longer in the list."""
         super().__init__()
+        self._free = free
         self._calls: list[tuple[Callable[..., Any], tuple[Any, ...]]] = []
         self._memory: list[Any] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func not in NO_WORK and func not in VIEWS:
+        if func not in FINDING and func not in NO_WORK and func not in VIEWS:
             raise UnrecordableError(f"{func} is torch's")
         found = func(*args, **(kwargs or {}))
+        if func in FINDING:
+            found = self._taken(found)
         if func in VIEWS and found.untyped_storage().data_ptr() != args[0].untyped_storage().data_ptr():
             raise UnrecordableError(f"{func} copies")
         self._memory.append(found)
+        return found
+
+    def _taken(self, found: Tensor) -> Tensor:
+        """Like it, in memory of others that is not much larger, if there is some: nobody has touched what was found."""
+        size = found.numel()
+        for at, free in enumerate(self._free):
+            if free.dtype == found.dtype and size <= free.numel() <= 2 * size and found.is_contiguous():
+                return self._free.pop(at)[:size].view(found.shape)
         return found
 
     def record(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
@@ -65,6 +78,8 @@ class Tapes:
 
     def __init__(self) -> None:
         self._last: Tape | None = None
+        self._free: list[Tensor] = []
+        """Each of one dimension."""
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -78,11 +93,12 @@ class Tapes:
 
     def begin(self) -> Tape:
         """What torch would compute raises UnrecordableError from now on."""
-        self._last = Tape()
+        self._last = Tape(self._free)
         self._last.__enter__()
         Function.recorder = self._last
         return self._last
 
     def alias(self, tensor: Tensor) -> Tensor:
-        """No other tape uses its memory."""
+        """No tape has a use for a small part of large memory, so the largest are to be captured first."""
+        self._free.append(tensor.view(-1))
         return tensor
