@@ -9,14 +9,20 @@ import pytest
 from worker.core.outputs import SequenceOutput, SequenceTimings
 from worker.core.stopping import FinishReason
 from worker.engine.engine import StepReport
-from worker.engine.reports import MAX_RATE, Reports, joined_outputs, output_rate
+from worker.engine.reports import MAX_RATE, OUTPUTS_PER_MESSAGE, Reports, joined_outputs, output_rate
+from worker.engine.steps import FinishedStep
 
 NEVER = 1e-9
 """A rate at which each pause is the longest there is."""
 
 
-def report(step, *outputs, is_urgent=False):
-    return StepReport(step, list(outputs), [], None, None, is_urgent)
+SHORT = OUTPUTS_PER_MESSAGE / 0.02
+"""A rate at which a pause is of 20 ms."""
+
+
+def report(step, *outputs, is_urgent=False, step_seconds=None):
+    finished = None if step_seconds is None else FinishedStep(None, step_seconds, step_seconds, 0.0)
+    return StepReport(step, list(outputs), [], None, finished, is_urgent)
 
 
 def tokens(sequence_id, offset, *token_ids, **fields):
@@ -82,11 +88,36 @@ def test_the_next_one_leaves_at_once_after_a_pause_in_which_nothing_came():
     async def scenario(reports, deliveries):
         reports.post(report(1))
         await turns()
-        await until(lambda: reports._pause is None)
+        await asyncio.sleep(0.05)
         reports.post(report(2))
         await turns()
 
-    assert delivered(scenario, rate=1e9) == [[1], [2]]
+    assert delivered(scenario, SHORT) == [[1], [2]]
+
+
+def test_what_waits_at_the_end_of_a_pause_leaves_with_the_next_step(monkeypatch):
+    monkeypatch.setattr("worker.engine.reports.MAX_PAUSE_SECONDS", 3600.0)
+
+    async def scenario(reports, deliveries):
+        reports.post(report(1, step_seconds=1000.0))
+        await turns()
+        reports.post(report(2))
+        await asyncio.sleep(0.05)
+        assert deliveries == [[1]]
+        reports.post(report(3))
+        await turns()
+
+    assert delivered(scenario, SHORT) == [[1], [2, 3]]
+
+
+def test_what_waits_does_not_wait_for_a_step_that_is_longer_than_the_last_one():
+    async def scenario(reports, deliveries):
+        reports.post(report(1, step_seconds=0.01))
+        await turns()
+        reports.post(report(2))
+        await until(lambda: len(deliveries) == 2)
+
+    assert delivered(scenario, SHORT) == [[1], [2]]
 
 
 def test_each_report_of_another_thread_arrives_once_and_in_order():

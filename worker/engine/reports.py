@@ -2,7 +2,8 @@
 
 A message to a router costs the same whether it carries one step or five: gRPC on both sides, a turn of the router's
 loop, and a message to each client. So after each delivery there is a pause, as long as what was delivered takes at
-`rate` outputs a second, and never longer than `MAX_PAUSE_SECONDS`: steps that end meanwhile are delivered together.
+`rate` outputs a second, and never longer than `MAX_PAUSE_SECONDS`: steps that end meanwhile are delivered together with
+the first one after it. (At the end itself, by a timer, there would be more messages, and tokens would wait as long.)
 Whatever somebody waits for ends the pause: the first token of a sequence, its ending, a refusal.
 """
 
@@ -16,13 +17,15 @@ from worker.engine.engine import StepReport
 
 MAX_PAUSE_SECONDS = 0.05
 """A router looks for stop strings in what it has: what is generated after one meanwhile is in vain."""
+LATE_STEPS = 2.0
+"""What waits at the end of a pause waits for the next step, unless that takes so many times the last one."""
 OUTPUTS_PER_MESSAGE = 16
 """That cost as much as the message that they are in."""
 MAX_RATE = 12_000.0
 """Outputs a second: a third of what one core can do."""
 RATE_PER_CORE = 200.0
-"""Where the model runs on the same cores, which each message takes from it in three processes: on two, 20 a second with
-one sequence as with many, about as many as a router passes on to each of eight clients."""
+"""Where the model runs on the same cores, which each message takes from it in three processes: on two, 16 to 20 a
+second with one sequence as with many, about as many as a router passes on to each of eight clients."""
 
 
 def output_rate(asked: float | None, device: str, num_cores: int) -> float:
@@ -42,14 +45,15 @@ class Reports:
         self._loop = asyncio.get_running_loop()
         self._lock = threading.Lock()
         self._waiting: list[StepReport] = []
-        self._pause: asyncio.TimerHandle | None = None
-        """Until it ends, only what is urgent wakes the loop."""
+        self._pause_ends = 0.0
+        """By the loop's clock. Until then, only what is urgent wakes the loop."""
+        self._late: asyncio.TimerHandle | None = None
+        """For what waits at the end of a pause, if the step that runs is a long one."""
 
     def post(self, report: StepReport) -> None:
         with self._lock:
             self._waiting.append(report)
-            wakes = report.is_urgent or self._pause is None
-        if wakes:
+        if report.is_urgent or self._loop.time() >= self._pause_ends:
             with suppress(RuntimeError):  # the loop has been closed: nobody is left to tell
                 self._loop.call_soon_threadsafe(self.flush)
 
@@ -58,20 +62,20 @@ class Reports:
         with self._lock:
             reports, self._waiting = self._waiting, []
         if reports:
-            self._begin_pause(sum(len(report.outputs) for report in reports))
+            self._begin_pause(reports)
             self._deliver(reports)
 
-    def _begin_pause(self, num_outputs: int) -> None:
-        if self._pause is not None:
-            self._pause.cancel()
-        seconds = min(MAX_PAUSE_SECONDS, (OUTPUTS_PER_MESSAGE + num_outputs) / self._rate)
-        self._pause = self._loop.call_later(seconds, self._end_pause)
+    def _begin_pause(self, reports: Sequence[StepReport]) -> None:
+        if self._late is not None:
+            self._late.cancel()
+        num_outputs = sum(len(report.outputs) for report in reports)
+        finished = reports[-1].finished
+        self._pause_ends = self._loop.time() + min(MAX_PAUSE_SECONDS, (OUTPUTS_PER_MESSAGE + num_outputs) / self._rate)
+        grace = LATE_STEPS * finished.step_seconds if finished else 0.0
+        self._late = self._loop.call_at(self._pause_ends + min(grace, MAX_PAUSE_SECONDS), self._be_late)
 
-    def _end_pause(self) -> None:
-        with self._lock:
-            if not self._waiting:
-                self._pause = None
-                return
+    def _be_late(self) -> None:
+        self._pause_ends = 0.0  # though the loop's clock may be a little before it still
         self.flush()
 
 
