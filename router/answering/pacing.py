@@ -8,7 +8,8 @@ first message and the last one, goes out of turn. A message with many log probab
 loop sends less (`headroom.py`).
 
 Who waits is served when tokens come, for whatever stream: messages leave together, since each wakes threads here and at
-the client, and with the newest tokens in them; over some turns of the event loop where they are many.
+the client, and with the newest tokens in them; over some turns of the event loop where they are many. A timer serves
+where none come, and not before the next ones are late.
 """
 
 import asyncio
@@ -20,8 +21,14 @@ from router.answering.headroom import Headroom
 
 BURST_SECONDS = 0.1
 _REFILL_SECONDS = 0.001
-_TICK_SECONDS = 0.02
+TICK_SECONDS = 0.02
 """After which who waits is served where no tokens come."""
+_MIN_GAP_SECONDS = 0.01
+"""What comes within is of one step, in whatever messages."""
+_MAX_GAP_SECONDS = 0.1
+"""Between tokens and the next ones that are waited for: where they come less often, who waits is served by ticks."""
+_LATE = 1.5
+"""Times the last gap."""
 
 
 class News:
@@ -66,6 +73,11 @@ class Pacer:
         self._queue: FairQueue[News] = FairQueue()
         self._waiting: dict[News, Ticket[News]] = {}
         self._timer: asyncio.TimerHandle | None = None
+        """There is one while somebody waits."""
+        self._came_at = self._counted_at
+        """When tokens came last."""
+        self._wait_seconds = TICK_SECONDS
+        """For the next ones."""
 
     @property
     def num_waiting(self) -> int:
@@ -75,17 +87,16 @@ class Pacer:
         """Set `news`: now if the rate allows it, else in turn. Does nothing for one that is set or waits already."""
         if news.is_due:
             return
-        self._refill()
+        self._tokens_came()
         self._serve()
-        if news.is_due or news in self._waiting:
-            return
-        if not self._waiting and self._allowance >= 1.0:
-            self._queue.serve(news.client, 1.0)
-            self._send(news)
-            return
-        self._waiting[news] = self._queue.push(news.client, news)
-        if self._timer is None:
-            self._come_back()
+        if not news.is_due and news not in self._waiting:
+            if not self._waiting and self._allowance >= 1.0:
+                self._queue.serve(news.client, 1.0)
+                self._send(news)
+                return
+            self._waiting[news] = self._queue.push(news.client, news)
+        if self._waiting and self._timer is None:
+            self._come_back(self._wait_seconds)
 
     def wake_now(self, news: News) -> None:
         """Set `news` out of turn; it counts all the same."""
@@ -110,12 +121,24 @@ class Pacer:
         if ticket is not None:
             self._queue.remove(ticket)
 
+    def _tokens_came(self) -> None:
+        now = time.monotonic()
+        self._refill(now)
+        gap = now - self._came_at
+        if gap < _MIN_GAP_SECONDS:
+            return
+        self._came_at = now
+        self._wait_seconds = max(_LATE * gap, TICK_SECONDS) if gap < _MAX_GAP_SECONDS else TICK_SECONDS
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
     def _advance(self) -> None:
         self._timer = None
-        self._refill()
+        self._refill(time.monotonic())
         self._serve()
         if self._waiting:
-            self._come_back()
+            self._come_back(TICK_SECONDS)
 
     def _serve(self) -> None:
         """Wake as many as may send by now."""
@@ -124,8 +147,7 @@ class Pacer:
             del self._waiting[news]
             self._send(news)
 
-    def _refill(self) -> None:
-        now = time.monotonic()
+    def _refill(self, now: float) -> None:
         if now - self._counted_at < _REFILL_SECONDS:
             return  # tokens of hundreds of streams come in one message
         self._allowance = min(
@@ -141,5 +163,5 @@ class Pacer:
         news.is_due = True
         self._ration.wake(news.client, news.set, is_urgent=is_urgent)
 
-    def _come_back(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(_TICK_SECONDS, self._advance)
+    def _come_back(self, seconds: float) -> None:
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._advance)

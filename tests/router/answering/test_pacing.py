@@ -4,7 +4,7 @@ import asyncio
 
 from fissile.v1 import FinishReason, GenerateRequest, GenerationOptions, OutputOptions
 from router.admission.ration import Ration
-from router.answering.pacing import BURST_SECONDS, News, Pacer
+from router.answering.pacing import BURST_SECONDS, TICK_SECONDS, News, Pacer
 from tests.fakes.system import WAIT_SECONDS, collect, run_system
 from tests.fakes.worker import FakeWorker, counts
 
@@ -59,6 +59,33 @@ def test_who_waits_goes_when_tokens_come_for_whatever_stream():
         return waited, second.is_set(), third.is_set(), list(pacer._waiting) == [third]
 
     assert run(scenario, pacer_with_burst(1)) == (False, True, False, True)
+
+
+def test_while_tokens_come_no_timer_serves():
+    """They come every 50 ms, and it is put off each time: it would be in between."""
+
+    async def scenario(pacer):
+        sent, waiting = News("a"), News("a")
+        pacer.wake_in_turn(sent)
+        pacer.wake_in_turn(waiting)
+        timers = []
+        for _ in range(3):
+            pacer._came_at -= 0.05
+            pacer.wake_in_turn(waiting)
+            timers.append(pacer._timer)
+        seconds = timers[-1].when() - asyncio.get_running_loop().time()
+        return [timer.cancelled() for timer in timers], waiting.is_set(), seconds > 0.06
+
+    assert run(scenario, pacer_with_burst(1)) == ([True, True, False], False, True)
+
+
+def test_who_waits_is_served_soon_where_tokens_come_seldom():
+    async def scenario(pacer):
+        pacer._came_at -= 3.0
+        pacer.wake_in_turn(News("a"))
+        return pacer._wait_seconds
+
+    assert run(scenario, pacer_with_burst(1)) == TICK_SECONDS
 
 
 def test_an_urgent_message_goes_out_of_turn_and_is_counted():
