@@ -4,6 +4,7 @@ import itertools
 import os
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -49,12 +50,17 @@ def test_a_row_is_the_same_alone_and_in_any_batch(rig: Rig, rows: int) -> None:
     assert torch.equal(linear(x[:rows], packed), linear(x, packed)[:rows])
 
 
-@pytest.mark.parametrize(("bits", "block"), [(4, 32), (8, 32), (8, 16)])
+@pytest.mark.parametrize(
+    ("bits", "block", "is_centred"), [(4, 32, False), (8, 32, False), (8, 16, False), (8, 32, True), (8, 16, True)]
+)
 @pytest.mark.parametrize("in_features", [1056, 96])
-def test_a_row_of_blocks_is_the_same_alone_and_among_many(rig: Rig, bits: int, block: int, in_features: int) -> None:
+def test_a_row_of_blocks_is_the_same_alone_and_among_many(
+    rig: Rig, bits: int, block: int, is_centred: bool, in_features: int
+) -> None:
     """Of more inputs, and more rows, than are taken at a time where blocks are unpacked; a panel that is not full."""
     linear = rig.choose(LINEAR, LinearSpec(in_features, 70, Blocks))
-    packed = linear.pack(Blocks.of(rig.noise(70, in_features, seed=1), bits).in_form(bits, block))
+    weight = Blocks.of(rig.noise(70, in_features, seed=1), bits).in_form(bits, block)
+    packed = linear.pack(replace(weight, minima=weight.scales * -128) if is_centred else weight)
     x = rig.noise(200, in_features)
     alone = torch.cat([linear(row[None], packed) for row in x])
     for rows in (6, 13, 14, 15, 145, 200):

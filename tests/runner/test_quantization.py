@@ -1,5 +1,6 @@
 """Weights in blocks: what is read from GGUF files, what is made of other weights, and what it costs in quality."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from tests.runner.rounding import HALVES, Type, random_rows, rounded_rows, row_s
 from tests.runner.whole_scales import floats_as_kept, product_as_kept
 from worker.kernels.linear import LINEAR, TABLE, LinearSpec
 from worker.kernels.native.library import obstacle
+from worker.kernels.native.linear import matrix_of
 from worker.kernels.select import Kernels
 from worker.kernels.weights import Blocks, Dense
 from worker.layers.loaded import LoadedWeight
@@ -125,6 +127,32 @@ def test_products_of_blocks(form: tuple[int, int], num_rows: int) -> None:
     bias = noise(131, seed=2).double()
     exact = product_as_kept(x, weight) + bias
     assert (got - exact).abs().max() < 1e-6 * exact.abs().max()
+
+
+@pytest.mark.parametrize("block", [32, 16])
+@pytest.mark.parametrize("middle", [128, 32, 4])
+def test_numbers_of_8_bits_around_a_middle(block: int, middle: int) -> None:
+    """What sums begin with stands for minima then; outputs and blocks that fill neither a panel nor a pair."""
+    weight = Blocks.of(noise(131, 160, seed=1), 8).in_form(8, block)
+    weight = replace(weight, minima=weight.scales * -middle)
+    kernels = Kernels(torch.device("cpu"))
+    table = kernels.choose(TABLE, LinearSpec(160, 131, Blocks), torch.float32)
+    packed = table.pack(weight)
+    assert packed.view.middle == middle  # type: ignore[attr-defined]
+    assert torch.equal(table.rows(packed, torch.arange(131)), weight.floats())
+    for num_rows in (1, 5, 29):
+        x = noise(num_rows, 160)
+        exact = product_as_kept(x, weight)
+        assert (table(x, packed) - exact).abs().max() < 1e-6 * exact.abs().max()
+
+
+@pytest.mark.parametrize("kind", HALVES, ids=lambda kind: kind.name)
+def test_which_formats_have_a_middle(kind: Type) -> None:
+    weight = read_blocks(random_rows(kind), kind)
+    assert weight is not None
+    middle = matrix_of(weight, *weight.shape[::-1]).middle
+    middles = {Type.Q8_0: 128, Type.Q6_K: 32, Type.Q5_0: 16, Type.Q3_K: 4, Type.IQ4_NL: 128, Type.IQ4_XS: 128}
+    assert middle == middles.get(kind, 0)
 
 
 def test_what_whole_scales_cost_in_a_product() -> None:

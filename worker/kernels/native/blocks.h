@@ -7,6 +7,16 @@
 
 #include "vector.h"
 
+// Shared with Python (library.py), field by field.
+struct Matrix {
+    const void *data;
+    const float *bias;  // may be null
+    int32_t in, out;
+    int32_t bits;    // 32: floats [panels][in][PANEL] (matrix.h); 4 or 8: blocks
+    int32_t block;   // inputs that share a scale
+    int32_t middle;  // of 8 bits: each minimum is -middle times its block's scale; 0: it is not
+};
+
 // Rows of activations, each cut into blocks of 32 that share a scale: value = scale * number. The rows' first blocks lie
 // together, then their second ones: what a thread makes of some outputs is in lines that no other thread writes to.
 constexpr int ROW_BLOCK = 32;
@@ -16,7 +26,7 @@ struct QuantizedRows {
     const float *scales;    // [in / 32][stride]
     union {
         const float *sums;      // [in / block][stride]: of the values, of each block of the weights
-        const int32_t *starts;  // [in / 32][stride]: for weights with whole scales (whole_scales.h)
+        const int32_t *starts;  // the same: with what sums begin (whole_scales.h, centred.h)
     };
     size_t stride;
 };

@@ -147,7 +147,7 @@ class StepWork {
         const size_t room = room_for(num_rows), in = matrix.in;
         return {reinterpret_cast<int8_t *>(workspace_.reused(number, room * in / sizeof(float))),
                 workspace_.reused(number + 1, room * (in / ROW_BLOCK)),
-                workspace_.reused(number + 2, room * (in / matrix.block)), room, matrix.block, has_whole_scales(matrix.bits)};
+                workspace_.reused(number + 2, room * (in / matrix.block)), room, matrix.block, Start::of(matrix)};
     }
 
     void add_attention(

@@ -119,7 +119,7 @@ class Routing {
         const size_t room = room_for(num);
         return {reinterpret_cast<int8_t *>(workspace.floats(room * matrix.in / sizeof(float))),
                 workspace.floats(room * (matrix.in / ROW_BLOCK)), workspace.floats(room * (matrix.in / matrix.block)),
-                room, matrix.block, has_whole_scales(matrix.bits)};
+                room, matrix.block, Start::of(matrix)};
     }
 
     // Of each expert that somebody chose.

@@ -53,7 +53,7 @@ bool fissile_rows(const Matrix *matrix, const int64_t *ids, int num, float *out)
             const auto *weight = reinterpret_cast<const float *>(base) + place;
             for (int i = 0; i < matrix->in; i++) out[i] = weight[size_t(i) * PANEL];
         } else {
-            unpack_row(base, place, matrix->in, matrix->bits, matrix->block, out);
+            unpack_row(base, place, *matrix, out);
         }
     }
     return true;

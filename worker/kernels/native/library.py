@@ -21,7 +21,7 @@ class Matrix(Structure):
 
     _fields_ = (
         ("data", c_void_p), ("bias", c_void_p), ("in_features", c_int32), ("out_features", c_int32),
-        ("bits", c_int32), ("block", c_int32),
+        ("bits", c_int32), ("block", c_int32), ("middle", c_int32),
     )  # fmt: skip
 
 

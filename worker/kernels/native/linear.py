@@ -52,12 +52,20 @@ class NativeLinear(TableKernel):
 
 def matrix_of(weight: Weight, in_features: int, out_features: int) -> Matrix:
     """How a weight is read, once it is somewhere."""
-    bits, block = 32, 0
+    bits, block, middle = 32, 0, 0
     if isinstance(weight, Blocks):
         bits, block = weight.bits, min(weight.block, ROW_BLOCK)
+        middle = _middle_of(weight) if bits == 8 else 0
     elif isinstance(weight, Grouped):
         bits, block = 4 if weight.form == "uint4" else 8, min(weight.group, ROW_BLOCK)
-    return Matrix(None, pointer(weight.bias), in_features, out_features, bits, block)
+    return Matrix(None, pointer(weight.bias), in_features, out_features, bits, block, middle)
+
+
+def _middle_of(weight: Blocks) -> int:
+    """How many scales all minima are below zero; 0: not all of them as many."""
+    scales, minima = weight.scales.float(), weight.minima.float()
+    middle = float((-minima / scales).nan_to_num(0).amax().round())
+    return int(middle) if 0 < middle < 1 << weight.bits and torch.equal(scales * -middle, minima) else 0
 
 
 def pack_into(data: Tensor, matrix: Matrix, weight: Weight) -> None:

@@ -9,20 +9,11 @@
 
 constexpr int PANEL = 2 * W;
 
-// Shared with Python (library.py), field by field.
-struct Matrix {
-    const void *data;
-    const float *bias;  // may be null
-    int32_t in, out;
-    int32_t bits;   // 32: floats [panels][in][PANEL]; 4 or 8: see blocks.h
-    int32_t block;  // inputs that share a scale
-};
-
 static inline int num_panels(const Matrix &matrix) { return (matrix.out + PANEL - 1) / PANEL; }
 
 static inline size_t panel_bytes(const Matrix &matrix) {
     if (matrix.bits == 32) return size_t(matrix.in) * PANEL * sizeof(float);
-    return 2 * strip_bytes(matrix.bits, matrix.block, matrix.in);
+    return 2 * strip_bytes(matrix);
 }
 
 // What a norm multiplies each row by, still to be found: the inverse root of its mean square. The squares have been
@@ -72,8 +63,8 @@ static inline const float *to_fetch(const float *weight, int in, Pass pass) {
 static inline Fetch to_fetch(const uint8_t *data, const Matrix &matrix, int num_rows, Pass pass) {
     constexpr int FEW = 3;
     if (pass.total == 1 && num_rows <= FEW) return {data, 0};
-    const size_t share = block_bytes(matrix.bits, matrix.block) / pass.total;
-    const size_t strip = head_bytes(matrix.bits) + matrix.in / matrix.block * share;
+    const size_t share = block_bytes(matrix) / pass.total;
+    const size_t strip = head_bytes(matrix) + matrix.in / matrix.block * share;
     return {data + panel_bytes(matrix) * pass.next + 2 * strip * pass.number, share};
 }
 
@@ -111,12 +102,16 @@ static inline void tile_of(const Rows &rows, int first, const Matrix &matrix, in
         return;
     }
     const int num_blocks = matrix.in / matrix.block;
-    const size_t strip = strip_bytes(matrix.bits, matrix.block, matrix.in);
+    const size_t strip = strip_bytes(matrix);
     const uint8_t *data = static_cast<const uint8_t *>(matrix.data) + 2 * panel * strip;
     Fetch fetch = to_fetch(data, matrix, R, pass);
     for (int half = 0; half < 2; half++, data += strip) {
         if (matrix.bits == 4)
             four_bit_tile<R>(rows.quantized, first, data, num_blocks, fetch, sums + half * W, PANEL);
+        else if (is_centred(matrix) && matrix.block == 32)
+            centred_tile<R, 32>(rows.quantized, first, data, num_blocks, fetch, sums + half * W, PANEL);
+        else if (is_centred(matrix))
+            centred_tile<R, 16>(rows.quantized, first, data, num_blocks, fetch, sums + half * W, PANEL);
         else if (matrix.block == 32)
             block_tile<R, 8, 32>(rows.quantized, first, data, num_blocks, fetch, sums + half * W, PANEL);
         else

@@ -100,11 +100,24 @@ struct Halves {
 };
 
 template <Form F>
+static void pack_centred(const PackBlocks &pack, int first, int num, uint8_t *to) {
+    const Matrix &matrix = pack.matrix;
+    uint8_t *pair = to;
+    for (int b = 0; b < matrix.in / matrix.block; b++, to += W * matrix.block) {
+        if (b % 2 == 0) pair = to, to += SCALES_BYTES;
+        const Halves halves(pack, first, num, b * matrix.block);
+        memcpy(pair + b % 2 * sizeof halves.scales, halves.scales, sizeof halves.scales);
+        pack_numbers<F>(pack, first, num, b * matrix.block, to);
+    }
+}
+
+template <Form F>
 static void pack_strip(const PackBlocks &pack, int first, uint8_t *to) {
     const Matrix &matrix = pack.matrix;
     const int block = matrix.block, num = std::min(W, matrix.out - first);
-    const bool is_whole = has_whole_scales(matrix.bits);
-    memset(to, 0, strip_bytes(matrix.bits, block, matrix.in));
+    const bool is_whole = has_whole_scales(matrix);
+    memset(to, 0, strip_bytes(matrix));
+    if (is_centred(matrix)) return pack_centred<F>(pack, first, num, to);
     Reach reach;
     if (is_whole) {
         for (int at = 0; at < matrix.in; at += block) {

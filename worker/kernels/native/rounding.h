@@ -4,7 +4,7 @@
 #include <bit>
 
 #include "across.h"
-#include "whole_scales.h"
+#include "centred.h"
 
 typedef int8_t ByteSizedVec __attribute__((vector_size(W)));
 
@@ -57,13 +57,13 @@ struct Rounding {
     float *scales, *sums;
     size_t step, sum_step;
     int block;
-    bool has_whole_scales;
+    Start start;
     size_t stride;  // from one sum of a block to its next
 
-    // What is kept of sums of numbers: sums of values, or with what products of weights with whole scales begin.
+    // What is kept of sums of numbers: with what products begin, or sums of values.
     template <typename Floats, typename Ints>
     Floats kept(Floats scale, Ints sums_of_numbers, Floats as_floats) const {
-        return has_whole_scales ? std::bit_cast<Floats>(start_of(sums_of_numbers)) : scale * as_floats;
+        return start.middle != 0 ? std::bit_cast<Floats>(start(sums_of_numbers)) : scale * as_floats;
     }
 
     void round_one() const {
@@ -121,12 +121,12 @@ struct RoundedRows {
     float *scales, *sums;
     size_t stride;
     int block;
-    bool has_whole_scales;
+    Start start;
 
     QuantizedRows finished() const { return {numbers, scales, {sums}, stride}; }
     RoundedRows from(size_t row) const {
         if (numbers == nullptr) return *this;
-        return {numbers + row * ROW_BLOCK, scales + row, sums + row, stride, block, has_whole_scales};
+        return {numbers + row * ROW_BLOCK, scales + row, sums + row, stride, block, start};
     }
     // Of so many rows from `row` on, the block from `at` on: x [num][x_step].
     void write_rows(size_t row, int num, int at, const float *x, size_t x_step) const {
@@ -141,6 +141,6 @@ struct RoundedRows {
     Rounding rounding(size_t row, int at, const float *x, size_t x_step, size_t step, size_t sum_step) const {
         const size_t place = at / ROW_BLOCK * stride + row;
         return {x, x_step, numbers + place * ROW_BLOCK, scales + place, sums + at / block * stride + row, step, sum_step,
-                block, has_whole_scales, stride};
+                block, start, stride};
     }
 };

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "whole_scales.h"
+#include "centred.h"
 
 #if defined(__AVX512F__)
 constexpr int UNPACKED_ROWS = 0;

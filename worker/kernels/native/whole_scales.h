@@ -22,7 +22,7 @@ constexpr bool HAS_WHOLE_SCALES = false;
 constexpr int MIDDLE = 8;       // of numbers below 16
 constexpr float MOST = 32767;  // of scales and minima
 
-static inline bool has_whole_scales(int bits) { return HAS_WHOLE_SCALES && bits == 4; }
+static inline bool has_whole_scales(const Matrix &matrix) { return HAS_WHOLE_SCALES && matrix.bits == 4; }
 
 // With which a block's sum begins: -8 times the sum of the row's numbers, and once more in the upper half, to be multiplied
 // by the minimum. A sum below zero borrows one there, so every second upper half has one more: the minimum is multiplied
@@ -30,13 +30,6 @@ static inline bool has_whole_scales(int bits) { return HAS_WHOLE_SCALES && bits 
 template <typename Ints>
 static inline Ints start_of(Ints sum_of_numbers) {
     return sum_of_numbers * (-MIDDLE * ((1 << 16) + 1)) + ((sum_of_numbers & 1) << 16);
-}
-
-// Of what a strip begins with.
-static inline size_t head_bytes(int bits) { return has_whole_scales(bits) ? W * sizeof(float) : 0; }
-
-static inline size_t strip_bytes(int bits, int block, int in) {
-    return head_bytes(bits) + in / block * block_bytes(bits, block);
 }
 
 // What W outputs need their units for: the largest of their scales and minima.
@@ -77,15 +70,6 @@ static inline void unpack_whole(const uint8_t *strip, int o, int in, float *out)
             out[at + i] = unit * float(pair[0] * (number - MIDDLE) - MIDDLE * pair[1]);
         }
     }
-}
-
-// One output's weights of a panel of two strips, as floats: out [in].
-static inline void unpack_row(const uint8_t *panel, int place, int in, int bits, int block, float *out) {
-    const uint8_t *strip = panel + (place / W) * strip_bytes(bits, block, in);
-    if (has_whole_scales(bits))
-        unpack_whole(strip, place % W, in, out);
-    else
-        unpack_halves(strip, place % W, in, bits, block, out);
 }
 
 #if defined(__AVX512VNNI__)
