@@ -27,6 +27,9 @@ DTYPES = [torch.float32, torch.float16 if IS_INTERPRETED else torch.bfloat16]
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 5e-3, torch.bfloat16: 3e-2}
 PAIRS_TOLERANCE = 6e-3
 """Of attention that rounds queries and weights to bfloat16: twice that of one number."""
+INT8_TOLERANCE = 3e-4
+"""Of attention over int8, whose queries are rounded as `rounded_to_int8` has it: weights lose 2^-16 of the largest, and
+powers of two 8e-5."""
 SCALE = 0.3
 FP8_SMALLEST = 2**-6
 """Of those with all their bits."""
@@ -57,6 +60,13 @@ class Rig:
         assert got.shape == expected.shape and got.dtype == self.dtype
         error = (got.double() - expected).abs().max() / expected.abs().max()
         assert error < (tolerance or TOLERANCE[self.dtype])
+
+
+def rounded_to_int8(values: Tensor) -> Tensor:
+    """float64 [..., D]: whole numbers up to 127 times a scale for each D, a float."""
+    largest = values.float().abs().amax(-1, keepdim=True).clamp_min(1e-15)
+    whole = (values.float() * (127 / largest)).round()
+    return whole.double() * (largest / 127).double()
 
 
 @dataclass(frozen=True)
@@ -163,7 +173,9 @@ class Rows:
         pool = self.kernel.allocate(2, num_blocks + 1, block_size, rig.device)
         for entry in pool.entries:
             assert len(entry) == num_blocks + 1
-            if cache_scales is None:
+            if kept == torch.int8:
+                entry.fill_(-1)  # scales of NaN
+            elif cache_scales is None:
                 entry.fill_(garbage)
             else:
                 entry.view(torch.uint8).fill_(FP8_NAN)
@@ -223,12 +235,16 @@ class Rows:
                     for i in (1, 2)
                 )
                 q = new[0][new_at : new_at + q_len]
+                if self.spec.dtype == torch.int8:
+                    q = rounded_to_int8(q)
                 outs.append(self._exact_row(q, self.as_cached(k, 0), self.as_cached(v, 1)))
             old_at, new_at = old_at + before, new_at + q_len
         return torch.cat(outs).flatten(1)
 
     def as_cached(self, values: Tensor, which: int) -> Tensor:
         """Keys (0) or values (1), float64, as the cache has them."""
+        if self.spec.dtype == torch.int8:
+            return rounded_to_int8(values)
         if self.cache_scales is None:
             return values.to(self.spec.dtype).double()
         scale = self.cache_scales[which]

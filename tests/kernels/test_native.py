@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from tests.kernels.levels import LEVELS_OF_ATTENTION, at_level, forget_library, multiplies_pairs
-from tests.kernels.rig import CPU, HAS_NATIVE, PAIRS_TOLERANCE, Rig, Row, Rows, buffers_for
+from tests.kernels.rig import CPU, HAS_NATIVE, INT8_TOLERANCE, PAIRS_TOLERANCE, Rig, Row, Rows, buffers_for
 from tests.kernels.sampling_rig import MANY, Asks, draws_of
 from worker.kernels.linear import LINEAR, TABLE, LinearSpec
 from worker.kernels.native import build, library
-from worker.kernels.native.build import LEVELS, BuildError, Level, best_level
+from worker.kernels.native.build import LEVELS, BuildError, Level, best_level, this_cpu
 from worker.kernels.native.linear import NativeLinear
 from worker.kernels.sampling import CHOOSE
 from worker.kernels.select import Kernels
@@ -95,7 +95,7 @@ def test_a_product_of_more_than_a_cache_holds_is_the_same(level: Level, rig: Rig
 
 
 HALF = torch.bfloat16
-CACHE_DTYPES = [torch.float32, HALF]
+CACHE_DTYPES = [torch.float32, HALF, torch.int8]
 
 
 @pytest.mark.parametrize("block_size", [1, 16, 48])
@@ -112,6 +112,53 @@ def test_a_cache_of_bfloat16_at_each_level(level: Level, rig: Rig, head_dim: int
         rig.assert_close(rows.attend(), rows.exact(), tolerance)
         for before, after in zip(rows.before, rows.entries, strict=True):
             assert (before != after).sum() == sum(query_lens) * head_dim
+
+
+@pytest.mark.parametrize("block_size", [16, 48])
+@pytest.mark.parametrize("shape", [(7, 1, 16), (6, 2, 80), (2, 2, 128), (4, 1, 256)], ids=str)
+def test_a_cache_of_int8_at_each_level(level: Level, rig: Rig, shape: tuple[int, int, int], block_size: int) -> None:
+    """Exact but for the rounding of queries, keys, values and weights; with scales of NaN where nobody wrote. And only
+    what is a token's own is written."""
+    for query_lens, context_lens in (([1, 1, 1, 1], [1, 40, 601, 256]), ([1, 150, 5, 4], [9, 151, 300, 33])):
+        rows = Rows(rig, shape, query_lens, context_lens, block_size, scale=0.15, cache_dtype=torch.int8)
+        rig.assert_close(rows.attend(), rows.exact(), INT8_TOLERANCE)
+        _, k, v = rows.by_head(rows.qkv)
+        rig.assert_close(rows.k, rows.as_cached(k, 0))
+        rig.assert_close(rows.v, rows.as_cached(v, 1))
+        most = sum(query_lens) * shape[1] * (shape[2] + 4)
+        for before, after in zip(rows.before, rows.entries, strict=True):
+            assert 0.9 * most < (before != after).sum() <= most
+
+
+@pytest.mark.parametrize("size", [1e-20, 1e-6, 1e12])
+def test_int8_has_a_scale_for_each_token_and_head(level: Level, rig: Rig, size: float) -> None:
+    """However large or small one is beside the others; and one whose value is zero weighs what it should."""
+    rows = Rows(rig, (4, 2, 16), [40], [40], 16, scale=0.25, cache_dtype=torch.int8)
+    rows.qkv[7, 6 * 16 :] *= size
+    rows.qkv[20, 6 * 16 :] = 0
+    rows.q, rows.k, rows.v = rows.kernel.write_qkv(rows.qkv.clone(), None, None, rows.cache, rows.metadata)
+    found, exact = rows.attend(), rows.exact()
+    for token in range(40):
+        rig.assert_close(found[token], exact[token], INT8_TOLERANCE)
+
+
+def test_int8_loses_little(level: Level, rig: Rig) -> None:
+    rows = Rows(rig, (6, 2, 64), [1, 1, 9], [300, 40, 9], 16, scale=0.125, cache_dtype=torch.int8)
+    found = rows.attend().double()
+    rows.spec = replace(rows.spec, dtype=torch.float32)
+    exact = rows.exact()
+    assert 1e-3 < (found - exact).abs().max() / exact.abs().max() < 0.02
+
+
+@pytest.mark.skipif(len(LEVELS_OF_ATTENTION) < 2, reason="this processor has one level")
+def test_int8_is_the_same_at_levels_of_as_wide_vectors(rig: Rig) -> None:
+    """Its sums are of whole numbers."""
+    found = []
+    for level in (level for level in LEVELS if level.cpu_flags <= this_cpu() and level.name != "avx2"):
+        with at_level(level):
+            rows = Rows(rig, (6, 2, 16), [1, 1, 150, 5], [700, 3, 150, 30], 16, cache_dtype=torch.int8)
+            found.append(rows.attend())
+    assert all(torch.equal(out, found[0]) for out in found)
 
 
 @pytest.mark.parametrize("cache_dtype", CACHE_DTYPES, ids=str)
@@ -134,22 +181,28 @@ def test_a_prompt_attends_the_same_whole_and_in_chunks(
     assert torch.equal(rows.kernel.attend(rows.q, rows.k, rows.v, rows.cache, metadata), whole)
 
 
-def test_weights_that_are_rounded_add_up_to_one(level: Level, rig: Rig) -> None:
+@pytest.mark.parametrize(("cache_dtype", "tolerance"), [(HALF, None), (torch.int8, INT8_TOLERANCE)], ids=str)
+def test_weights_that_are_rounded_add_up_to_one(
+    level: Level, rig: Rig, cache_dtype: torch.dtype, tolerance: float | None
+) -> None:
     """Values that are all the same come out as they are."""
-    rows = Rows(rig, (6, 2, 16), [1, 300], [1, 300], 16, cache_dtype=HALF)
+    rows = Rows(rig, (6, 2, 16), [1, 300], [1, 300], 16, cache_dtype=cache_dtype)
     qkv = rows.qkv.clone()
     qkv[:, 8 * 16 :] = 1.5
     q, k, v = rows.kernel.write_qkv(qkv, None, None, rows.cache, rows.metadata)
     out = rows.kernel.attend(q, k, v, rows.cache, rows.metadata)
-    rig.assert_close(out, torch.full_like(out, 1.5).double())
+    rig.assert_close(out, torch.full_like(out, 1.5).double(), tolerance)
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("head", [0, 8, 10], ids=["query", "key", "value"])
-def test_what_is_not_finite_stays_so_at_each_level(level: Level, rig: Rig, value: float, head: int) -> None:
+@pytest.mark.parametrize("cache_dtype", [HALF, torch.int8], ids=str)
+def test_what_is_not_finite_stays_so_at_each_level(
+    level: Level, rig: Rig, cache_dtype: torch.dtype, value: float, head: int
+) -> None:
     """In results of its own token, but where a score of -inf weighs nothing; heads that do not see it, and other rows,
     are as they were."""
-    rows = Rows(rig, (8, 2, 16), [1, 1], [20, 9], 16, cache_dtype=HALF)
+    rows = Rows(rig, (8, 2, 16), [1, 1], [20, 9], 16, cache_dtype=cache_dtype)
     qkv = rows.qkv.clone()
     qkv[0, head * 16 + 3] = value
     q, k, v = rows.kernel.write_qkv(qkv, None, None, rows.cache, rows.metadata)

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from worker.kernels.gqa import GqaSpec
 from worker.kernels.native.library import obstacle
 from worker.kernels.select import Kernels
 from worker.layers.setup import LayerSetup
-from worker.loader.errors import WeightsError
+from worker.loader.errors import ModelConfigError, WeightsError
 from worker.parallel.group import ALONE, Group
 from worker.runner.build import build_runner
 from worker.runner.config import RunnerConfig
@@ -62,8 +63,26 @@ def test_logits_stay_near_those_of_a_float_cache(tmp_path: Path) -> None:
     assert 1e-5 < error_of(make_driver(tmp_path, kv_cache_dtype="fp8"), model) < 0.05
 
 
-def test_entries_are_swapped_copied_and_cleared(tiny: tuple[Path, LlamaForCausalLM]) -> None:
-    driver = make_driver(tiny[0], kv_cache_dtype="fp8", swap_space_gib=0.001)
+@pytest.fixture
+def wide(tmp_path: Path) -> tuple[Path, LlamaForCausalLM]:
+    """Of heads that native kernels take."""
+    return tmp_path, save_llama(
+        tmp_path, hidden_size=64, num_attention_heads=4, num_key_value_heads=2, head_dim=16, initializer_range=0.1
+    )
+
+
+NEEDS_NATIVE = pytest.mark.skipif(obstacle() is not None, reason="needs AVX2 and a C++ compiler")
+EIGHT_BITS = ["fp8", pytest.param("int8", marks=NEEDS_NATIVE)]
+
+
+@NEEDS_NATIVE
+def test_logits_stay_near_with_int8(wide: tuple[Path, LlamaForCausalLM]) -> None:
+    assert 1e-5 < error_of(make_driver(wide[0], kv_cache_dtype="int8"), wide[1]) < 0.02
+
+
+@pytest.mark.parametrize("cache", EIGHT_BITS)
+def test_entries_are_swapped_copied_and_cleared(wide: tuple[Path, LlamaForCausalLM], cache: str) -> None:
+    driver = make_driver(wide[0], kv_cache_dtype=cache, swap_space_gib=0.001)
     seq, other = driver.add(random_prompt(16, 0)), driver.add(random_prompt(3, 1))
     driver.prefill(seq)
     (source,), copied, back = seq.blocks, driver.free.pop(), driver.free.pop()
@@ -73,6 +92,24 @@ def test_entries_are_swapped_copied_and_cleared(tiny: tuple[Path, LlamaForCausal
     for entry, content in zip(cache_of(driver.runner), before, strict=True):
         assert content.any() and not entry[source].any()
         assert torch.equal(entry[copied], content) and torch.equal(entry[back], content)
+
+
+@NEEDS_NATIVE
+def test_scales_of_int8_go_with_their_block(wide: tuple[Path, LlamaForCausalLM]) -> None:
+    """A row goes on from copies of its blocks as from the blocks."""
+    driver = make_driver(wide[0], kv_cache_dtype="int8")
+    seen = capture_logits(driver)
+    seq, other = driver.add(random_prompt(30, 0)), driver.add(random_prompt(3, 1))
+    driver.prefill(seq)
+    copies = [driver.free.pop() for _ in seq.blocks]
+    driver.run([(other, 3)], blocks_to_copy=list(zip(seq.blocks, copies, strict=True)))
+    blocks, tokens = seq.blocks, list(seq.tokens)
+    driver.decode(seq)
+    expected = seen[-1][0]
+    copied = driver.add(tokens[:30])
+    copied.blocks, copied.num_computed, copied.tokens = copies, 30, tokens
+    driver.run([(copied, 1)])
+    assert blocks != copies and torch.equal(seen[-1][0], expected)
 
 
 def test_a_token_sees_the_same_however_the_work_is_cut(tiny: tuple[Path, LlamaForCausalLM]) -> None:
@@ -101,29 +138,65 @@ def test_it_takes_a_quarter_of_float32(tiny: tuple[Path, LlamaForCausalLM]) -> N
     assert (plain.num_blocks, small.num_blocks) == (85, 341)  # blocks of 6,144 and 1,536 bytes in half a MiB
 
 
-@pytest.mark.skipif(obstacle() is not None, reason="needs AVX2 and a C++ compiler")
+@NEEDS_NATIVE
 @pytest.mark.parametrize(
     ("options", "dtype"),
     [
-        ({"quantization": "int8"}, torch.bfloat16),
+        ({"quantization": "int8"}, torch.int8),
+        ({"quantization": "int8", "block_size": 1}, torch.bfloat16),
+        ({"quantization": "int8", "kv_cache_dtype": "bfloat16"}, torch.bfloat16),
         ({"quantization": "int8", "kv_cache_dtype": "activations"}, torch.float32),
         ({"quantization": "none"}, torch.float32),
+        ({"quantization": "none", "kv_cache_dtype": "bfloat16"}, torch.bfloat16),
+        ({"quantization": "none", "kv_cache_dtype": "int8"}, torch.int8),
     ],
     ids=str,
 )
-def test_beside_whole_numbers_it_is_of_bfloat16(tmp_path: Path, options: dict[str, str], dtype: torch.dtype) -> None:
-    save_llama(tmp_path, hidden_size=64, num_attention_heads=4, num_key_value_heads=2, head_dim=16)
-    driver = make_driver(tmp_path, **options)
-    assert {entry.dtype for entry in cache_of(driver.runner)} == {dtype}
+def test_beside_whole_numbers_it_is_of_int8(
+    wide: tuple[Path, LlamaForCausalLM], options: dict[str, Any], dtype: torch.dtype
+) -> None:
+    assert dtype_of(make_driver(wide[0], **options)) == dtype
 
 
-@pytest.mark.skipif(obstacle() is not None, reason="needs AVX2 and a C++ compiler")
-def test_layers_whose_kernel_keeps_no_bfloat16_stay_float32() -> None:
+@NEEDS_NATIVE
+@pytest.mark.parametrize(("cache", "dtype"), [("auto", torch.bfloat16), ("int8", torch.int8)])
+def test_keys_with_a_bias_are_of_bfloat16_unless_asked_for(tmp_path: Path, cache: str, dtype: torch.dtype) -> None:
+    save_llama(tmp_path, hidden_size=64, num_attention_heads=4, num_key_value_heads=2, head_dim=16, attention_bias=True)
+    assert dtype_of(make_driver(tmp_path, quantization="int8", kv_cache_dtype=cache)) == dtype
+
+
+def dtype_of(driver: Driver) -> torch.dtype:
+    layer, *_ = driver.runner._model.cache_layers()
+    return layer.cache.k.dtype
+
+
+@pytest.mark.parametrize("name", ["int8", "bfloat16"])
+def test_what_only_native_kernels_keep(tiny: tuple[Path, LlamaForCausalLM], name: str) -> None:
+    with pytest.raises(ModelConfigError, match=f"kv-cache-dtype {name} needs native kernels, which are for CPUs"):
+        make_driver(tiny[0], kernel_backend="torch", kv_cache_dtype=name)
+
+
+@NEEDS_NATIVE
+def test_int8_has_blocks_of_many_tokens(wide: tuple[Path, LlamaForCausalLM]) -> None:
+    with pytest.raises(ModelConfigError, match="int8 needs a block-size that is a multiple of 16"):
+        make_driver(wide[0], block_size=1, kv_cache_dtype="int8")
+
+
+@NEEDS_NATIVE
+def test_int8_takes_its_scales_into_account(wide: tuple[Path, LlamaForCausalLM]) -> None:
+    config = RunnerConfig(model=str(wide[0]), device="cpu", kv_cache_gib=2**-11, quantization="none")
+    (_, plain), (_, small) = (build_runner(replace(config, kv_cache_dtype=name), Group()) for name in ("auto", "int8"))
+    assert (plain.num_blocks, small.num_blocks) == (42, 136)  # blocks of 12,288 and 3,840 bytes in half a MiB
+
+
+@NEEDS_NATIVE
+@pytest.mark.parametrize("cache_dtypes", [(torch.bfloat16,), (torch.int8, torch.bfloat16)], ids=str)
+def test_layers_whose_kernel_keeps_nothing_smaller_stay_float32(cache_dtypes: tuple[torch.dtype, ...]) -> None:
     setup = LayerSetup(
-        Kernels(torch.device("cpu")), ALONE, torch.float32, quantization="int8", cache_dtypes=(torch.bfloat16,)
+        Kernels(torch.device("cpu")), ALONE, torch.float32, quantization="int8", cache_dtypes=cache_dtypes
     )
     spec = GqaSpec(6, 2, 16, 1.0, torch.float32)
-    assert setup.with_cache(spec).dtype == torch.bfloat16
+    assert setup.with_cache(spec).dtype == cache_dtypes[0]
     windowed = replace(spec, window=8)
     assert setup.with_cache(windowed) == windowed
 

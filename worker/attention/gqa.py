@@ -41,8 +41,7 @@ class GqaBuilder:
     def pool_specs(self) -> list[PoolSpec]:
         """The one pool: blocks of this rank, all layers, K and V."""
         shape = self._shape
-        values = len(self._layers) * self._block_size * shape.num_kv_heads * (shape.head_dim + shape.value_dim)
-        return [PoolSpec(PoolKind.PAGE, values * self._shape.dtype.itemsize)]
+        return [PoolSpec(PoolKind.PAGE, len(self._layers) * self._block_size * shape.token_bytes)]
 
     def allocate(self, plan: PoolPlan) -> None:
         pool = self._kernel.allocate(len(self._layers), plan.num_blocks + 1, self._block_size, self._device)

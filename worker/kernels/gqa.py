@@ -13,6 +13,11 @@ from worker.kernels.elementwise import RopeTable
 from worker.kernels.operation import CacheKernel, Operation
 from worker.kernels.step import Step, StepBuffers
 
+SCALE_BYTES = 4
+"""Of one beside whole numbers: float32."""
+INT8_TOKENS = 16
+"""A block of int8 has so many, or a multiple."""
+
 
 @dataclass(frozen=True, slots=True)
 class GqaSpec:
@@ -23,7 +28,7 @@ class GqaSpec:
     head_dim: int
     scale: float
     dtype: torch.dtype
-    """Of the cache: that of activations, float8_e4m3, or bfloat16 beside float32."""
+    """Of the cache: that of activations, float8_e4m3, or, beside float32, bfloat16 or int8 with scales."""
     window: int | None = None
     """A token sees the last so many tokens, itself included; None: all."""
     has_sinks: bool = False
@@ -35,6 +40,12 @@ class GqaSpec:
     @property
     def value_dim(self) -> int:
         return self.head_dim if self.v_head_dim is None else self.v_head_dim
+
+    @property
+    def token_bytes(self) -> int:
+        """What a layer's cache has of one: of int8 with a scale for each head's key and each head's value."""
+        scales = 2 * SCALE_BYTES if self.dtype == torch.int8 else 0
+        return self.num_kv_heads * ((self.head_dim + self.value_dim) * self.dtype.itemsize + scales)
 
 
 def is_plain(spec: GqaSpec) -> bool:

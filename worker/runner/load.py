@@ -5,6 +5,7 @@ from typing import cast
 
 import torch
 
+from worker.kernels.gqa import GQA, INT8_TOKENS, GqaSpec
 from worker.kernels.select import Kernels
 from worker.kernels.weights import Blocks, Grouped, Quantization
 from worker.lap_watch import LapWatch
@@ -60,7 +61,7 @@ def layer_setup(
     of_experts = _of_experts(quantization, config.quantization, kernels, stored, quantized)
     return LayerSetup(
         kernels, tp, dtype, quantization, of_experts, ep, dp,
-        cache_dtypes=_cache_dtypes(config, quantization, dtype),
+        cache_dtypes=_cache_dtypes(opened.config, config, quantization, kernels, dtype),
         has_cache_scales=quantized is not None and quantized.has_cache_scales,
         num_drafts=config.num_speculative_tokens,
     )  # fmt: skip
@@ -125,13 +126,27 @@ def resolve_quantization(
     return cast(Quantization, name)
 
 
-def _cache_dtypes(config: RunnerConfig, quantization: Quantization, dtype: torch.dtype) -> tuple[torch.dtype, ...]:
+def _cache_dtypes(
+    model: CommonConfig, config: RunnerConfig, quantization: Quantization, kernels: Kernels, dtype: torch.dtype
+) -> tuple[torch.dtype, ...]:
     """Before that of activations. Weights of whole numbers on a CPU round activations to 8 bits anyway: beside them a
-    cache of bfloat16 loses next to nothing, and attention reads half as much."""
-    if config.kv_cache_dtype == "fp8":
-        return (torch.float8_e4m3fn,)
-    is_rounded = quantization != "none" and dtype == torch.float32
-    return (torch.bfloat16,) if config.kv_cache_dtype == "auto" and is_rounded else ()
+    cache of 8 bits loses next to nothing, and attention reads a quarter. A bias makes some components of all keys far
+    larger than the others, for which the scale that they share is then too coarse. Raises ModelConfigError for what
+    no layer could have."""
+    name, has_blocks = config.kv_cache_dtype, config.block_size % INT8_TOKENS == 0
+    if name == "auto":
+        if quantization == "none" or dtype != torch.float32:
+            return ()
+        has_bias = isinstance(model, ModelConfig) and (model.attention_bias or model.qkv_bias)
+        return (torch.int8, torch.bfloat16) if has_blocks and not has_bias else (torch.bfloat16,)
+    asked = {"bfloat16": torch.bfloat16, "int8": torch.int8, "fp8": torch.float8_e4m3fn}.get(name)
+    if asked is None:
+        return ()
+    if kernels.find(GQA, GqaSpec(1, 1, 64, 1.0, asked), dtype) is None:
+        raise ModelConfigError(f"kv-cache-dtype {name} needs native kernels, which are for CPUs and dtype float32")
+    if asked == torch.int8 and not has_blocks:
+        raise ModelConfigError(f"kv-cache-dtype int8 needs a block-size that is a multiple of {INT8_TOKENS}")
+    return (asked,)
 
 
 def _of_experts(

@@ -1,7 +1,7 @@
 // Causal attention over a paged cache. Of each block a layer has keys [heads][D][block_size], so that a vector holds one
 // component of W keys, and values [heads][block_size][D]; from a block to the next it is `block_stride` entries. These
-// are floats, of bfloat16 (where a processor multiplies pairs of these, in another order: see pairs.h), or of float8 with
-// a scale for all of a layer's keys and one for its values.
+// are floats, of bfloat16 (where a processor multiplies pairs of these, in another order: see pairs.h), of float8 with a
+// scale for all of a layer's keys and one for its values, or whole numbers with scales of their own (quads.h).
 //
 // Keys are taken KEYS at a time, each time with a softmax of its own, and what was found is merged in their order. So a
 // token's result depends on its context alone, and not on how the work was shared out.
@@ -15,6 +15,9 @@
 #include "float8.h"
 #include "rounding.h"
 
+// What a cache has of a number. Shared with Python (library.py).
+enum class Kept : int32_t { float32, bfloat16, float8, int8 };
+
 constexpr int KEYS = 256;
 constexpr int LINE = 64;  // bytes
 constexpr int AHEAD = 8192;  // bytes from what is read to what is asked for
@@ -25,14 +28,16 @@ struct Shape {
     int heads, kv_heads, head_dim, block_size;
     int64_t block_stride;
     float scale;
-    int cache_bits;  // 32, 16 or 8
+    Kept kept;
     int group() const { return heads / kv_heads; }
     // Whether the cache is of pairs: of blocks that are whole vectors of keys.
-    bool is_paired() const { return HAS_PAIRS && cache_bits == 16 && block_size % W == 0; }
-    // Where a layer's keys, or values, of this head in this block begin.
-    int64_t place(int64_t block, int kv_head) const {
-        return block * block_stride + int64_t(kv_head) * head_dim * block_size;
+    bool is_paired() const { return HAS_PAIRS && kept == Kept::bfloat16 && block_size % W == 0; }
+    // What a head has in a block, of keys or of values: numbers, and behind whole ones a scale for each token.
+    int64_t head_entries() const {
+        return int64_t(head_dim + (kept == Kept::int8 ? sizeof(float) : 0)) * block_size;
     }
+    // Where a layer's keys, or values, of this head in this block begin.
+    int64_t place(int64_t block, int kv_head) const { return block * block_stride + kv_head * head_entries(); }
 };
 
 // Part of the work of one row and key head: some of its tokens over some of its keys.
@@ -70,14 +75,14 @@ struct Attention {
     RoundedRows rounded;  // what the next product reads, in place of `out`, if heads are whole blocks of it
 
     // Of what `load` makes of the cache.
-    float unit() const { return shape.cache_bits == 8 ? FLOAT8_UNIT : 1.0f; }
+    float unit() const { return shape.kept == Kept::float8 ? FLOAT8_UNIT : 1.0f; }
     float score_scale() const { return shape.scale * (cache.k_scale * unit()); }
     float value_scale() const { return cache.v_scale * unit(); }
 };
 
 static inline size_t attention_scratch(const Shape &shape) {
     const size_t queries = std::max(TILE_QUERIES, shape.group());
-    return queries * (KEYS + W) + 2 * queries * (shape.head_dim + 2) + queries * (shape.head_dim / 2);
+    return queries * (KEYS + W) + 2 * queries * (shape.head_dim + 2) + queries * (shape.head_dim / 2 + 2) + KEYS;
 }
 
 // Scores of N vectors of keys.

@@ -18,7 +18,8 @@ struct Layer {
 };
 
 struct Model {
-    int32_t num_layers, hidden_size, intermediate_size, heads, kv_heads, head_dim, block_size, cache_bits;
+    int32_t num_layers, hidden_size, intermediate_size, heads, kv_heads, head_dim, block_size;
+    Kept kept;
     int64_t block_stride;
     float scale, eps, head_eps;
     const float *norm;
@@ -27,7 +28,7 @@ struct Model {
 
 static inline Shape shape_of(const Model &model) {
     return {model.heads,        model.kv_heads, model.head_dim,  model.block_size,
-            model.block_stride, model.scale,    model.cache_bits};
+            model.block_stride, model.scale,    model.kept};
 }
 
 struct Step {

@@ -1,12 +1,13 @@
 """Attention over the paged cache in the library: what it writes and reads, and the view of a step."""
 
+from math import prod
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from worker.kernels.elementwise import RopeTable
-from worker.kernels.gqa import GqaCache, GqaKernel, GqaPool, GqaSpec, QkNorm, is_plain
+from worker.kernels.gqa import INT8_TOKENS, SCALE_BYTES, GqaCache, GqaKernel, GqaPool, GqaSpec, QkNorm, is_plain
 from worker.kernels.native.library import Layer, Model, StepView, engine, obstacle, pointer
 from worker.kernels.native.memory import mapped
 from worker.kernels.step import Step, StepBuffers
@@ -15,7 +16,8 @@ PAST_THE_END = 16
 """Entries behind the keys: the last of them are read a vector at a time."""
 WIDTHS = 16
 """Of the widest vector: heads are whole vectors."""
-CACHE_DTYPES = (torch.float32, torch.bfloat16, torch.float8_e4m3fn)
+CACHE_DTYPES = (torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.int8)
+"""In the order of `Kept` (attention.h)."""
 
 
 class StepMetadata(NamedTuple):
@@ -29,7 +31,8 @@ class StepMetadata(NamedTuple):
 class NativeGqa(GqaKernel):
     """Keys are [blocks + spare, layers, K, D, block_size], values [blocks + spare, layers, K,
     block_size, D]: blocks first, so that those in use lie together on large pages. Of bfloat16 the library may have
-    numbers of a head in a block in another order (pairs.h)."""
+    numbers of a head in a block in another order (pairs.h); of int8 it has them in an order of its own, with their
+    scales behind them (quads.h): both are [blocks + spare, layers, K, (D + 4) × block_size]."""
 
     def __init__(self, spec: GqaSpec) -> None:
         self._spec = spec
@@ -38,12 +41,18 @@ class NativeGqa(GqaKernel):
         self._viewed: StepBuffers | None = None
 
     def allocate(self, num_layers: int, num_blocks: int, block_size: int, device: torch.device) -> GqaPool:
-        kv_heads, head_dim = self._spec.num_kv_heads, self._spec.head_dim
-        size = num_blocks * num_layers * kv_heads * head_dim * block_size
-        dtype = self._spec.dtype
-        keys, values = (mapped(dtype.itemsize * (size + PAST_THE_END)).view(dtype)[:size] for _ in range(2))
-        k = keys.view(num_blocks, num_layers, kv_heads, head_dim, block_size)
-        v = values.view(num_blocks, num_layers, kv_heads, block_size, head_dim)
+        head_dim, dtype = self._spec.head_dim, self._spec.dtype
+        of_keys: tuple[int, ...] = (head_dim, block_size)
+        of_values: tuple[int, ...] = (block_size, head_dim)
+        if dtype == torch.int8:
+            assert block_size % INT8_TOKENS == 0
+            of_keys = of_values = ((head_dim + SCALE_BYTES) * block_size,)
+        shape = (num_blocks, num_layers, self._spec.num_kv_heads)
+        size = prod((*shape, *of_keys))
+        k, v = (
+            mapped(dtype.itemsize * (size + PAST_THE_END)).view(dtype)[:size].view(*shape, *of_head)
+            for of_head in (of_keys, of_values)
+        )
         return GqaPool([GqaCache(k[:, i], v[:, i]) for i in range(num_layers)], [k, v])
 
     def graph_contexts(self, num_rows: int, max_context_len: int) -> tuple[int, ...]:
@@ -93,7 +102,7 @@ def attention_model(spec: GqaSpec, norm: QkNorm | None, cache: GqaCache, block_s
         kv_heads=spec.num_kv_heads,
         head_dim=spec.head_dim,
         block_size=block_size,
-        cache_bits=8 * cache.k.itemsize,
+        kept=CACHE_DTYPES.index(spec.dtype),
         block_stride=cache.k.stride(0),
         scale=spec.scale,
         head_eps=0.0 if norm is None else norm.eps,

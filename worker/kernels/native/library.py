@@ -49,7 +49,7 @@ class Layer(Structure):
 class Model(Structure):
     _fields_ = (
         ("num_layers", c_int32), ("hidden_size", c_int32), ("intermediate_size", c_int32), ("heads", c_int32),
-        ("kv_heads", c_int32), ("head_dim", c_int32), ("block_size", c_int32), ("cache_bits", c_int32),
+        ("kv_heads", c_int32), ("head_dim", c_int32), ("block_size", c_int32), ("kept", c_int32),
         ("block_stride", c_int64), ("scale", c_float), ("eps", c_float), ("head_eps", c_float), ("norm", c_void_p),
         ("layers", POINTER(Layer)),
     )  # fmt: skip

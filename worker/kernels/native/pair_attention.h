@@ -5,6 +5,7 @@
 
 #include "attention.h"
 #include "pairs.h"
+#include "quad_attention.h"
 
 #if defined(__AVX512BF16__)
 constexpr int SCORED_QUERIES = 8, MIXED_QUERIES = 6, MIXED_VECTORS = 4;  // that tiles have sums of in registers
@@ -162,8 +163,9 @@ struct PairWork : ItemPlaces<Pair, 2> {
 #endif
 
 static inline auto attention_over(const Shape &shape) {
-    if (shape.cache_bits == 8) return attend_item<ItemWork<Float8>>;
-    if (shape.cache_bits == 32) return attend_item<ItemWork<float>>;
+    if (shape.kept == Kept::float8) return attend_item<ItemWork<Float8>>;
+    if (shape.kept == Kept::int8) return attend_item<QuadWork>;
+    if (shape.kept == Kept::float32) return attend_item<ItemWork<float>>;
 #if defined(__AVX512BF16__)
     if (shape.is_paired()) return attend_item<PairWork>;
 #endif

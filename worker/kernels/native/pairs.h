@@ -31,17 +31,4 @@ static inline PairVec firsts_of(PairVec pairs) { return (PairVec)_mm512_and_si51
 // Each lane's two products, which are rounded in between and in the processor's own manner: so whatever has to come out
 // the same is summed up by this, in the same order.
 static inline Vec add_products(Vec sum, PairVec a, PairVec b) { return (Vec)_mm512_dpbf16_ps((__m512)sum, a, b); }
-
-// 2^x within 8e-5 of it, a twentieth of what is lost where it becomes a bfloat16, for x <= 127; hardly more than 0 below
-// -126. NaN stays NaN.
-static inline Vec power_of_two(Vec x) {
-    const Vec within = (Vec)_mm512_max_ps((__m512)splat(-126.0f), (__m512)x);  // the second, where there is NaN
-    const Vec magic = splat(12582912.0f);  // 1.5 * 2^23, which rounds to whole numbers
-    const Vec whole = within + magic - magic, rest = within - whole;
-    Vec poly = splat(5.51716691e-2f);
-    poly = poly * rest + 2.42611122e-1f;
-    poly = poly * rest + 6.93260985e-1f;
-    poly = poly * rest + 9.99928074e-1f;
-    return (Vec)_mm512_scalef_ps((__m512)poly, (__m512)whole);
-}
 #endif

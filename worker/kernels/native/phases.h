@@ -365,6 +365,26 @@ static inline void write_paired_head(const WriteQkv &write, float *key, float *v
     }
 }
 
+// The same in whole numbers. Each number of a value is written alone, as above. Where one is not finite both scales are
+// NaN, and so is what any query makes of them that sees the token.
+static inline void write_whole_head(const WriteQkv &write, float *key, float *value, int64_t place, int offset) {
+    const int dim = write.shape.head_dim, size = write.shape.block_size;
+    const WholeScale for_key(largest_size(key, dim)), for_value(largest_size(value, dim));
+    Quad *k = static_cast<Quad *>(write.cache.k) + place / QUAD, *v = static_cast<Quad *>(write.cache.v) + place / QUAD;
+    Quad *key_to = k + offset, *value_to = v + offset / QUAD * dim;
+    for (int d = 0; d < dim; d += W) {
+        const IntVec keys = nearest(load(key + d) * for_key.inverse);
+        const IntVec values = nearest(load(value + d) * for_value.inverse);
+        for (int i = 0; i < W; i++) key_to[(d + i) / QUAD * size].numbers[i % QUAD] = uint8_t(keys[i] + KEY_ZERO);
+        for (int i = 0; i < W; i++) value_to[d + i].numbers[offset % QUAD] = uint8_t(values[i]);
+        store(key + d, __builtin_convertvector(keys, Vec) * for_key.scale);
+        store(value + d, __builtin_convertvector(values, Vec) * for_value.scale);
+    }
+    const float none = for_key.scale * 0.0f + for_value.scale * 0.0f;
+    reinterpret_cast<float *>(k + dim * size / QUAD)[offset] = for_key.scale + none;
+    reinterpret_cast<float *>(v + dim * size / QUAD)[offset] = for_value.scale + none;
+}
+
 static void run_write_qkv(const void *task, int chunk, int) {
     const WriteQkv &write = *static_cast<const WriteQkv *>(task);
     const Shape &shape = write.shape;
@@ -379,11 +399,13 @@ static void run_write_qkv(const void *task, int chunk, int) {
             if (slot < 0) continue;
             const int64_t place = shape.place(slot / shape.block_size, h);
             const int offset = int(slot % shape.block_size);
-            if (shape.cache_bits == 8)
+            if (shape.kept == Kept::float8)
                 write_small_head(write, queries + h * shape.group() * dim, head, values, place, offset);
+            else if (shape.kept == Kept::int8)
+                write_whole_head(write, head, values, place, offset);
             else if (shape.is_paired())
                 write_paired_head(write, head, values, place, offset);
-            else if (shape.cache_bits == 16)
+            else if (shape.kept == Kept::bfloat16)
                 write_half_head(write, head, values, place, offset);
             else
                 write_head(write, head, values, place, offset);

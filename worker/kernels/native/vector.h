@@ -46,6 +46,13 @@ static inline void ask_for(const void *line) { __builtin_prefetch(line, 0, 2); }
 
 static inline Vec splat(float value) { return Vec{} + value; }
 
+// 0, 1, 2 ...
+static inline IntVec lanes() {
+    IntVec value;
+    for (int i = 0; i < W; i++) value[i] = i;
+    return value;
+}
+
 static inline Vec choose(IntVec condition, Vec yes, Vec no) { return condition ? yes : no; }
 
 #if defined(__AVX512F__)
@@ -77,7 +84,14 @@ static inline float sum_of(Vec value) {
     return _mm_cvtss_f32(_mm_add_ss(pair, _mm_movehdup_ps(pair)));
 }
 
-static inline Vec larger(Vec a, Vec b) { return choose(a > b, a, b); }
+// The second, where one is NaN.
+static inline Vec larger(Vec a, Vec b) {
+#if defined(__AVX512F__)
+    return (Vec)_mm512_max_ps((__m512)a, (__m512)b);
+#else
+    return (Vec)_mm256_max_ps((__m256)a, (__m256)b);
+#endif
+}
 
 // e^x within 2 units in the last place, for x <= 88; below -87 it is 0. NaN stays NaN.
 static inline Vec exponential(Vec x) {
@@ -103,4 +117,33 @@ static inline Vec exponential(Vec x) {
     Vec power;
     memcpy(&power, &scale, sizeof power);
     return choose(vanishes, Vec{}, poly * power);
+}
+
+// `times` 2^x within 8e-5 of it, for x <= 112; hardly more than 0 below -126. NaN stays NaN.
+static inline Vec power_of_two(Vec x, float times = 1.0f) {
+    const Vec within = larger(splat(-126.0f), x);
+    const Vec magic = splat(12582912.0f);  // 1.5 * 2^23, which rounds to whole numbers
+    const Vec whole = within + magic - magic, rest = within - whole;
+    Vec poly = splat(5.51716691e-2f * times);
+    poly = poly * rest + 2.42611122e-1f * times;
+    poly = poly * rest + 6.93260985e-1f * times;
+    poly = poly * rest + 9.99928074e-1f * times;
+#if defined(__AVX512F__)
+    return (Vec)_mm512_scalef_ps((__m512)poly, (__m512)whole);
+#else
+    return (Vec)((IntVec)poly + (nearest(whole) << 23));
+#endif
+}
+
+// Within 1.5e-5 of it, for numbers that are neither below 2^-126 nor infinite.
+static inline Vec logarithm_of_two(Vec x) {
+    const IntVec bits = (IntVec)x;
+    const Vec whole = __builtin_convertvector((bits >> 23) - 127, Vec), part = (Vec)((bits & 0x7fffff) | 0x3f800000);
+    Vec poly = splat(4.39286278e-2f);
+    poly = poly * part - 4.09475586e-1f;
+    poly = poly * part + 1.61017755f;
+    poly = poly * part - 3.52021884f;
+    poly = poly * part + 5.06975632f;
+    poly = poly * part - 2.79415368f;
+    return poly + whole;
 }
