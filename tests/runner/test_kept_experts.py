@@ -121,7 +121,7 @@ def test_a_files_experts_stay_as_they_are(
     prompt = random_prompt(30, 1, VOCABULARY)
     exact = model.saved.logits(prompt)[-1]
     for backend in BACKENDS:
-        driver = make_driver(model.path, quantization="auto", kernel_backend=backend)
+        driver = make_driver(model.path, quantization="auto", kernel_backend=backend, kv_cache_dtype="activations")
         experts = [module for module in driver.runner._model.modules() if isinstance(module, RoutedExperts)]
         assert [each._spec.kind for each in experts] == [Grouped] * model.num_layers
         seen = capture_logits(driver)
