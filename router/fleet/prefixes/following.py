@@ -22,7 +22,8 @@ RETRY_SECONDS = 1.0
 
 
 class PrefixFollower:
-    """`start`, then `close`. A worker that tells of its cache is subscribed to; of others a history is kept."""
+    """`start`, then `close`. A worker that tells of its cache is subscribed to once there is another one to choose; of
+    others a history is kept."""
 
     def __init__(self, workers: WorkerSet, prefixes: Prefixes, metrics: RouterMetrics, *, use_events: bool) -> None:
         self._workers = workers
@@ -50,16 +51,23 @@ class PrefixFollower:
 
     def _follow(self, links: dict[Session, WorkerLink]) -> None:
         for session in set(self._prefixes.sessions) - links.keys():
-            if feed := self._feeds.pop(session, None):
-                feed.cancel()
-            self._prefixes.forget(session)
-        for session in links.keys() - set(self._prefixes.sessions):
-            self._begin(links[session])
+            self._forget(session)
+        for session, link in links.items():
+            assert link.info  # it is available
+            follows = self._use_events and len(links) > 1 and _tells(link.info)
+            if session not in self._prefixes.sessions or (follows and session not in self._feeds):
+                self._forget(session)  # its history, if it was alone until now
+                self._begin(link, follows=follows)
 
-    def _begin(self, link: WorkerLink) -> None:
+    def _forget(self, session: Session) -> None:
+        if feed := self._feeds.pop(session, None):
+            feed.cancel()
+        self._prefixes.forget(session)
+
+    def _begin(self, link: WorkerLink, *, follows: bool) -> None:
         info, stub = link.info, link.stub
         assert info and stub  # it is available
-        if self._use_events and _tells(info):
+        if follows:
             view = self._prefixes.follow(link.session, info.block_size)
             feed = self._feed_forever(stub, link.address, KvFeed(view, info.epoch))
             self._feeds[link.session] = asyncio.create_task(feed)

@@ -182,16 +182,37 @@ def test_a_view_is_what_the_worker_has_through_evictions():
 
 def test_a_worker_restarted_at_its_address_is_asked_again():
     async def scenario(fleet):
+        await until(lambda: fleet.known(0) == [1, 1])
         await fleet.ask(0, PREFIX)
         await fleet.learnt(hash_chain(PREFIX, 16))
-        port = fleet.workers[0].port
-        await fleet.workers[0].stop()
-        await until(lambda: fleet.known(0) == [-1])
-        fleet.workers[0] = await start_worker(port=port)
-        await until(lambda: fleet.known(0) == [1])
+        holder = fleet.known(0).index(max(fleet.known(0)))
+        port = fleet.workers[holder].port
+        await fleet.workers[holder].stop()
+        await until(lambda: fleet.known(0)[holder] == -1)
+        fleet.workers[holder] = await start_worker(port=port)
+        await until(lambda: fleet.known(0) == [1, 1])
         return await fleet.ask(0, PREFIX)
 
-    assert run_fleet(scenario, num_workers=1, num_routers=1) == 0
+    assert run_fleet(scenario, num_routers=1) == 0
+
+
+def test_a_lone_worker_is_asked_once_there_is_another_one():
+    """Each has a block of its warm-up, of which only events tell."""
+
+    async def scenario(fleet):
+        ports = [worker.port for worker in fleet.workers]
+        for worker in fleet.workers:
+            await worker.stop()
+        await until(lambda: fleet.known(0) == [-1, -1])
+        fleet.workers[0] = await start_worker(port=ports[0])
+        await until(lambda: fleet.known(0) == [0, -1])
+        cached = [await fleet.ask(0, PREFIX) for _ in range(2)]
+        alone = fleet.known(0)
+        fleet.workers[1] = await start_worker(port=ports[1])
+        await until(lambda: fleet.known(0) == [21, 1])
+        return cached, alone
+
+    assert run_fleet(scenario, num_routers=1) == ([0, 304], [20, -1])
 
 
 class Forgetful(FakeWorker):
@@ -220,12 +241,12 @@ def stored(*hashes):
 
 def test_after_a_gap_the_snapshot_is_asked_for_again(monkeypatch):
     monkeypatch.setattr("router.fleet.prefixes.following.RETRY_SECONDS", 0.01)
-    worker = Forgetful(says("ok"), capabilities=["kv_events"])
+    worker, other = Forgetful(says("ok"), capabilities=["kv_events"]), FakeWorker(says("ok"))
 
     async def scenario(system):
         index = system.router.parts.prefixes.index
         await until(lambda: worker.num_watches == 2 and index.num_blocks == 3)
         return list(index.match([1, 2, 3, 4]).values())
 
-    assert run_system(scenario, worker, policy="prefix") == [3]
+    assert run_system(scenario, worker, other, policy="prefix") == [3]
     assert worker.num_watches == 2
