@@ -65,7 +65,8 @@ def test_tiles_of_more_and_of_fewer_features_than_rows(
     ("num_rows", "out_features", "features"),
     [
         (64, 4096, 32), (64, 6144, 64),  # a program on each of the 132 processors, or less
-        (64, 24576, 64), (64, 12288, 32), (64, 28672, 32),  # 384 fill three places each; 192 and 448 would not
+        (64, 24576, 64), (64, 28672, 32),  # 384 fill three places each; 448 would not
+        (64, 12288, 64),  # at most two each, with a stage more
         (64, 151936, 128), (64, 75968, 128), (32, 24576, 64), (8, 12288, 64),
     ],
 )  # fmt: skip

@@ -15,6 +15,7 @@ from tests.kernels.rig import BACKENDS, DTYPES, Rig, Rows
 from tests.runner.conftest import greedy_reference, make_driver, random_prompt, save_llama
 from worker.core.config import CacheConfig, SchedulerConfig
 from worker.core.model_drafter import ModelDrafter
+from worker.kernels.sampling import FAILED
 from worker.kernels.select import Kernels
 from worker.parallel.group import Group
 from worker.parallel.symmetric import Inboxes, Parts
@@ -149,6 +150,39 @@ def test_parts_of_a_sum_are_added_up_where_the_norm_is(rig: Rig, size: int) -> N
         for r, inbox in enumerate(inboxes):
             if r != rank:
                 assert torch.equal(inbox[:num_rows, turn, rank, at], messages[rank]), r
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_ranks_choose_the_best_token_of_all(rig: Rig, rank: int) -> None:
+    """On one of them; what the others send is there already. The first of equals, of whichever rank."""
+    from worker.kernels.triton.sample_ranks import best_of_ranks
+
+    size, num_rows, width, num_words = 3, 6, 600, 32
+    parts = [rig.noise(num_rows, width + 7, seed=r)[:, :width] for r in range(size)]
+    parts[1][0, 44] = parts[1][0, 99] = parts[2][0, 3] = 9.0
+    parts[0][1, 599] = parts[2][1, 0] = 9.0
+    parts[2][2, 300] = float("nan")
+    parts[0][3, 1] = float("inf")
+    for part in parts:
+        part[4] = float("-inf")
+    whole = torch.cat(parts, 1).float()
+    expected = [width + 44, 599, FAILED, FAILED, FAILED, int(whole[5].argmax())]
+    empty = torch.full((64, 2, size, num_words), -1, dtype=torch.int32, device=rig.device)
+    inboxes = [empty.clone() for _ in range(size)]
+    addresses = torch.tensor([inbox.data_ptr() for inbox in inboxes], device=rig.device)
+    there = Inboxes(addresses, torch.zeros(64, dtype=torch.int32, device=rig.device), num_words, rank, inboxes[rank])
+    for turn in (0, 1):
+        best = [part.float().nan_to_num(nan=float("inf"), posinf=float("inf"), neginf=float("-inf")) for part in parts]
+        for r in set(range(size)) - {rank}:
+            inboxes[rank][:num_rows, turn, r, 0] = best[r].amax(1).view(torch.int32)
+            inboxes[rank][:num_rows, turn, r, 1] = (r * width + best[r].argmax(1)).int()
+        assert best_of_ranks(parts[rank], rank * width, there).tolist() == expected
+        assert torch.equal(inboxes[rank], empty), "what was received has left no trace"
+        assert there.turns.tolist() == [1 - turn] * num_rows + [0] * 58
+        for r in set(range(size)) - {rank}:
+            values, tokens = inboxes[r][:num_rows, turn, rank, :2].unbind(1)
+            assert torch.equal(values.contiguous().view(torch.float32), best[rank].amax(1))
+            assert tokens[5] == rank * width + int(best[rank][5].argmax())
 
 
 def test_parts_of_many_rows_are_read_where_they_are(rig: Rig) -> None:

@@ -10,7 +10,13 @@ from tests.runner.driver import Driver, Seq
 from worker.core.params import SamplingParams
 from worker.kernels.native.library import obstacle
 from worker.kernels.native.tape import Tape, Tapes, UnrecordableError
-from worker.runner import build
+from worker.kernels.select import Kernels
+from worker.kernels.step import StagedRows, StepBuffers
+from worker.models.base import CausalLM
+from worker.parallel.group import Group
+from worker.runner import build, model_runner
+from worker.runner.greedy import GreedyChoices, choices_alone
+from worker.runner.slots import SlotState
 
 pytestmark = pytest.mark.skipif(obstacle() is not None, reason="needs AVX2 and a C++ compiler")
 WHOLE = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16, "num_attention_heads": 4}
@@ -60,6 +66,33 @@ def test_logits_of_a_tape_are_sampled_by_any_rules(tmp_path: Path, num_replays: 
     taped, plain = (decode(make_driver(tmp_path, enforce_eager=eager), *params[:10]) for eager in (False, True))
     assert [seq.output for seq in taped] == [seq.output for seq in plain]
     assert num_replays == [6 * 3 + 2 * 3]  # one row alone is greedy
+
+
+def test_ranks_that_choose_together_replay_the_head_that_they_need(
+    tmp_path: Path, num_replays: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of up to two rows, here by one rank: hidden states, then either the choice or the logits."""
+
+    def choices_of_one(
+        kernels: Kernels, tp: Group, model: CausalLM, slots: SlotState, buffers: StepBuffers
+    ) -> GreedyChoices:
+        of_logits = choices_alone(kernels, tp, slots, buffers).of_logits
+
+        def choose(hidden: torch.Tensor, rows: StagedRows) -> torch.Tensor:
+            logits = model.logits(hidden)
+            assert of_logits is not None and logits is not None
+            return of_logits(logits, rows)
+
+        return GreedyChoices(of_hidden=choose, most_rows_of_hidden=2)
+
+    save_llama(tmp_path, **WHOLE)
+    params = [SamplingParams(temperature=0.0), ASKING] + [SamplingParams(temperature=0.0)] * 8
+    plain = decode(make_driver(tmp_path, enforce_eager=True), *params)
+    assert num_replays == [0]
+    monkeypatch.setattr(model_runner, "choices_of_ranks", choices_of_one)
+    taped = decode(make_driver(tmp_path), *params)
+    assert [seq.output for seq in taped] == [seq.output for seq in plain]
+    assert num_replays == [3 * 2 * 3 + 3 * 3]  # of one and two rows two tapes each
 
 
 def test_no_tape_has_more_rows_than_there_are_slots(tmp_path: Path, num_replays: list[int]) -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from worker.kernels.operation import Operation
+from worker.parallel.symmetric import Inboxes
 
 GREEDY_TEMPERATURE = 1e-5
 """Below this a draw would be the most likely token anyway, up to overflow of logits / temperature."""
@@ -124,6 +125,13 @@ class ChooseKernel(Protocol):
         """
 
 
+class BestOfRanksKernel(Protocol):
+    def __call__(self, logits: Tensor, first_token: int, inboxes: Inboxes) -> Tensor:
+        """What `ChooseKernel` makes of greedy rows whose vocabulary is shared over ranks, each of which calls this with
+        its part: logits [R, n] of the tokens from `first_token` on, n > 0, the first rank's first. The same int64 [R]
+        on all of them. There must be room for R messages of two words (`Inboxes.num_rows`)."""
+
+
 class MaskedCopyKernel(Protocol):
     def __call__(
         self, logits: Tensor, rows: Tensor | None, num_rows: int, mask: Tensor | None
@@ -142,6 +150,8 @@ class LogprobsKernel(Protocol):
 
 
 CHOOSE: Operation[None, ChooseKernel] = Operation("choose")
+BEST_OF_RANKS: Operation[None, BestOfRanksKernel] = Operation("best_of_ranks")
+"""Not of every backend: without it one rank gathers the logits, and chooses for all."""
 MASKED_COPY: Operation[None, MaskedCopyKernel] = Operation("masked_copy")
 LOGPROBS: Operation[None, LogprobsKernel] = Operation("logprobs")
 CHUNK = 256

@@ -134,4 +134,21 @@ class OutputHead(WeightedLayer):
             return None
         if self._is_padded:
             logits = logits[:, : self._shard.vocab_size]
+        return self._capped(logits)
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether every rank has some of the tokens."""
+        return (self._setup.tp.size - 1) * self._shard.num_rows < self._shard.vocab_size
+
+    @property
+    def first_token(self) -> int:
+        """Of this rank's."""
+        return self._shard.start
+
+    def part(self, x: Tensor) -> Tensor:
+        """[R, hidden] → this rank's part of the logits, [R, tokens of this rank]."""
+        return self._capped(self._kernel(x, self._packed)[:, : self._shard.num_real])
+
+    def _capped(self, logits: Tensor) -> Tensor:
         return logits if self._soft_cap is None else logits.div(self._soft_cap).tanh_().mul_(self._soft_cap)

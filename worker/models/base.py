@@ -5,6 +5,7 @@ from abc import ABC, abstractmethod
 from torch import Tensor, nn
 
 from worker.attention.interface import CacheLayer
+from worker.layers.embedding import OutputHead
 from worker.layers.weighted import weight_targets
 from worker.loader.checkpoint import WeightTarget
 
@@ -23,6 +24,10 @@ class CausalLM(nn.Module, ABC):
     def cache_layers(self) -> list[CacheLayer]:
         """Those with a cache of their own, in the order of the layers."""
         return [module for module in self.modules() if isinstance(module, CacheLayer) and module.owns_cache]
+
+    def output_head(self) -> OutputHead | None:
+        """What makes logits of hidden states, and nothing else does; None where a model does more."""
+        return None
 
     @abstractmethod
     def forward(self, input_ids: Tensor) -> Tensor:

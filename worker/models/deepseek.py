@@ -37,6 +37,9 @@ class DeepseekForCausalLM(CausalLM):
     def logits(self, hidden: Tensor) -> Tensor | None:
         return self.lm_head.forward(hidden)
 
+    def output_head(self) -> OutputHead:
+        return self.lm_head
+
 
 def deepseek_mtp_layer(config: DeepseekConfig, setup: LayerSetup) -> MtpLayer:
     """That behind the model's last one."""

@@ -27,6 +27,9 @@ class DecoderForCausalLM(CausalLM):
     def logits(self, hidden: Tensor) -> Tensor | None:
         return self.lm_head.forward(hidden)
 
+    def output_head(self) -> OutputHead:
+        return self.lm_head
+
 
 class DenseForCausalLM(DecoderForCausalLM):
     """`CausalLM` has the contract."""

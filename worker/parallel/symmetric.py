@@ -50,10 +50,15 @@ class Inboxes:
     _sent: Tensor | None = None
     """The part that is under way."""
 
+    @property
+    def num_rows(self) -> int:
+        """That messages can be of."""
+        return len(self.turns)
+
     def hold(self, x: Tensor) -> bool:
         """Whether there is room for these rows, [R, N] of 16 or 32 bits."""
         row_bytes = x.shape[1] * x.element_size()
-        return 0 < len(x) <= len(self.turns) and row_bytes <= 4 * self.num_words and row_bytes % 4 == 0
+        return 0 < len(x) <= self.num_rows and row_bytes <= 4 * self.num_words and row_bytes % 4 == 0
 
     def keep(self, part: Tensor) -> Tensor:
         """What stands for a part of a sum that was sent. Nothing else is sent before it is taken, or its message would

@@ -16,11 +16,11 @@ from worker.runner.graphs import (
     GraphDevice,
     Graphs,
     GraphSizes,
-    GreedyChoice,
     Outputs,
     PiecewiseGraph,
     graph_contexts,
 )
+from worker.runner.greedy import GreedyChoices
 from worker.runner.prepare import StepPreparer
 
 logger = logging.getLogger(__name__)
@@ -38,11 +38,9 @@ class ForwardPass:
         self._graphs = Graphs()
         self._token_sizes: tuple[int, ...] = ()
 
-    def capture(self, device: GraphDevice, sizes: GraphSizes, choose_greedily: GreedyChoice | None = None) -> None:
+    def capture(self, device: GraphDevice, sizes: GraphSizes, greedy: GreedyChoices) -> None:
         """Once the buffers hold a step of padding."""
-        captured = GraphCapture(
-            device, self._model, self._builders, self._preparer, self._max_context_len, choose_greedily
-        )
+        captured = GraphCapture(device, self._model, self._builders, self._preparer, self._max_context_len, greedy)
         rows = sizes.rows if graph_contexts(self._builders, 1, self._max_context_len) else ()
         self._graphs, self._token_sizes = captured.capture(GraphSizes(rows, sizes.tokens)), sizes.tokens
 

@@ -1,10 +1,12 @@
 """Graphs of the forward pass, captured once at start-up: a step is then one launch, or one for each layer.
 
 *Full* graphs serve steps of uniform rows alone, from the rows' slots to their logits; where all tokens are chosen
-greedily, one more graph does that, too. *Piecewise* graphs serve all other steps: the cache
-layers, whose work depends on the rows' lengths, are the cuts, and everything between two of them is one graph.
-All read and write the same memory, step after step: the step's buffers, and one pool that all graphs share, which is
-right because the steps follow each other on one stream and a graph's results are used up before the next is replayed.
+greedily, one more graph does that, too. (Ranks that share a vocabulary need no logits for that: there a full graph ends
+with the hidden states, and the head is in each of two graphs that can follow.) *Piecewise* graphs serve all other
+steps: the cache layers, whose work depends on the rows' lengths, are the cuts, and everything between two of them is
+one graph. All read and write the same memory, step after step: the step's buffers, and one pool that all graphs share,
+which is right because the steps follow each other on one stream and a graph's results are used up before the next is
+replayed.
 """
 
 import logging
@@ -12,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,9 +23,12 @@ from worker.attention.context import ForwardContext, forward_context
 from worker.attention.interface import CacheBuilder, CacheLayer
 from worker.kernels.step import StagedRows, Step
 from worker.models.base import CausalLM
+from worker.runner.greedy import GreedyChoices
 from worker.runner.prepare import StepPreparer
 
 logger = logging.getLogger(__name__)
+
+ResultT = TypeVar("ResultT")
 
 ROWS = (1, 2, 4, *range(8, 64, 8), *range(64, 256, 32), *range(256, 1025, 64))
 """Uniform rows of full graphs: few enough to be captured in a second or two, dense enough that padding costs little."""
@@ -57,15 +62,10 @@ class Outputs(NamedTuple):
     hidden: Tensor
     """[T, hidden], padding included; or [W, hidden] of the wanted tokens."""
     is_wanted_only: bool = False
-    has_logits: bool = False
-    logits: Tensor | None = None
-    """[R, V] of uniform rows, if the pass has logits; None on ranks that get none."""
+    logits: "CapturedLogits | None" = None
+    """Of uniform rows, if there is a graph up to them."""
     greedy: "GreedyGraph | None" = None
-    """What can follow, where tokens are chosen on this rank for itself alone."""
-
-
-GreedyChoice = Callable[[Tensor, StagedRows], Tensor]
-"""Chooses a token for each of these uniform rows from its logits, [R, V], and has their slots remember it."""
+    """What can follow in place of logits, or behind them: see `GreedyChoices`."""
 
 
 class Graph(Protocol):
@@ -91,6 +91,19 @@ class GraphDevice(Protocol):
 
     def alias(self, tensor: Tensor) -> Tensor:
         """The same contiguous memory, not owned: what is captured later may use it, too."""
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedLogits:
+    logits: Tensor | None
+    graph: Graph | None
+    """What computes them, where the pass did not."""
+
+    def compute(self) -> Tensor | None:
+        """[R, V], padding included, valid until the next pass; None on ranks that get none."""
+        if self.graph is not None:
+            self.graph.replay()
+        return self.logits
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,12 +183,12 @@ class GraphCapture:
         builders: Sequence[CacheBuilder],
         preparer: StepPreparer,
         max_context_len: int,
-        choose_greedily: GreedyChoice | None,
+        greedy: GreedyChoices,
     ) -> None:
         buffers = preparer.buffers
         self._device, self._model, self._builders, self._buffers = device, model, builders, buffers
         self._preparer, self._max_context_len = preparer, max_context_len
-        self._choose_greedily = choose_greedily
+        self._greedy = greedy
         self._outputs: dict[int, Tensor] = {}
         """Where cache layers leave their outputs: by their size, for all layers and graphs."""
         self._wanted = torch.zeros(MAX_WANTED, dtype=torch.int64, device=buffers.input_ids.device)
@@ -202,35 +215,44 @@ class GraphCapture:
         step = Step(num_uniform_rows=rows, max_context_len=max_context_len, num_padding_rows=rows)
         staged = self._preparer.uniform_rows(rows)
 
-        def run() -> tuple[Tensor, Tensor | None]:
+        def run() -> Tensor:
             self._preparer.fill(staged, step)
             metadata = tuple(builder.prepare(step, self._buffers) for builder in self._builders)
             with forward_context(ForwardContext(metadata)):
-                hidden = self._model(self._buffers.input_ids[:rows])
-            return hidden, self._model.logits(hidden)
+                return self._model(self._buffers.input_ids[:rows])
 
+        # What a graph leaves is held until those that read it are captured: they share memory.
+        logits_of, greedy = self._model.logits, None
+        if self._greedy.is_of_hidden(rows):
+            graph, hidden = self._captured(run)
+            logits_graph, logits = self._captured(lambda: logits_of(hidden))
+            greedy = self._captured_choice(self._greedy.of_hidden, hidden, staged)
+            captured = CapturedLogits(self._alias(logits), logits_graph)
+        else:
+            graph, (hidden, logits) = self._captured(lambda: (hidden := run(), logits_of(hidden)))
+            if logits is not None:
+                greedy = self._captured_choice(self._greedy.of_logits, logits, staged)
+            captured = CapturedLogits(self._alias(logits), None)
+        return FullGraph(max_context_len, graph, Outputs(self._device.alias(hidden), logits=captured, greedy=greedy))
+
+    def _captured_choice(
+        self, choose: Callable[[Tensor, StagedRows], Tensor] | None, given: Tensor, rows: StagedRows
+    ) -> GreedyGraph | None:
+        if choose is None:
+            return None
+        graph, token_ids = self._captured(lambda: choose(given, rows))
+        return GreedyGraph(graph, self._device.alias(token_ids))
+
+    def _captured(self, run: Callable[[], ResultT]) -> tuple[Graph, ResultT]:
         if self._device.rehearses:
             run()
         graph = self._device.begin()
-        hidden, logits = run()
+        result = run()
         graph.capture_end()
-        alias = self._device.alias
-        greedy = None if logits is None else self._capture_greedy(logits, staged)
-        outputs = Outputs(
-            alias(hidden), has_logits=True, logits=None if logits is None else alias(logits), greedy=greedy
-        )
-        return FullGraph(max_context_len, graph, outputs)
+        return graph, result
 
-    def _capture_greedy(self, logits: Tensor, rows: StagedRows) -> GreedyGraph | None:
-        """While the logits' memory is theirs: graphs share it."""
-        if self._choose_greedily is None:
-            return None
-        if self._device.rehearses:
-            self._choose_greedily(logits, rows)
-        graph = self._device.begin()
-        token_ids = self._choose_greedily(logits, rows)
-        graph.capture_end()
-        return GreedyGraph(graph, self._device.alias(token_ids))
+    def _alias(self, tensor: Tensor | None) -> Tensor | None:
+        return None if tensor is None else self._device.alias(tensor)
 
     def _capture_piecewise(self, num_tokens: int) -> PiecewiseGraph:
         input_ids = self._buffers.input_ids[:num_tokens]

@@ -14,7 +14,7 @@ from worker.grammars.masks import PendingMasks, SlotGrammars
 from worker.kernels.native.tape import Tapes
 from worker.kernels.prepare import REMEMBER
 from worker.kernels.select import Kernels
-from worker.kernels.step import Round, StagedRows
+from worker.kernels.step import Round
 from worker.kernels.transfer import indices
 from worker.models.base import CausalLM
 from worker.parallel.group import Group
@@ -23,6 +23,7 @@ from worker.runner.drafting.drafting import Drafting
 from worker.runner.entries import EntryMover
 from worker.runner.forward import ForwardPass
 from worker.runner.graphs import GraphDevice, GraphSizes, Outputs
+from worker.runner.greedy import choices_alone, choices_of_ranks
 from worker.runner.pending import PendingStep
 from worker.runner.prepare import PromptInputs, StepInputs, StepPreparer, first
 from worker.runner.profiler import StepProfiler
@@ -79,11 +80,13 @@ class ModelRunner:
         """Graphs of these sizes, for the steps to come; by default on the runner's own device. Raises
         UnrecordableError."""
         self._parts.preparer.prepare_padding()
-        choose = self._choose_greedily if self._tp.size == 1 else None
+        parts, buffers = self._parts, self._parts.preparer.buffers
+        alone = choices_alone(parts.kernels, self._tp, self._slots, buffers)
+        of_ranks = choices_of_ranks(parts.kernels, self._tp, self._model, self._slots, buffers)
         device = device or (Tapes() if self.is_done_at_submit else CudaGraphs(self._device))
-        self._parts.forward.capture(device, sizes, choose)
-        if self._parts.drafting is not None:
-            self._parts.drafting.capture(device, sizes, choose)
+        parts.forward.capture(device, sizes, of_ranks or alone)
+        if parts.drafting is not None:
+            parts.drafting.capture(device, sizes, alone)
 
     def submit(self, batch: ScheduledBatch, together: Round | None = None) -> PendingStep:
         """Start a step. On a GPU this returns while the device still works; on a CPU the step is done. `together`: what
@@ -158,7 +161,7 @@ class ModelRunner:
     ) -> PendingStep:
         rows = inputs.sampled_rows
         pending = PendingStep(batch, rows, timing)
-        last = None if outputs.has_logits else _last_hidden(outputs, inputs)
+        last = None if outputs.logits is not None else _last_hidden(outputs, inputs)
         if inputs.other_rows:
             # Its last token has looked at all keys and values of the row. Logits tell the same of the sampled rows.
             assert last is not None
@@ -169,18 +172,18 @@ class ModelRunner:
             if found is not None:
                 pending.prompt_rows, pending.prompt_logprobs = inputs.prompt.rows, self._logprobs_to_host(found)
         if rows:
-            logits = outputs.logits if last is None else self._model.logits(first(last, len(rows)))
-            pending.token_ids = self._to_host(self._new_tokens(batch, inputs, outputs, logits, pending, masks))
+            pending.token_ids = self._to_host(self._new_tokens(batch, inputs, outputs, last, pending, masks))
         timing.stop()
         if self.is_done_at_submit:
             pending.result()  # before the next step, which may overwrite what this one leaves
         return pending
 
     def _new_tokens(
-        self, batch: ScheduledBatch, inputs: StepInputs, outputs: Outputs, logits: Tensor | None, pending: PendingStep,
+        self, batch: ScheduledBatch, inputs: StepInputs, outputs: Outputs, last: Tensor | None, pending: PendingStep,
         masks: PendingMasks | None,
     ) -> Tensor:  # fmt: skip
-        """The sampled tokens, int64 [S], of which the slots remember those that count."""
+        """The sampled tokens, int64 [S], of which the slots remember those that count. `last`: hidden states, where
+        there are no logits yet."""
         rules = self._slots.rules.of([batch.slots[row] for row in inputs.sampled_rows])
         if outputs.greedy is not None and rules.is_greedy and not batch.beam_rows and not batch.is_dummy:
             return first(outputs.greedy.choose(), len(inputs.sampled_rows))
@@ -190,6 +193,11 @@ class ModelRunner:
         else:
             positions = self._drafted_positions(inputs)
         history = History(self._slots.tables.tokens, slots, positions, inputs.longest_sampled)
+        if outputs.logits is not None:
+            logits = outputs.logits.compute()
+        else:
+            assert last is not None
+            logits = self._model.logits(first(last, len(inputs.sampled_rows)))
         token_ids = self._sample(batch, inputs, logits, rules, history, pending, masks)
         newest = token_ids
         if (drafts := inputs.drafts) is not None:
@@ -209,13 +217,6 @@ class ModelRunner:
         """int64: where the tokens to be sampled stand."""
         after = inputs.last_tokens[: len(inputs.sampled_rows)]
         return self._parts.preparer.buffers.positions.index_select(0, after) + 1
-
-    def _choose_greedily(self, logits: Tensor, rows: StagedRows) -> Tensor:
-        """See `GreedyChoice`."""
-        positions = self._parts.preparer.buffers.next_positions[: rows.slots.shape[0]]
-        token_ids = self._sampler.greedy(logits, self._slots.parameters, rows.slots, positions)
-        self._remember(self._slots.tables, rows.slots, positions, token_ids)
-        return token_ids
 
     def _sample(
         self, batch: ScheduledBatch, inputs: StepInputs, logits: Tensor | None, rules: RowRules, history: History,

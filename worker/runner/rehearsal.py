@@ -13,6 +13,7 @@ from worker.attention.interface import CacheBuilder, CacheLayer
 from worker.kernels.operation import KernelCompiler
 from worker.kernels.prepare import REMEMBER
 from worker.models.base import CausalLM
+from worker.runner.greedy import GreedyChoices, choices_of_ranks
 from worker.runner.model_runner import RunnerParts
 from worker.sampling.sampler import Sampler
 
@@ -39,15 +40,17 @@ def rehearse(parts: RunnerParts, max_context_len: int, max_logits: int) -> None:
     parts.preparer.prepare_padding()
     nothing = parts.preparer.buffers.positions[:1]
     parts.kernels.choose(REMEMBER, None, torch.int64)(parts.slots.tables, nothing, nothing, nothing)
-    _rehearse_model(parts, parts.model, parts.builders, max_context_len, max_logits)
+    of_ranks = choices_of_ranks(parts.kernels, parts.tp, parts.model, parts.slots, parts.preparer.buffers)
+    _rehearse_model(parts, parts.model, parts.builders, max_context_len, max_logits, of_ranks or GreedyChoices())
     if parts.drafting is not None:
         draft = parts.drafting.draft
-        _rehearse_model(parts, draft.model, draft.builders, max_context_len, max_logits)
+        _rehearse_model(parts, draft.model, draft.builders, max_context_len, max_logits, GreedyChoices())
 
 
 def _rehearse_model(
-    parts: RunnerParts, model: CausalLM, builders: Sequence[CacheBuilder], max_context_len: int, max_logits: int
-) -> None:
+    parts: RunnerParts, model: CausalLM, builders: Sequence[CacheBuilder], max_context_len: int, max_logits: int,
+    greedy: GreedyChoices,
+) -> None:  # fmt: skip
     buffers = parts.preparer.buffers
     layers: dict[Hashable, tuple[CacheLayer, Tensor]] = {}
     """One for each builder, and its input in the largest pass."""
@@ -62,6 +65,8 @@ def _rehearse_model(
         with forward_context(ForwardContext((), cut, positions=buffers.positions[:num_tokens])):
             hidden = model(buffers.input_ids[:num_tokens])
         logits = model.logits(hidden[:max_logits])
+        if greedy.of_hidden is not None and num_tokens <= min(max_rows, greedy.most_rows_of_hidden):
+            greedy.of_hidden(hidden, parts.preparer.uniform_rows(num_tokens))
     if logits is not None:
         Sampler(parts.kernels).rehearse(logits, parts.slots.parameters)
     # Builders are in the order in which their kinds of layers come.

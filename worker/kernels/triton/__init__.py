@@ -12,7 +12,7 @@ from worker.kernels.linear import LINEAR
 from worker.kernels.mla import MLA
 from worker.kernels.operation import Implementation, always
 from worker.kernels.prepare import PREPARE_STEP, REMEMBER
-from worker.kernels.sampling import CHOOSE, LOGPROBS, MASKED_COPY
+from worker.kernels.sampling import BEST_OF_RANKS, CHOOSE, LOGPROBS, MASKED_COPY
 from worker.kernels.triton.ahead import CompileAhead
 from worker.kernels.triton.delta import TritonDelta, supports_delta
 from worker.kernels.triton.elementwise import WIDEST_NORM, TritonGatedActivation, TritonRmsNorm, embedding
@@ -27,6 +27,7 @@ from worker.kernels.triton.prepare import prepare_step, remember
 from worker.kernels.triton.route import TritonRoute
 from worker.kernels.triton.sample import choose
 from worker.kernels.triton.sample_logprobs import masked_copy, token_logprobs
+from worker.kernels.triton.sample_ranks import best_of_ranks
 
 
 def _supports_norm(spec: NormSpec, device: torch.device, dtype: torch.dtype) -> bool:
@@ -67,6 +68,7 @@ IMPLEMENTATIONS: list[Implementation[Any, Any]] = [
     Implementation(PREPARE_STEP, "triton", always, lambda *_: prepare_step),
     Implementation(REMEMBER, "triton", always, lambda *_: remember),
     Implementation(CHOOSE, "triton", always, lambda *_: choose),
+    Implementation(BEST_OF_RANKS, "triton", always, lambda *_: best_of_ranks),
     Implementation(MASKED_COPY, "triton", always, lambda *_: masked_copy),
     Implementation(LOGPROBS, "triton", always, lambda *_: token_logprobs),
 ]

@@ -57,6 +57,8 @@ def tile_of(num_rows: int, out_features: int, in_features: int, machine: Machine
         features, piece, most_stages = 64, 128, 4 if rows == 16 else 3
     elif is_even(triton.cdiv(out_features, 64), machine):
         features, piece, most_stages = 64, 64, 4
+    elif triton.cdiv(out_features, 64) <= 2 * machine.num_sms:
+        features, piece, most_stages = 64, 64, 5
     elif triton.cdiv(out_features, 128) > AT_A_TIME * machine.num_sms:
         features, piece, most_stages = 128, 64, 3
     else:

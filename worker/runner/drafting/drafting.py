@@ -27,7 +27,8 @@ from worker.kernels.transfer import to_device
 from worker.models.base import CausalLM
 from worker.parallel.group import Group
 from worker.runner.forward import ForwardPass
-from worker.runner.graphs import GraphDevice, GraphSizes, GreedyChoice, Outputs
+from worker.runner.graphs import GraphDevice, GraphSizes, Outputs
+from worker.runner.greedy import GreedyChoices
 from worker.runner.prepare import StepInputs, StepPreparer
 from worker.runner.slots import SlotState
 from worker.sampling.edits import History
@@ -82,9 +83,9 @@ class Drafting:
         self._sampler = Sampler(parts.kernels)
         self._remember = parts.kernels.choose(REMEMBER, None, torch.int64)
 
-    def capture(self, device: GraphDevice, sizes: GraphSizes, choose_greedily: GreedyChoice | None) -> None:
+    def capture(self, device: GraphDevice, sizes: GraphSizes, greedy: GreedyChoices) -> None:
         """See `ForwardPass.capture`."""
-        self._forward.capture(device, sizes, choose_greedily)
+        self._forward.capture(device, sizes, greedy)
 
     def release(self) -> None:
         """See `ForwardPass.release`."""
@@ -137,7 +138,10 @@ class Drafting:
         if outputs.greedy is not None and rules.is_greedy:
             outputs.greedy.choose()
             return
-        logits = outputs.logits if outputs.has_logits else self.draft.model.logits(outputs.hidden[: len(slots)])
+        if outputs.logits is not None:
+            logits = outputs.logits.compute()
+        else:
+            logits = self.draft.model.logits(outputs.hidden[: len(slots)])
         positions = self._preparer.buffers.next_positions[: len(slots)]
         history = History(self._slots.tables.tokens, rows.slots[: len(slots)], positions, longest)
         if logits is None:

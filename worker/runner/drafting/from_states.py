@@ -5,7 +5,8 @@ from torch import Tensor
 
 from worker.models.state_head import StateHead
 from worker.runner.drafting.drafting import Drafting, DraftingParts
-from worker.runner.graphs import GraphDevice, GraphSizes, GreedyChoice, Outputs
+from worker.runner.graphs import GraphDevice, GraphSizes, Outputs
+from worker.runner.greedy import GreedyChoices
 from worker.runner.prepare import StepInputs
 
 
@@ -35,7 +36,7 @@ class StateDrafting(Drafting):
     def needs_hidden(self) -> bool:
         return self._head.needs_hidden
 
-    def capture(self, device: GraphDevice, sizes: GraphSizes, choose_greedily: GreedyChoice | None) -> None:
+    def capture(self, device: GraphDevice, sizes: GraphSizes, greedy: GreedyChoices) -> None:
         """Not at all: between the model's graph and the one that samples none of the same memory may be replayed."""
 
     def _begin_pass(self, number: int, slots: Tensor, before: Outputs | None) -> None:
