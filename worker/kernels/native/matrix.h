@@ -16,6 +16,11 @@ static inline size_t panel_bytes(const Matrix &matrix) {
     return 2 * strip_bytes(matrix);
 }
 
+// Of a row that it reads: floats, or whole numbers with their scales and sums.
+static inline int row_bytes(const Matrix &matrix) {
+    return matrix.bits == 32 ? matrix.in * 4 : matrix.in + matrix.in / ROW_BLOCK * 8;
+}
+
 // What a norm multiplies each row by, still to be found: the inverse root of its mean square. The squares have been
 // summed up panel by panel, as a product made the rows.
 struct Shares {

@@ -65,8 +65,9 @@ static inline int panels_of(const Product &product) {
 // behind the other: a processor reads ahead of who goes straight on, and two threads that took panels in turn would
 // read each other's. There are enough chunks for threads to even out, the more the longer a panel takes.
 static inline int plan(Product &product) {
-    constexpr int CACHED_FLOATS = 80 * 1024, RUN_BYTES = 128 * 1024;
-    const int fitting = std::min(MAX_CHUNK_ROWS, CACHED_FLOATS / product.matrix.in) / MAX_TILE_ROWS * MAX_TILE_ROWS;
+    constexpr int CACHED_BYTES = 320 * 1024, RUN_BYTES = 128 * 1024;
+    const int cached = CACHED_BYTES / row_bytes(product.matrix);
+    const int fitting = std::min(MAX_CHUNK_ROWS, cached) / MAX_TILE_ROWS * MAX_TILE_ROWS;
     product.rows_per_chunk = std::min(product.num_rows, std::max(MAX_TILE_ROWS, fitting));
     const int row_chunks = (product.num_rows + product.rows_per_chunk - 1) / product.rows_per_chunk;
     const int panels = panels_of(product), runs = int(panels * panel_bytes(product.matrix) / RUN_BYTES);
@@ -159,21 +160,26 @@ static inline void write_gated(
     }
 }
 
+// What the rows of a pass write to, in as many pages: meanwhile it comes into the first cache.
+static inline void ask_for_out(const Product &product, int row, int num, int panel) {
+    const float *out = product.out + size_t(row) * product.out_stride + panel * PANEL;
+    for (int r = 0; r < num; r++, out += product.out_stride)
+        for (int i = 0; i < PANEL; i += 16) __builtin_prefetch(out + i, 1);
+}
+
 // Of the rows of a pass, from `row` on, with their shares, and of a unit of panels.
 static inline void compute(const Product &product, int row, int num, const float *shares, int panel, Pass pass) {
     alignas(64) float sums[2][MAX_PASS_ROWS * PANEL], blocks[MAX_PASS_ROWS * ROW_BLOCK];
     const bool is_gated = product.into == Into::gate, is_streamed = product.is_streamed();
     const int panels = panels_of(product), unit = product.unit();
     for (int p = 0; p < unit; p++) {
+        if (!is_streamed && (!is_gated || !product.is_rounded())) ask_for_out(product, row, num, panel + p);
         pass_over(product.rows, row, num, product.matrix, panel + p, pass, sums[0]);
         if (is_gated) pass_over(product.rows, row, num, product.matrix, panels + panel + p, pass, sums[1]);
         for (int r = 0; r < num; r++) {
             const float *first = sums[0] + r * PANEL, *second = sums[1] + r * PANEL;
             const size_t at = size_t(row + r) * product.out_stride + (panel + p) * PANEL;
             float *block = blocks + r * ROW_BLOCK + p * PANEL;
-            // Lines of as many pages as there are rows: each is asked for some rows before.
-            if (!is_streamed && (!is_gated || !product.is_rounded()))
-                __builtin_prefetch(product.out + at + 16 * product.out_stride, 1);
             if (is_gated)
                 write_gated(product, panel + p, shares[r], first, second, product.is_rounded() ? block : product.out + at);
             else
