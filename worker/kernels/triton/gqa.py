@@ -23,6 +23,7 @@ from worker.kernels.triton.gqa_rows import attend_rows_kernel
 from worker.kernels.triton.gqa_splits import Splits, chunk_splits, deal_splits
 from worker.kernels.triton.gqa_steps import FEW_ROWS, all_steps, graph_contexts, is_lone
 from worker.kernels.triton.gqa_write import HEADS, write_qkv_kernel
+from worker.kernels.triton.launch import Launches
 from worker.kernels.triton.machine import Machine
 from worker.kernels.triton.overlap import LINE_BYTES, launch_options
 
@@ -50,6 +51,7 @@ class Metadata:
     up. None where rows have one part, and for a row alone, whose parts are left to a kernel of their own."""
     parts: tuple[Dense | Paged, ...]
     """Of the other rows."""
+    launches: Launches
 
     @property
     def longest_dense(self) -> int:
@@ -113,7 +115,7 @@ class TritonGqa(GqaKernel):
             if splits.most > 1 and (num_rows > 1 or splits.usual == 1):
                 size = num_rows * self._spec.num_kv_heads
                 arrived = torch.zeros(size, dtype=torch.int32, device=buffers.context_lens.device)
-        return Metadata(step, buffers, block_size, splits, arrived, parts)
+        return Metadata(step, buffers, block_size, splits, arrived, parts, Launches())
 
     def write_qkv(
         self, qkv: Tensor, norm: QkNorm | None, rope: RopeTable | None, cache: GqaCache, metadata: Metadata
@@ -132,7 +134,8 @@ class TritonGqa(GqaKernel):
         else:
             parts = qkv.split([count * dim for count, dim in shapes], 1)
             q, k, v = (part.unflatten(1, shape) for part, shape in zip(parts, shapes, strict=True))
-        write_qkv_kernel[(num_tokens, triton.cdiv(spec.num_heads + 2 * spec.num_kv_heads, HEADS))](
+        metadata.launches(
+            write_qkv_kernel, (num_tokens, triton.cdiv(spec.num_heads + 2 * spec.num_kv_heads, HEADS)),
             qkv, q, k, v, *((norm.q_weight, norm.k_weight) if norm is not None else (qkv, qkv)),
             *((rope.cos, rope.sin) if rope is not None else (qkv, qkv)),
             buffers.positions, buffers.token_slots, cache.k, cache.v, cache.k_scale, cache.v_scale,
@@ -206,7 +209,8 @@ class TritonGqa(GqaKernel):
         fewest = triton.next_power_of_2(tokens * self._group)
         is_left = is_split and metadata.arrived is None
         summed = 0 if is_left else min(splits.most, max(1, SUMMED // (fewest * self._width)))
-        attend_rows_kernel[(num_programs, spec.num_kv_heads)](
+        metadata.launches(
+            attend_rows_kernel, (num_programs, spec.num_kv_heads),
             q, cache.k, cache.v, sinks, out, *parts, metadata.arrived, buffers.context_lens, buffers.block_tables,
             splits.by_row, splits.first_extra, splits.extra_rows,
             spec.scale * LOG2_E.value * cache.k_scale, cache.v_scale, q.stride(0), buffers.block_tables.stride(0),
@@ -228,7 +232,8 @@ class TritonGqa(GqaKernel):
         num_tiles = rows.num_tokens // tile.tokens + rows.num_rows
         splits = chunk_splits(self._machine, num_tiles * spec.num_kv_heads, rows.longest)
         parts = self._new_parts(q, rows.num_tokens * splits.usual if splits.usual > 1 else 1)
-        attend_chunks_kernel[(num_tiles, spec.num_kv_heads, splits.usual)](
+        metadata.launches(
+            attend_chunks_kernel, (num_tiles, spec.num_kv_heads, splits.usual),
             q, cache.k, cache.v, sinks, out, *parts, buffers.query_starts, buffers.context_lens, buffers.block_tables,
             spec.scale * LOG2_E.value * cache.k_scale, cache.v_scale, q.stride(0), buffers.block_tables.stride(0),
             rows.first_row, rows.num_rows, rows.start, rows.num_tokens, rows.skipped, splits.usual,
@@ -253,7 +258,8 @@ class TritonGqa(GqaKernel):
         spec, overlaps = self._spec, self._machine.can_overlap
         summed, num_warps = (FEW_SPLITS, 1) if splits.most <= FEW_SPLITS else (MANY_SPLITS, 4)
         window = spec.window or 0 if splits.is_uniform else 0
-        reduce_kernel[(num_places, spec.num_heads)](
+        metadata.launches(
+            reduce_kernel, (num_places, spec.num_heads),
             sinks, out, *parts, metadata.buffers.context_lens, splits.by_row, splits.first_extra, splits.extra_rows,
             num_places, splits.usual, spec.num_heads, spec.value_dim, self._width, tokens, keys, summed, window,
             sinks is not None, splits.is_uniform, splits.num_extra > 0, False, overlaps,
