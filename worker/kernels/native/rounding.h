@@ -36,17 +36,26 @@ static inline IntVec largest_bits(const float *x) {
     return most;
 }
 
-constexpr int MOST_SUMS = 2;  // of a block: where those of the weights have 16 inputs
-
-// A block's numbers, and their sums [ROW_BLOCK / block], still in lanes.
-static inline void store_numbers(const float *x, float inverse, int block, int8_t *numbers, IntVec *sums) {
-    IntVec whole[ROW_BLOCK / W];
-    for (int i = 0; i < ROW_BLOCK / W; i++) whole[i] = nearest(load(x + i * W) * inverse);
+// A block's numbers, and their sums in PARTS of it, still in lanes.
+template <int PARTS>
+static inline void store_numbers(const float *x, float inverse, int8_t *numbers, IntVec (&sums)[PARTS]) {
+    constexpr int VECTORS = ROW_BLOCK / W, EACH = VECTORS / PARTS;
+    IntVec whole[VECTORS];
+    for (int i = 0; i < VECTORS; i++) whole[i] = nearest(load(x + i * W) * inverse);
     store_bytes(numbers, whole);
-    for (int part = 0; part < ROW_BLOCK / block; part++) {
-        sums[part] = whole[part * block / W];
-        for (int i = part * block / W + 1; i < (part + 1) * block / W; i++) sums[part] += whole[i];
+    for (int part = 0; part < PARTS; part++) {
+        sums[part] = whole[part * EACH];
+        for (int i = 1; i < EACH; i++) sums[part] += whole[part * EACH + i];
     }
+}
+
+// Four in a row, or each `step` further on.
+static inline void store_four(float *to, size_t step, FourFloats four) {
+    if (step == 1) {
+        memcpy(to, &four, sizeof four);
+        return;
+    }
+    for (int i = 0; i < TOGETHER; i++) to[i * step] = four[i];
 }
 
 // Blocks and where they go: how far it is from each to the next, in x, in rows of what is written, and in sums.
@@ -66,36 +75,42 @@ struct Rounding {
         return start.middle != 0 ? std::bit_cast<Floats>(start(sums_of_numbers)) : scale * as_floats;
     }
 
+    template <int PARTS>
     void round_one() const {
         const int32_t bits = largest_of(largest_bits(x));
         float largest;
         memcpy(&largest, &bits, sizeof largest);
         const float scale = largest / 127.0f + largest * 0.0f;  // NaN of what is not finite
-        IntVec its_sums[MOST_SUMS];
-        store_numbers(x, largest > 0 ? 127.0f / largest : 0.0f, block, numbers, its_sums);
+        IntVec its_sums[PARTS];
+        store_numbers<PARTS>(x, largest > 0 ? 127.0f / largest : 0.0f, numbers, its_sums);
         *scales = scale;
-        for (int part = 0; part < ROW_BLOCK / block; part++) {
+        for (int part = 0; part < PARTS; part++) {
             const int32_t sum = sum_of(its_sums[part]);
             sums[part * stride] = kept(scale, sum, float(sum));
         }
     }
 
+    template <int PARTS>
     void round_four() const {
+        const float *from = x;  // numbers are bytes, which the compiler takes for anything: all else is read before
+        const size_t from_step = x_step, to_step = step * ROW_BLOCK;
         const FourFloats largest = (FourFloats)largest_of({
-            largest_bits(x), largest_bits(x + x_step), largest_bits(x + 2 * x_step), largest_bits(x + 3 * x_step)});
+            largest_bits(from), largest_bits(from + from_step), largest_bits(from + 2 * from_step),
+            largest_bits(from + 3 * from_step)});
         const FourFloats scale = largest / 127.0f + largest * 0.0f;
         const FourFloats inverse = largest > 0.0f ? 127.0f / largest : FourFloats{};
-        IntVec by_part[MOST_SUMS][TOGETHER];
-        for (int i = 0; i < TOGETHER; i++) {
-            IntVec its_sums[MOST_SUMS];
-            store_numbers(x + i * x_step, inverse[i], block, numbers + i * step * ROW_BLOCK, its_sums);
-            scales[i * step] = scale[i];
-            for (int part = 0; part < ROW_BLOCK / block; part++) by_part[part][i] = its_sums[part];
+        IntVec by_part[PARTS][TOGETHER];
+        int8_t *to = numbers;
+#pragma GCC unroll 4
+        for (int i = 0; i < TOGETHER; i++, from += from_step, to += to_step) {
+            IntVec its_sums[PARTS];
+            store_numbers<PARTS>(from, inverse[i], to, its_sums);
+            for (int part = 0; part < PARTS; part++) by_part[part][i] = its_sums[part];
         }
-        for (int part = 0; part < ROW_BLOCK / block; part++) {
+        store_four(scales, step, scale);
+        for (int part = 0; part < PARTS; part++) {
             const FourInts sum = sums_of(by_part[part]);
-            const FourFloats its = kept(scale, sum, __builtin_convertvector(sum, FourFloats));
-            for (int i = 0; i < TOGETHER; i++) sums[part * stride + i * sum_step] = its[i];
+            store_four(sums + part * stride, sum_step, kept(scale, sum, __builtin_convertvector(sum, FourFloats)));
         }
     }
 
@@ -106,10 +121,14 @@ struct Rounding {
         sums += num * sum_step;
     }
 
-    void run(int num) {
-        for (; num >= TOGETHER; num -= TOGETHER, skip(TOGETHER)) round_four();
-        for (; num > 0; num--, skip(1)) round_one();
+    template <int PARTS>
+    void run_parts(int num) {
+        for (; num >= TOGETHER; num -= TOGETHER, skip(TOGETHER)) round_four<PARTS>();
+        for (; num > 0; num--, skip(1)) round_one<PARTS>();
     }
+
+    // The weights' blocks are as large, or half as large.
+    void run(int num) { block == ROW_BLOCK ? run_parts<1>(num) : run_parts<2>(num); }
 };
 
 // Room for so many rows, and some more: so that the blocks of a row are not all in the same sets of the first cache.
