@@ -1,7 +1,5 @@
 """What `load` says is what is there: every number against a recount, at every step."""
 
-from dataclasses import asdict
-
 import pytest
 
 from tests.core.builders import Engine, make_group, make_sequence
@@ -136,5 +134,5 @@ def test_state_groups_are_held_while_their_sequences_run() -> None:
 
 
 def test_idle_scheduler_that_never_ran_has_no_load() -> None:
-    load = asdict(Engine(num_blocks=7).scheduler.load())
+    load = Engine(num_blocks=7).scheduler.load()._asdict()
     assert {name: value for name, value in load.items() if value} == {"num_blocks": 7, "num_free_blocks": 7}

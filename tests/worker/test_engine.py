@@ -114,6 +114,22 @@ def test_a_step_is_one_report():
     assert engine.stop(20)
 
 
+def test_the_load_is_new_with_what_is_urgent_and_at_idle_and_seldom_else(monkeypatch):
+    monkeypatch.setattr("worker.engine.engine.LOAD_SECONDS", 3600.0)
+    engine, _, listener = make_engine()
+    engine.add([make_sequence(1, [1, 2, 3], max_tokens=20)])
+    listener.wait(lambda: len(listener.ends) == 1)
+    first, *between, last = [report for report in listener.reports if report.outputs]
+    assert (first.is_urgent, last.is_urgent) == (True, True)
+    assert len(between) == 18 and all(report.load is first.load for report in between)
+    assert (first.load.num_generated_tokens, last.load.num_generated_tokens) == (1, 20)
+    deadline = time.monotonic() + 20
+    while engine.load.num_used_blocks and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert engine.load.num_used_blocks == 0
+    assert engine.stop(20)
+
+
 def test_an_idle_engine_notices_a_deadline():
     """It sleeps without polling; the scheduler says when to wake."""
     engine, executor, listener = make_engine()

@@ -1,6 +1,7 @@
 """What the scheduler tells the engine: tokens and endings of sequences, and its own load."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from worker.core.batch import TokenLogprobs
 from worker.core.stopping import FinishReason
@@ -85,8 +86,7 @@ class SequenceOutput:
             self.num_cached_tokens, self.timings = earlier.num_cached_tokens, earlier.timings
 
 
-@dataclass(frozen=True, slots=True)
-class LoadSnapshot:
+class LoadSnapshot(NamedTuple):
     """Load at one moment, and counters since start (from `num_prefix_queries` on)."""
 
     num_running: int

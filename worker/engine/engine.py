@@ -12,8 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from common.garbage import FullCollections
 from fissile.errors import UnavailableError
@@ -31,6 +30,8 @@ T = TypeVar("T")
 
 IDLE_CHECK_SECONDS = 1.0
 """Once nothing has happened for this long, the pools are checked and garbage is collected: that delays no request."""
+LOAD_SECONDS = 0.02
+"""To put the load together takes half as long as the scheduler takes for a step, and steps may be short."""
 
 
 class EngineExecutor(StepExecutor, Protocol):
@@ -40,14 +41,14 @@ class EngineExecutor(StepExecutor, Protocol):
         """Raises if its processes died while no step was in flight. Does not wait."""
 
 
-@dataclass(frozen=True, slots=True)
-class StepReport:
+class StepReport(NamedTuple):
     """What happened since the last report. `outputs` and `refused` name sequences by their engine ids."""
 
     step: int
     outputs: list[SequenceOutput]
     refused: list[tuple[int, InvalidSequenceError | QueueFullError]]
     load: LoadSnapshot
+    """After the step, or LOAD_SECONDS before at most, if nothing was urgent since."""
     finished: FinishedStep | None
     """None when no step ran: something was refused or ended without one."""
     is_urgent: bool
@@ -82,6 +83,8 @@ class Engine:
         self._step = 0
         self._num_turns = 0
         self._load = scheduler.load()
+        self._load_due = 0.0
+        """When it is too old, on the monotonic clock."""
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     @property
@@ -192,14 +195,17 @@ class Engine:
         return True
 
     def _report(self, finished: FinishedStep | None) -> None:
-        self._load = self._scheduler.load()
         refused, self._refused = self._refused, []
         is_urgent = bool(refused) or self._scheduler.has_urgent_outputs
+        now = finished.ended_at if finished is not None else time.monotonic()
+        if is_urgent or now >= self._load_due:
+            self._load, self._load_due = self._scheduler.load(), now + LOAD_SECONDS
         outputs = self._scheduler.take_outputs()
         self._on_report(StepReport(self._step, outputs, refused, self._load, finished, is_urgent))
 
     def _sleep(self) -> None:
         """Until a command comes or the scheduler wants to be asked again."""
+        self._load = self._scheduler.load()  # of a step that was not urgent it may be an older one
         wakeup = self._scheduler.next_wakeup()
         if self._scheduler.has_unfinished():
             if wakeup is None:
