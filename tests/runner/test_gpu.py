@@ -13,6 +13,7 @@ from tests.runner.driver import Driver, cache_of
 from tests.runner.executors import WAIT, Synchronous, tiny_config
 from worker.core.params import SamplingParams
 from worker.executor.executor import Executor
+from worker.runner.graphs import Take
 
 pytestmark = [
     pytest.mark.gpu,
@@ -110,6 +111,30 @@ def test_a_replayed_step_writes_its_rows_alone(wide: tuple[Path, LlamaForCausalL
     for old, cache in zip(before, cache_of(driver.runner), strict=True):
         assert torch.equal(old, cache[outside])
     assert torch.equal(tokens, driver.runner._parts.slots.tables.tokens[3:16])
+
+
+def test_whole_steps_give_the_tokens_of_others(
+    tiny: tuple[Path, LlamaForCausalLM], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With one step ahead, and with more than graphs have takes."""
+    started, start = [], Take.start
+    monkeypatch.setattr(Take, "start", lambda take, batch: started.append(batch.step) or start(take, batch))
+    driver = make_driver(tiny[0], device="cuda")
+    seqs = [driver.add(random_prompt(n, n)) for n in (20, 9, 5)]
+    driver.prefill(*seqs)
+    for rows in ([(seqs[0], 1)], [(seq, 1) for seq in seqs]):
+        for ahead in (1, 4):
+            with torch.inference_mode():
+                pending = [driver.runner.submit(driver.batch(rows)) for _ in range(ahead)]
+                for _ in range(12):
+                    pending.append(driver.runner.submit(driver.batch(rows)))
+                    driver.commit(rows, pending.pop(0).result())
+                for step in pending:
+                    driver.commit(rows, step.result())
+                    assert step.timing.wait() > 0
+    for seq in seqs:
+        assert seq.output == greedy_reference(tiny[1], seq.tokens[: seq.num_prompt], len(seq.output))
+    assert len(started) > 20
 
 
 def test_seeded_tokens_equal_the_cpus(tiny: tuple[Path, LlamaForCausalLM]) -> None:

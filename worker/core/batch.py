@@ -96,6 +96,10 @@ class ScheduledBatch(NamedTuple):
         return len(self.input_ids)
 
 
+FIRST_NEWS = ScheduledBatch._fields.index("new_sequences")
+"""From this field on a batch says what is out of the ordinary; where it does not, all are false."""
+
+
 class BatchOutput(NamedTuple):
     """What the runner returns for a step. Lists are aligned with the batch's `slots`."""
 

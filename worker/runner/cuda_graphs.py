@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from worker.runner.graphs import Graph
+from worker.runner.timer import GpuTiming, Timing
 
 
 class CudaGraphs:
@@ -32,6 +33,9 @@ class CudaGraphs:
         # Other threads of this process may allocate meanwhile.
         graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
         return graph
+
+    def marks(self) -> Timing | None:
+        return None if torch.version.hip is not None else GpuTiming(is_captured=True)
 
     def alias(self, tensor: Tensor) -> Tensor:
         assert tensor.is_contiguous()

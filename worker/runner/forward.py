@@ -18,6 +18,7 @@ from worker.runner.graphs import (
     GraphSizes,
     Outputs,
     PiecewiseGraph,
+    Take,
     graph_contexts,
 )
 from worker.runner.greedy import GreedyChoices
@@ -71,6 +72,16 @@ class ForwardPass:
         with forward_context(ForwardContext(metadata, None, wanted, step.num_exchanged, positions)):
             hidden = self._model.forward(self._buffers.input_ids[: step.num_tokens])
         return Outputs(hidden, is_wanted_only=wanted is not None)
+
+    def next_take(self, num_rows: int, max_context_len: int) -> Take | None:
+        """Of a greedy step of so many uniform rows, the padding of its full graph included, if all of it is one graph:
+        to be replayed at once."""
+        full = self._full_graph(Step(num_uniform_rows=num_rows, max_context_len=max_context_len))
+        take = None if full is None or full.takes is None else next(full.takes)
+        if take is None or not take.is_free:
+            return None
+        logger.debug("whole graph of %d rows", num_rows)
+        return take
 
     def _piecewise_graph(self, step: Step, wanted: Tensor | None) -> PiecewiseGraph | None:
         at = bisect_left(self._token_sizes, step.num_exchanged or step.num_tokens)

@@ -2,7 +2,8 @@
 
 *Full* graphs serve steps of uniform rows alone, from the rows' slots to their logits; where all tokens are chosen
 greedily, one more graph does that, too. (Ranks that share a vocabulary need no logits for that: there a full graph ends
-with the hidden states, and the head is in each of two graphs that can follow.) *Piecewise* graphs serve all other
+with the hidden states, and the head is in each of two graphs that can follow.) *Whole* graphs are greedy steps of few
+rows with all that is ever launched for them, copies and marks of time included. *Piecewise* graphs serve all other
 steps: the cache layers, whose work depends on the rows' lengths, are the cuts, and everything between two of them is
 one graph. All read and write the same memory, step after step: the step's buffers, and one pool that all graphs share,
 which is right because the steps follow each other on one stream and a graph's results are used up before the next is
@@ -11,9 +12,10 @@ replayed.
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from itertools import cycle
 from typing import NamedTuple, Protocol, TypeVar
 
 import torch
@@ -21,10 +23,13 @@ from torch import Tensor
 
 from worker.attention.context import ForwardContext, forward_context
 from worker.attention.interface import CacheBuilder, CacheLayer
+from worker.core.batch import ScheduledBatch
 from worker.kernels.step import StagedRows, Step
 from worker.models.base import CausalLM
 from worker.runner.greedy import GreedyChoices
+from worker.runner.pending import PendingStep
 from worker.runner.prepare import StepPreparer
+from worker.runner.timer import Timing
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +39,10 @@ ROWS = (1, 2, 4, *range(8, 64, 8), *range(64, 256, 32), *range(256, 1025, 64))
 """Uniform rows of full graphs: few enough to be captured in a second or two, dense enough that padding costs little."""
 TOKENS = (8, 16, 32, 64, 128, 192, 256, 320, 384, 512, 640, 768, 896, 1024)
 """Tokens of piecewise graphs. Above, launching takes less time than the device's work."""
+WHOLE_ROWS = 4
+"""Most rows of whole graphs: what they save is a small part of larger steps."""
+NUM_TAKES = 2
+"""Of each whole graph: one is read while the next step runs."""
 MANY_TOKENS = 512
 """Above, a piecewise graph's last layer computes `MAX_WANTED` tokens alone."""
 MAX_WANTED = 64
@@ -92,6 +101,9 @@ class GraphDevice(Protocol):
     def alias(self, tensor: Tensor) -> Tensor:
         """The same contiguous memory, not owned: what is captured later may use it, too."""
 
+    def marks(self) -> Timing | None:
+        """To be captured around a step; None where graphs have no marks of time."""
+
 
 @dataclass(frozen=True, slots=True)
 class CapturedLogits:
@@ -118,6 +130,29 @@ class GreedyGraph:
         return self.token_ids
 
 
+@dataclass(slots=True)
+class Take:
+    """Of a whole graph. What it leaves is valid until its next replay."""
+
+    graph: Graph
+    timing: Timing
+    token_ids: Tensor
+    """On the host: int64 [R], padding included."""
+    step: PendingStep | None = None
+    """That it was replayed for last."""
+
+    @property
+    def is_free(self) -> bool:
+        """Whether it can be replayed: nothing of the last time is still to be read."""
+        return self.step is None or self.step.output is not None
+
+    def start(self, batch: ScheduledBatch) -> PendingStep:
+        rows = list(range(len(batch.slots)))
+        self.step = PendingStep(batch, rows, self.timing, self.token_ids[: len(rows)])
+        self.graph.replay()
+        return self.step
+
+
 @dataclass(frozen=True, slots=True)
 class LayerCall:
     """Of a cache layer, between two graphs."""
@@ -135,6 +170,8 @@ class FullGraph:
     """Of the steps that it serves."""
     graph: Graph
     outputs: Outputs
+    takes: Iterator[Take] | None
+    """Of the whole step if it is greedy, in turns."""
 
     def replay(self) -> Outputs:
         self.graph.replay()
@@ -233,7 +270,29 @@ class GraphCapture:
             if logits is not None:
                 greedy = self._captured_choice(self._greedy.of_logits, logits, staged)
             captured = CapturedLogits(self._alias(logits), None)
-        return FullGraph(max_context_len, graph, Outputs(self._device.alias(hidden), logits=captured, greedy=greedy))
+        outputs = Outputs(self._device.alias(hidden), logits=captured, greedy=greedy)
+        return FullGraph(max_context_len, graph, outputs, self._captured_takes(rows, run, staged))
+
+    def _captured_takes(self, rows: int, run: Callable[[], Tensor], staged: StagedRows) -> Iterator[Take] | None:
+        """All of it was run before: nothing has to be rehearsed."""
+        choose, device = self._greedy.of_logits, self._buffers.input_ids.device
+        if choose is None or rows > WHOLE_ROWS:
+            return None
+        takes = []
+        for _ in range(NUM_TAKES):
+            timing = self._device.marks()
+            if timing is None:
+                return None
+            token_ids = torch.zeros(rows, dtype=torch.int64, pin_memory=device.type == "cuda")
+            graph = self._device.begin()
+            timing.start()
+            logits = self._model.logits(run())
+            assert logits is not None  # of the rank that chooses
+            token_ids.copy_(choose(logits, staged), non_blocking=True)
+            timing.stop()
+            graph.capture_end()
+            takes.append(Take(graph, timing, token_ids))
+        return cycle(takes)
 
     def _captured_choice(
         self, choose: Callable[[Tensor, StagedRows], Tensor] | None, given: Tensor, rows: StagedRows

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from worker.attention.interface import CacheBuilder
-from worker.core.batch import BatchOutput, ScheduledBatch
+from worker.core.batch import FIRST_NEWS, BatchOutput, ScheduledBatch
 from worker.core.tokens import token_array
 from worker.grammars.masks import PendingMasks, SlotGrammars
 from worker.kernels.native.tape import Tapes
@@ -22,7 +22,7 @@ from worker.runner.cuda_graphs import CudaGraphs
 from worker.runner.drafting.drafting import Drafting
 from worker.runner.entries import EntryMover
 from worker.runner.forward import ForwardPass
-from worker.runner.graphs import GraphDevice, GraphSizes, Outputs
+from worker.runner.graphs import WHOLE_ROWS, GraphDevice, GraphSizes, Outputs, Take
 from worker.runner.greedy import choices_alone, choices_of_ranks
 from worker.runner.pending import PendingStep
 from worker.runner.prepare import PromptInputs, StepInputs, StepPreparer, first
@@ -92,6 +92,10 @@ class ModelRunner:
         """Start a step. On a GPU this returns while the device still works; on a CPU the step is done. `together`: what
         was agreed on with the ranks that make a step at the same time. The thread is in inference mode already: a step
         of a CPU would feel that it is turned on and off."""
+        take = self._take_of(batch) if together is None else None
+        if take is not None:
+            with self.profiler.span("run"):
+                return take.start(batch)
         timing = self._timer.start()
         span = self.profiler.span
         with span("prepare"):
@@ -111,6 +115,17 @@ class ModelRunner:
             if self._tp.size > 1 or together is not None:
                 raise  # the other ranks are in the midst of it
             return self._out_of_memory(batch, timing, error)
+
+    def _take_of(self, batch: ScheduledBatch) -> Take | None:
+        """Where the step is one graph: few rows, greedy all of them, those of the step before, and nothing is new."""
+        if len(batch.slots) > WHOLE_ROWS or any(batch[FIRST_NEWS:]) or self._parts.drafting is not None:
+            return None
+        if not all(batch.samples) or max(batch.num_scheduled_tokens) > 1:
+            return None
+        num_rows = self._parts.preparer.num_staged(batch.slots)
+        if num_rows is None or not self._slots.rules.of(batch.slots).is_greedy:
+            return None
+        return self._parts.forward.next_take(num_rows, max(batch.num_computed_tokens) + 1)
 
     def _draft(self, drafting: Drafting, batch: ScheduledBatch, together: Round | None) -> ScheduledBatch:
         """Has drafts proposed. Returns the batch, with the drafts in it if a grammar has to see them."""

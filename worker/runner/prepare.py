@@ -183,6 +183,12 @@ class StepPreparer:
         )
         return step, self.uniform_rows(num_rows)
 
+    def num_staged(self, slots: list[int]) -> int | None:
+        """Rows, padding included, of a step of uniform rows of these slots, where they are those of the last such step:
+        then nothing has to be sent."""
+        padded = slots + [self._slots.spare_slot] * self._padding(len(slots), None)
+        return len(padded) if padded == self._staged_slots else None
+
     def spare_row(self, together: Round | None) -> tuple[Step, StagedRows]:
         """A step of the spare slot's token alone. What is staged stays."""
         return Step(num_uniform_rows=1, max_context_len=1, round=together), self._spare_row

@@ -7,6 +7,9 @@ import torch
 
 
 class Timing(Protocol):
+    def start(self) -> None:
+        """Mark the beginning of the step's work."""
+
     def stop(self) -> None:
         """Mark the end of the step's work, copies to the host included."""
 
@@ -19,15 +22,19 @@ class StepTimer:
         self._kind: type[CpuTiming] | type[GpuTiming] = CpuTiming if device.type == "cpu" else GpuTiming
 
     def start(self) -> Timing:
-        return self._kind()
+        timing = self._kind()
+        timing.start()
+        return timing
 
 
 class CpuTiming:
     """Work is done when the call returns."""
 
     def __init__(self) -> None:
+        self._start = self._seconds = 0.0
+
+    def start(self) -> None:
         self._start = time.perf_counter()
-        self._seconds = 0.0
 
     def stop(self) -> None:
         self._seconds = time.perf_counter() - self._start
@@ -39,8 +46,13 @@ class CpuTiming:
 class GpuTiming:
     """Events in the current stream."""
 
-    def __init__(self) -> None:
-        self._begin, self._end = (torch.cuda.Event(enable_timing=True, blocking=True) for _ in range(2))
+    def __init__(self, *, is_captured: bool = False) -> None:
+        """`is_captured`: they are parts of a graph, and each replay marks them anew."""
+        self._begin, self._end = (
+            torch.cuda.Event(enable_timing=True, blocking=True, external=is_captured) for _ in range(2)
+        )
+
+    def start(self) -> None:
         self._begin.record()
 
     def stop(self) -> None:

@@ -98,6 +98,9 @@ class Tapes:
         Function.recorder = self._last
         return self._last
 
+    def marks(self) -> None:
+        """A step of a CPU is done when it was submitted."""
+
     def alias(self, tensor: Tensor) -> Tensor:
         """No tape has a use for a small part of large memory, so the largest are to be captured first."""
         self._free.append(tensor.view(-1))
