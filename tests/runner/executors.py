@@ -1,5 +1,7 @@
 """Executors of a tiny model, and their processes."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from tests.runner.driver import Driver
@@ -29,6 +31,16 @@ def tiny_config(path: Path | str, **options: object) -> RunnerConfig:
 
 def driver_of(executor: Executor) -> Driver:
     return Driver(Synchronous(executor), 64, 16)  # type: ignore[arg-type]
+
+
+@contextmanager
+def running(config: RunnerConfig) -> Iterator[Executor]:
+    executor = Executor(config)
+    executor.start(WAIT)
+    try:
+        yield executor
+    finally:
+        executor.shutdown()
 
 
 def rank_pid(executor: Executor, rank: int = 0) -> int:

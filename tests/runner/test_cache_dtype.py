@@ -12,6 +12,7 @@ from transformers import LlamaForCausalLM
 
 from tests.runner.conftest import make_driver, random_prompt, save_llama
 from tests.runner.driver import Driver, cache_of
+from tests.runner.executors import driver_of, running, tiny_config
 from tests.runner.logits import capture_logits
 from worker.kernels.gqa import GqaSpec
 from worker.kernels.native.library import obstacle
@@ -110,6 +111,21 @@ def test_scales_of_int8_go_with_their_block(wide: tuple[Path, LlamaForCausalLM])
     copied.blocks, copied.num_computed, copied.tokens = copies, 30, tokens
     driver.run([(copied, 1)])
     assert blocks != copies and torch.equal(seen[-1][0], expected)
+
+
+@NEEDS_NATIVE
+def test_ranks_keep_int8_of_their_heads(wide: tuple[Path, LlamaForCausalLM]) -> None:
+    """Scales are of a head, so two ranks round as one does."""
+    outputs = []
+    for size in (1, 2):
+        config = tiny_config(wide[0], kv_cache_dtype="int8", quantization="none", tensor_parallel_size=size)
+        with running(config) as executor:
+            driver = driver_of(executor)
+            seqs = [driver.add(random_prompt(n, n)) for n in (3, 20)]
+            driver.prefill(*seqs)
+            driver.decode(*seqs, steps=15)
+            outputs.append([seq.output for seq in seqs])
+    assert outputs[0] == outputs[1]
 
 
 def test_a_token_sees_the_same_however_the_work_is_cut(tiny: tuple[Path, LlamaForCausalLM]) -> None:

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -18,7 +18,7 @@ from transformers import LlamaForCausalLM
 from common.version import package_version
 from tests.leaks import leaving_nothing_open
 from tests.runner.conftest import greedy_reference, random_prompt
-from tests.runner.executors import WAIT, alive, driver_of, rank_pid, tiny_config
+from tests.runner.executors import WAIT, alive, driver_of, rank_pid, running, tiny_config
 from worker.executor.errors import ExecutorDiedError, ExecutorStartError, ExecutorTimeoutError
 from worker.executor.executor import Executor
 from worker.executor.local import LocalRanks
@@ -26,18 +26,7 @@ from worker.executor.rank_process import RankProcess
 from worker.executor.remote import RemoteRanks
 from worker.processes.messages import receive, send
 from worker.processes.tcp import TcpConnection, connect
-from worker.runner.config import RunnerConfig
 from worker.runner.messages import Failed, Join, Setup
-
-
-@contextmanager
-def running(config: RunnerConfig) -> Iterator[Executor]:
-    executor = Executor(config)
-    executor.start(WAIT)
-    try:
-        yield executor
-    finally:
-        executor.shutdown()
 
 
 @pytest.fixture
