@@ -11,7 +11,7 @@ from worker.core.batch import ScheduledBatch
 from worker.core.params import SamplingParams
 from worker.core.tokens import token_array
 from worker.runner.forward import ForwardPass
-from worker.runner.graphs import Take
+from worker.runner.graphs import WHOLE_ROWS, Take
 from worker.runner.timer import CpuTiming
 
 pytestmark = pytest.mark.usefixtures("inference_mode")
@@ -21,6 +21,7 @@ pytestmark = pytest.mark.usefixtures("inference_mode")
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """(rows, longest context) of each such step."""
     found: list[tuple[int, int]] = []
+    monkeypatch.setattr(ForwardPass, "whole_rows", WHOLE_ROWS)
     monkeypatch.setattr(ForwardPass, "next_take", lambda _, rows, longest: found.append((rows, longest)))
     return found
 
@@ -61,6 +62,11 @@ def test_no_steps_that_ask_for_more(tiny: tuple[Path, LlamaForCausalLM], asked: 
     driver.run([(plain[0], 1)], beam_rows=[0], num_candidates=2)
     driver.run([(plain[0], 1)], is_dummy=True)
     assert len(asked) == 1
+
+
+def test_nothing_is_asked_where_no_step_is_one_graph(tiny: tuple[Path, LlamaForCausalLM]) -> None:
+    driver = make_driver(tiny[0])
+    assert driver.runner._parts.forward.whole_rows == 0
 
 
 def test_a_take_is_not_replayed_before_its_tokens_are_read() -> None:

@@ -49,6 +49,11 @@ class ForwardPass:
     def has_full_graphs(self) -> bool:
         return bool(self._graphs.full)
 
+    @property
+    def whole_rows(self) -> int:
+        """Most rows that `next_take` may have something for."""
+        return self._graphs.whole_rows
+
     def release(self) -> None:
         """Eager from now on."""
         self._graphs, self._token_sizes = Graphs(), ()

@@ -208,6 +208,8 @@ class Graphs:
     full: dict[int, list[FullGraph]] = field(default_factory=dict)
     """By rows; rising contexts."""
     piecewise: dict[int, PiecewiseGraph] = field(default_factory=dict)
+    whole_rows: int = 0
+    """Most rows of whole graphs."""
 
 
 class GraphCapture:
@@ -241,6 +243,8 @@ class GraphCapture:
             for rows in reversed(sizes.rows):
                 contexts = graph_contexts(self._builders, rows, self._max_context_len)
                 graphs.full[rows] = [self._capture_full(rows, most) for most in contexts]
+                if any(full.takes is not None for full in graphs.full[rows]):
+                    graphs.whole_rows = max(graphs.whole_rows, rows)
         logger.info(
             "graphs: %d full and %d piecewise captured in %.1f s",
             sum(map(len, graphs.full.values())), len(graphs.piecewise), time.perf_counter() - start,

@@ -50,8 +50,10 @@ def choices_of_ranks(
 ) -> GreedyChoices | None:
     """Where ranks that share the vocabulary can choose together."""
     head, inboxes = model.output_head(), tp.inboxes
+    if head is None or not head.is_shared or inboxes is None:
+        return None
     best_of_ranks = kernels.find(BEST_OF_RANKS, None, torch.float32)
-    if head is None or not head.is_shared or inboxes is None or best_of_ranks is None:
+    if best_of_ranks is None:
         return None
     remember = kernels.choose(REMEMBER, None, torch.int64)
 

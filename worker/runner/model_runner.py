@@ -22,7 +22,7 @@ from worker.runner.cuda_graphs import CudaGraphs
 from worker.runner.drafting.drafting import Drafting
 from worker.runner.entries import EntryMover
 from worker.runner.forward import ForwardPass
-from worker.runner.graphs import WHOLE_ROWS, GraphDevice, GraphSizes, Outputs, Take
+from worker.runner.graphs import GraphDevice, GraphSizes, Outputs, Take
 from worker.runner.greedy import choices_alone, choices_of_ranks
 from worker.runner.pending import PendingStep
 from worker.runner.prepare import PromptInputs, StepInputs, StepPreparer, first
@@ -118,7 +118,9 @@ class ModelRunner:
 
     def _take_of(self, batch: ScheduledBatch) -> Take | None:
         """Where the step is one graph: few rows, greedy all of them, those of the step before, and nothing is new."""
-        if len(batch.slots) > WHOLE_ROWS or any(batch[FIRST_NEWS:]) or self._parts.drafting is not None:
+        if len(batch.slots) > self._parts.forward.whole_rows:
+            return None
+        if any(batch[FIRST_NEWS:]) or self._parts.drafting is not None:
             return None
         if not all(batch.samples) or max(batch.num_scheduled_tokens) > 1:
             return None
