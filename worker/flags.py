@@ -53,7 +53,8 @@ class WorkerFlags(ServiceSettings):
     kv_cache_dtype: Literal["auto", "activations", "bfloat16", "int8", "fp8"] = Field(
         "auto",
         description="Type of keys and values in the cache: 'auto' is that of activations, or int8 on a CPU beside "
-        "weights of 4 or 8 bits (bfloat16, where keys have a bias); 'int8' and 'fp8' take a byte a number.",
+        "weights of 4 or 8 bits (bfloat16 without VNNI, or where keys have a bias); 'int8' and 'fp8' take a byte a "
+        "number.",
     )
     max_model_len: int | None = Field(None, ge=1, description="Longest context in tokens; unset: the model's own.")
 

@@ -15,11 +15,13 @@ from tests.runner.driver import Driver, cache_of
 from tests.runner.executors import driver_of, running, tiny_config
 from tests.runner.logits import capture_logits
 from worker.kernels.gqa import GqaSpec
+from worker.kernels.native.build import this_cpu
 from worker.kernels.native.library import obstacle
 from worker.kernels.select import Kernels
 from worker.layers.setup import LayerSetup
 from worker.loader.errors import ModelConfigError, WeightsError
 from worker.parallel.group import ALONE, Group
+from worker.runner import load
 from worker.runner.build import build_runner
 from worker.runner.config import RunnerConfig
 
@@ -72,6 +74,7 @@ def wide(tmp_path: Path) -> tuple[Path, LlamaForCausalLM]:
     )
 
 
+DEFAULT = torch.int8 if "avx512_vnni" in this_cpu() else torch.bfloat16
 NEEDS_NATIVE = pytest.mark.skipif(obstacle() is not None, reason="needs AVX2 and a C++ compiler")
 EIGHT_BITS = ["fp8", pytest.param("int8", marks=NEEDS_NATIVE)]
 
@@ -158,7 +161,7 @@ def test_it_takes_a_quarter_of_float32(tiny: tuple[Path, LlamaForCausalLM]) -> N
 @pytest.mark.parametrize(
     ("options", "dtype"),
     [
-        ({"quantization": "int8"}, torch.int8),
+        ({"quantization": "int8"}, DEFAULT),
         ({"quantization": "int8", "block_size": 1}, torch.bfloat16),
         ({"quantization": "int8", "kv_cache_dtype": "bfloat16"}, torch.bfloat16),
         ({"quantization": "int8", "kv_cache_dtype": "activations"}, torch.float32),
@@ -172,6 +175,13 @@ def test_beside_whole_numbers_it_is_of_int8(
     wide: tuple[Path, LlamaForCausalLM], options: dict[str, Any], dtype: torch.dtype
 ) -> None:
     assert dtype_of(make_driver(wide[0], **options)) == dtype
+
+
+@NEEDS_NATIVE
+def test_without_vnni_it_is_of_bfloat16(wide: tuple[Path, LlamaForCausalLM], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load, "this_cpu", lambda: frozenset(("avx2", "fma", "f16c")))
+    assert dtype_of(make_driver(wide[0], quantization="int8")) == torch.bfloat16
+    assert dtype_of(make_driver(wide[0], quantization="int8", kv_cache_dtype="int8")) == torch.int8
 
 
 @NEEDS_NATIVE

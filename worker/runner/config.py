@@ -21,8 +21,8 @@ class RunnerConfig:
     """Of weights. auto: numbers of a checkpoint stay as they are stored, where kernels read them."""
     kv_cache_dtype: Literal["auto", "activations", "bfloat16", "int8", "fp8"] = "auto"
     """Of keys and values. auto: that of activations, or int8 beside weights that a CPU has in whole numbers (bfloat16,
-    where keys have a bias); int8: with a scale for each token and head; fp8: float8_e4m3, with the checkpoint's scales
-    where it has some. Caches of other kinds of attention stay as they are."""
+    without VNNI or where keys have a bias); int8: with a scale for each token and head; fp8: float8_e4m3, with the
+    checkpoint's scales where it has some. Caches of other kinds of attention stay as they are."""
     device: str = "auto"
     """auto, cpu or cuda; rank r of a tensor-parallel group takes cuda:r."""
     kernel_backend: str = "auto"

@@ -6,6 +6,7 @@ from typing import cast
 import torch
 
 from worker.kernels.gqa import GQA, INT8_TOKENS, GqaSpec
+from worker.kernels.native.build import this_cpu
 from worker.kernels.select import Kernels
 from worker.kernels.weights import Blocks, Grouped, Quantization
 from worker.lap_watch import LapWatch
@@ -131,14 +132,15 @@ def _cache_dtypes(
 ) -> tuple[torch.dtype, ...]:
     """Before that of activations. Weights of whole numbers on a CPU round activations to 8 bits anyway: beside them a
     cache of 8 bits loses next to nothing, and attention reads a quarter. A bias makes some components of all keys far
-    larger than the others, for which the scale that they share is then too coarse. Raises ModelConfigError for what
-    no layer could have."""
+    larger than the others, for which the scale that they share is then too coarse. Without VNNI it wins less, and lost
+    more of what was measured. Raises ModelConfigError for what no layer could have."""
     name, has_blocks = config.kv_cache_dtype, config.block_size % INT8_TOKENS == 0
     if name == "auto":
         if quantization == "none" or dtype != torch.float32:
             return ()
         has_bias = isinstance(model, ModelConfig) and (model.attention_bias or model.qkv_bias)
-        return (torch.int8, torch.bfloat16) if has_blocks and not has_bias else (torch.bfloat16,)
+        is_good = has_blocks and not has_bias and "avx512_vnni" in this_cpu()
+        return (torch.int8, torch.bfloat16) if is_good else (torch.bfloat16,)
     asked = {"bfloat16": torch.bfloat16, "int8": torch.int8, "fp8": torch.float8_e4m3fn}.get(name)
     if asked is None:
         return ()
