@@ -15,7 +15,8 @@ from triton.backends.compiler import GPUTarget
 from tests.kernels.absent import AbsentGpu, compiled_sizes
 from tests.kernels.rig import CPU
 from worker.kernels.sampling import DrawRules, Draws, Parameters
-from worker.kernels.triton.sample import choose
+from worker.kernels.triton.machine import Machine
+from worker.kernels.triton.sample import TritonChoose
 from worker.kernels.triton.sample_logprobs import masked_copy, token_logprobs
 
 HOPPER = GPUTarget("cuda", 90, 32)
@@ -32,6 +33,7 @@ def _use_everything(logits: Tensor) -> None:
     index = torch.tensor([1, 0])
     greedy, drawn = DrawRules(0, None, 0, False, False, False), DrawRules(2, None, 0, False, False, False)
     truncated = DrawRules(2, None, 50, True, True, True)
+    choose = TritonChoose(Machine(num_sms=132, shared_memory=232_448, can_overlap=True))
     for rules, rows in ((greedy, None), (drawn, None), (truncated, index)):
         choose(logits, rows, Draws(rules, Parameters.neutral(2, CPU), index, index))
     for most, rows in ((1, None), (20, index)):

@@ -34,9 +34,9 @@ from worker.kernels.triton.linear import TritonLinear
 from worker.kernels.triton.linear_grouped import TritonGroupedLinear
 from worker.kernels.triton.machine import Machine
 from worker.kernels.triton.mla import TritonMla
-from worker.kernels.triton.prepare import prepare_step, remember
+from worker.kernels.triton.prepare import TritonRemember, prepare_step
 from worker.kernels.triton.route import TritonRoute
-from worker.kernels.triton.sample_ranks import best_of_ranks
+from worker.kernels.triton.sample_ranks import TritonBestOfRanks
 from worker.kernels.triton.sum_norm import norm_of_parts, sum_and_norm
 from worker.kernels.triton.weight_tile import CENTRED, PackedGrouped
 from worker.kernels.weights import Dense, Form, Grouped
@@ -271,7 +271,7 @@ def main() -> None:
         x, residual, weight = empty(8, 4096, dtype=dtype), empty(8, 4096, dtype=dtype), empty(4096, dtype=dtype)
         sum_and_norm(x, residual, weight, 1e-6, inboxes, overlaps=machine.can_overlap, num_warps=8)
         norm_of_parts(Parts(integers(2), 1 << 26), residual, weight, 1e-6, num_warps=8)
-        best_of_ranks(x, 4096 * rank, inboxes)
+        TritonBestOfRanks(machine)(x, 4096 * rank, inboxes)
         if dtype == torch.bfloat16:
             send_parts(machine, inboxes)
     choose_experts(machine)
@@ -282,7 +282,7 @@ def main() -> None:
     rows = StagedRows(integers(8), integers(8), integers(8))
     buffers = StepBuffers.allocate(8, 8, 128, 99, META)
     prepare_step(rows, slots, Step(num_uniform_rows=8, max_context_len=99), 16, buffers)
-    remember(slots, integers(8), integers(8), integers(8))
+    TritonRemember(machine)(slots, integers(8), integers(8), integers(8))
 
 
 if __name__ == "__main__":

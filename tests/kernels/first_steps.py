@@ -27,7 +27,7 @@ from worker.kernels.torch.prepare import prepare_step
 from worker.kernels.triton import ahead
 from worker.kernels.triton.ahead import CompileAhead
 from worker.kernels.triton.gqa import TritonGqa
-from worker.kernels.triton.sample import choose
+from worker.kernels.triton.sample import TritonChoose
 from worker.parallel.group import Group
 from worker.runner import build
 from worker.runner.assembly import NOTHING, Assembly
@@ -96,11 +96,9 @@ def refuse_to_compile(*, repr: str, **_: object) -> bool:
     raise AssertionError(f"{repr} was to be compiled")
 
 
-def build_assembly() -> Assembly:
-    """Of the kernels that an H100 would get, on a CPU."""
-    backends._OBSTACLES["triton"] = lambda _: None
-    backend.machine_of = lambda _: MACHINES[90]
-    prepare, draw = backend.prepare_step, choose
+def tell_torch() -> None:
+    """What it must know of a step, before an assembly is built."""
+    prepare, draw = backend.prepare_step, TritonChoose.__call__
 
     def prepare_both(*arguments: Any) -> None:
         prepare(*arguments)
@@ -109,8 +107,14 @@ def build_assembly() -> Assembly:
     def choose_nothing(*arguments: Any) -> Tensor:
         return draw(*arguments).zero_()
 
-    backend.prepare_step, backend.choose = prepare_both, choose_nothing
+    backend.prepare_step, TritonChoose.__call__ = prepare_both, choose_nothing
     TritonGqa._attend_dense = lambda _, q, k, v, num_rows: q.flatten(1)
+
+
+def build_assembly() -> Assembly:
+    """Of the kernels that an H100 would get, on a CPU."""
+    backends._OBSTACLES["triton"] = lambda _: None
+    backend.machine_of = lambda _: MACHINES[90]
     found: list[Assembly] = []
     build.compile_ahead = lambda assembly, watch: found.append(assembly)
     with tempfile.TemporaryDirectory() as model, tempfile.TemporaryDirectory() as draft:
@@ -167,6 +171,7 @@ def main() -> None:
         return True
 
     triton.knobs.runtime.jit_cache_hook = note
+    tell_torch()
     assembly = build_assembly()
     asked_for.clear()
     with CompileAhead(assembly.kernels.device, 1).rehearsal():

@@ -155,7 +155,8 @@ def test_parts_of_a_sum_are_added_up_where_the_norm_is(rig: Rig, size: int) -> N
 @pytest.mark.parametrize("rank", [0, 1, 2])
 def test_ranks_choose_the_best_token_of_all(rig: Rig, rank: int) -> None:
     """On one of them; what the others send is there already. The first of equals, of whichever rank."""
-    from worker.kernels.triton.sample_ranks import best_of_ranks
+    from worker.kernels.triton.machine import INTERPRETER
+    from worker.kernels.triton.sample_ranks import TritonBestOfRanks
 
     size, num_rows, width, num_words = 3, 6, 600, 32
     parts = [rig.noise(num_rows, width + 7, seed=r)[:, :width] for r in range(size)]
@@ -176,7 +177,7 @@ def test_ranks_choose_the_best_token_of_all(rig: Rig, rank: int) -> None:
         for r in set(range(size)) - {rank}:
             inboxes[rank][:num_rows, turn, r, 0] = best[r].amax(1).view(torch.int32)
             inboxes[rank][:num_rows, turn, r, 1] = (r * width + best[r].argmax(1)).int()
-        assert best_of_ranks(parts[rank], rank * width, there).tolist() == expected
+        assert TritonBestOfRanks(INTERPRETER)(parts[rank], rank * width, there).tolist() == expected
         assert torch.equal(inboxes[rank], empty), "what was received has left no trace"
         assert there.turns.tolist() == [1 - turn] * num_rows + [0] * 58
         for r in set(range(size)) - {rank}:
@@ -234,6 +235,16 @@ def test_no_step_needs_a_kernel_that_was_not_compiled_ahead() -> None:
     assert found["late"] == []
     expected = {"attend_rows_kernel", "attend_chunks_kernel", "reduce_kernel", "_rows_kernel", "_prepare_kernel"}
     assert expected | {"_limit_kernel"} <= set(found["ahead"])
+
+
+@pytest.mark.parametrize("num_rows", [1, 2])
+def test_kernels_of_a_step_of_few_rows_begin_before_those_before_them_end(num_rows: int) -> None:
+    """All but those of the step's beginning, and the copy of its tokens."""
+    for launches in json.loads(run_compiler("tests.kernels.lone_step", str(num_rows))).values():
+        gaps = [name for name in launches if name.startswith("|")]
+        assert [name for name in gaps if name != "|zeros"] == [
+            "|_prepare_kernel", "|_embedding_kernel", "|zeros_like", "|copy_",
+        ]  # fmt: skip
 
 
 def run_compiler(*module: str) -> str:

@@ -61,6 +61,17 @@ def _our_own(module: str, name: str) -> Callable[..., Any]:
     return lambda *_: vars(importlib.import_module(f"worker.kernels.triton.{module}"))[name]
 
 
+def _ours_on(module: str, name: str) -> Callable[..., Any]:
+    """As `_our_own`, of a class that wants to know the machine."""
+
+    def make(_spec: object, device: torch.device, _dtype: object) -> Any:
+        from worker.kernels.triton.machine import machine_of
+
+        return _our_own(module, name)()(machine_of(device))
+
+    return make
+
+
 def _our_gated_activation(spec: ActivationSpec, device: torch.device, _dtype: object) -> Any:
     from worker.kernels.triton.elementwise import TritonGatedActivation
     from worker.kernels.triton.machine import machine_of
@@ -101,7 +112,7 @@ IMPLEMENTATIONS: list[Implementation[Any, Any]] = [
     Implementation(GATED_ACTIVATION, "triton", _is_on_amd, _our_gated_activation),
     Implementation(EMBEDDING, "triton", _is_on_amd, _our_own("elementwise", "embedding")),
     Implementation(PREPARE_STEP, "triton", _is_on_amd, _our_own("prepare", "prepare_step")),
-    Implementation(CHOOSE, "triton", _is_on_amd, _our_own("sample", "choose")),
+    Implementation(CHOOSE, "triton", _is_on_amd, _ours_on("sample", "TritonChoose")),
     Implementation(MASKED_COPY, "triton", _is_on_amd, _our_own("sample_logprobs", "masked_copy")),
     Implementation(LOGPROBS, "triton", _is_on_amd, _our_own("sample_logprobs", "token_logprobs")),
     Implementation(LINEAR, "aiter tuned", _has(TunedLinear.NEEDS, _is_dense), lambda *_: TunedLinear()),

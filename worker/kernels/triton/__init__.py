@@ -23,11 +23,11 @@ from worker.kernels.triton.linear import TritonLinear, supports_linear
 from worker.kernels.triton.linear_grouped import TritonGroupedLinear, supports_grouped_linear
 from worker.kernels.triton.machine import machine_of
 from worker.kernels.triton.mla import TritonMla, supports_mla
-from worker.kernels.triton.prepare import prepare_step, remember
+from worker.kernels.triton.prepare import TritonRemember, prepare_step
 from worker.kernels.triton.route import TritonRoute
-from worker.kernels.triton.sample import choose
+from worker.kernels.triton.sample import TritonChoose
 from worker.kernels.triton.sample_logprobs import masked_copy, token_logprobs
-from worker.kernels.triton.sample_ranks import best_of_ranks
+from worker.kernels.triton.sample_ranks import TritonBestOfRanks
 
 
 def _supports_norm(spec: NormSpec, device: torch.device, dtype: torch.dtype) -> bool:
@@ -66,9 +66,9 @@ IMPLEMENTATIONS: list[Implementation[Any, Any]] = [
     ),
     Implementation(GATED_NORM, "triton", always, lambda _, device, *__: TritonGatedNorm(machine_of(device))),
     Implementation(PREPARE_STEP, "triton", always, lambda *_: prepare_step),
-    Implementation(REMEMBER, "triton", always, lambda *_: remember),
-    Implementation(CHOOSE, "triton", always, lambda *_: choose),
-    Implementation(BEST_OF_RANKS, "triton", always, lambda *_: best_of_ranks),
+    Implementation(REMEMBER, "triton", always, lambda _, device, *__: TritonRemember(machine_of(device))),
+    Implementation(CHOOSE, "triton", always, lambda _, device, *__: TritonChoose(machine_of(device))),
+    Implementation(BEST_OF_RANKS, "triton", always, lambda _, device, *__: TritonBestOfRanks(machine_of(device))),
     Implementation(MASKED_COPY, "triton", always, lambda *_: masked_copy),
     Implementation(LOGPROBS, "triton", always, lambda *_: token_logprobs),
 ]

@@ -4,7 +4,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from worker.kernels.prepare import RememberKernel
 from worker.kernels.step import SlotTables, StagedRows, Step, StepBuffers
+from worker.kernels.triton.machine import Machine
+from worker.kernels.triton.overlap import launch_options, let_next_begin, wait_for_kernel_before
 
 TILE = 256
 """Tokens, or entries of a block table, of a row that a program fills; rows that one remembers."""
@@ -75,8 +78,10 @@ def prepare_step(rows: StagedRows, slots: SlotTables, step: Step, block_size: in
 
 @triton.jit(do_not_specialize=["num_rows"], do_not_specialize_on_alignment=["rows", "positions", "token_ids"])
 def _remember_kernel(
-    tokens, lengths, rows, positions, token_ids, num_rows, tokens_stride, ROWS: tl.constexpr
+    tokens, lengths, rows, positions, token_ids, num_rows, tokens_stride, ROWS: tl.constexpr, OVERLAPS: tl.constexpr
 ):  # fmt: skip
+    let_next_begin(OVERLAPS)
+    wait_for_kernel_before(OVERLAPS)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     is_row = row < num_rows
     slot, position = tl.load(rows + row, mask=is_row), tl.load(positions + row, mask=is_row)
@@ -85,8 +90,12 @@ def _remember_kernel(
     tl.store(lengths + slot, position + 1, mask=is_row)
 
 
-def remember(slots: SlotTables, rows: Tensor, positions: Tensor, token_ids: Tensor) -> None:
-    """See `RememberKernel`."""
-    _remember_kernel[(triton.cdiv(len(rows), TILE),)](
-        slots.tokens, slots.lengths, rows, positions, token_ids, len(rows), slots.tokens.stride(0), TILE, num_warps=4
-    )
+class TritonRemember(RememberKernel):
+    def __init__(self, machine: Machine) -> None:
+        self._overlaps = machine.can_overlap
+
+    def __call__(self, slots: SlotTables, rows: Tensor, positions: Tensor, token_ids: Tensor) -> None:
+        _remember_kernel[(triton.cdiv(len(rows), TILE),)](
+            slots.tokens, slots.lengths, rows, positions, token_ids, len(rows), slots.tokens.stride(0), TILE,
+            self._overlaps, num_warps=4, **launch_options(self._overlaps),
+        )  # fmt: skip

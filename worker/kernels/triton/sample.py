@@ -2,6 +2,9 @@
 
 A pass leaves the best logit of each chunk of the vocabulary, and its mass, the sum of exp(logit − best) at the row's
 temperature. The rest looks at chunks, and at the one that wins.
+
+In steps of many rows these kernels overlap, too: all programs of the one before have begun by then, and nothing more
+waits for their places.
 """
 
 import torch
@@ -9,7 +12,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from worker.kernels.sampling import CHUNK, FAILED, Draws
+from worker.kernels.sampling import CHUNK, FAILED, ChooseKernel, Draws
+from worker.kernels.triton.machine import Machine
+from worker.kernels.triton.overlap import launch_options, let_next_begin, wait_for_kernel_before
 from worker.kernels.triton.sample_limits import NO_LIMIT, find_limits
 from worker.kernels.triton.sample_parts import bits_of, distance_of, is_drawn, load_logits, random_uniform
 
@@ -24,8 +29,11 @@ _FAILED = tl.constexpr(FAILED)
 def _chunk_kernel(
     logits, rows, floats, slots, chunk_best, chunk_mass, stride, vocab_size, num_chunks,
     HAS_ROWS: tl.constexpr, HAS_MASS: tl.constexpr, IS_MODEL: tl.constexpr, CHUNKS: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """IS_MODEL: at temperature 1, whatever the rows ask for."""
+    let_next_begin(OVERLAPS)
+    wait_for_kernel_before(OVERLAPS)
     row = tl.program_id(0)
     source = row.to(tl.int64)
     if HAS_ROWS:
@@ -57,8 +65,10 @@ def _winner(mass, uniform, is_there):
 def _pick_kernel(
     logits, rows, integers, floats, slots, positions, chunk_best, chunk_mass, limits, out, stride, vocab_size,
     num_chunks, HAS_ROWS: tl.constexpr, HAS_DRAWS: tl.constexpr, HAS_LIMITS: tl.constexpr, NO_LIMIT: tl.constexpr,
-    PAD: tl.constexpr,
+    PAD: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
+    let_next_begin(OVERLAPS)
+    wait_for_kernel_before(OVERLAPS)
     row = tl.program_id(0)
     source = row.to(tl.int64)
     if HAS_ROWS:
@@ -97,7 +107,7 @@ def _pick_kernel(
 
 
 def chunk_stats(
-    logits: Tensor, rows: Tensor | None, num_rows: int, draws: Draws | None, *, has_mass: bool
+    logits: Tensor, rows: Tensor | None, num_rows: int, draws: Draws | None, *, has_mass: bool, overlaps: bool
 ) -> tuple[Tensor, Tensor]:
     """Each chunk's best logit (+inf if one is NaN) and mass, float32 [R, chunks]. Without `draws`: at temperature 1."""
     num_chunks = triton.cdiv(logits.shape[1], CHUNK)
@@ -107,24 +117,28 @@ def chunk_stats(
         logits, rows,
         draws.parameters.floats if draws is not None else None, draws.slots if draws is not None else None,
         best, mass, logits.stride(0), logits.shape[1], num_chunks,
-        rows is not None, has_mass, draws is None, TILE_CHUNKS, num_warps=4,
+        rows is not None, has_mass, draws is None, TILE_CHUNKS, overlaps, num_warps=4, **launch_options(overlaps),
     )  # fmt: skip
     return best, mass
 
 
-def choose(logits: Tensor, rows: Tensor | None, draws: Draws) -> Tensor:
-    """See `ChooseKernel`."""
-    rules, parameters, num_rows = draws.rules, draws.parameters, len(draws.slots)
-    has_draws = rules.num_drawn > 0
-    has_limits = has_draws and bool(rules.most_top_k or rules.has_top_p or rules.has_min_p)
-    best, mass = chunk_stats(logits, rows, num_rows, draws, has_mass=has_draws)
-    limits = None
-    if has_limits:
-        limits = find_limits(logits, rows, rules, parameters.integers, parameters.floats, draws.slots, best, mass)
-    token_ids = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
-    _pick_kernel[(num_rows,)](
-        logits, rows, parameters.integers, parameters.floats, draws.slots, draws.positions, best, mass, limits,
-        token_ids, logits.stride(0), logits.shape[1], best.shape[1],
-        rows is not None, has_draws, has_limits, NO_LIMIT, triton.next_power_of_2(best.shape[1]), num_warps=4,
-    )  # fmt: skip
-    return token_ids
+class TritonChoose(ChooseKernel):
+    def __init__(self, machine: Machine) -> None:
+        self._overlaps = machine.can_overlap
+
+    def __call__(self, logits: Tensor, rows: Tensor | None, draws: Draws) -> Tensor:
+        rules, parameters, num_rows = draws.rules, draws.parameters, len(draws.slots)
+        has_draws = rules.num_drawn > 0
+        has_limits = has_draws and bool(rules.most_top_k or rules.has_top_p or rules.has_min_p)
+        best, mass = chunk_stats(logits, rows, num_rows, draws, has_mass=has_draws, overlaps=self._overlaps)
+        limits = None
+        if has_limits:
+            limits = find_limits(logits, rows, rules, parameters.integers, parameters.floats, draws.slots, best, mass)
+        token_ids = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
+        _pick_kernel[(num_rows,)](
+            logits, rows, parameters.integers, parameters.floats, draws.slots, draws.positions, best, mass, limits,
+            token_ids, logits.stride(0), logits.shape[1], best.shape[1],
+            rows is not None, has_draws, has_limits, NO_LIMIT, triton.next_power_of_2(best.shape[1]), self._overlaps,
+            num_warps=4, **launch_options(self._overlaps),
+        )  # fmt: skip
+        return token_ids

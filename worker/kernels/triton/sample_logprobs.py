@@ -128,7 +128,7 @@ def token_logprobs(logits: Tensor, rows: Tensor | None, token_ids: Tensor, most:
     if most > MOST:
         return torch_logprobs(logits, rows, token_ids, most)
     num_rows, vocab_size = len(token_ids), logits.shape[1]
-    best, mass = chunk_stats(logits, rows, num_rows, None, has_mass=True)
+    best, mass = chunk_stats(logits, rows, num_rows, None, has_mass=True, overlaps=False)
     larger = torch.zeros(num_rows, dtype=torch.int32, device=logits.device)
     _rank_kernel[(num_rows, triton.cdiv(vocab_size, TILE))](
         logits, rows, token_ids, larger, logits.stride(0), vocab_size, rows is not None, TILE, num_warps=4

@@ -6,8 +6,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from worker.kernels.sampling import CHUNK, FAILED
+from worker.kernels.sampling import CHUNK, FAILED, BestOfRanksKernel
+from worker.kernels.triton.machine import Machine
 from worker.kernels.triton.messages import addresses_of, ask, complete, send
+from worker.kernels.triton.overlap import launch_options, let_next_begin, wait_for_kernel_before
 from worker.kernels.triton.sample import chunk_stats
 from worker.kernels.triton.sample_parts import load_logits
 from worker.parallel.symmetric import Inboxes
@@ -19,9 +21,11 @@ _FAILED = tl.constexpr(FAILED)
 @triton.jit
 def _best_of_ranks_kernel(
     logits, chunk_best, inboxes, turns, out, first_token, stride, num_tokens, num_chunks, message_stride,
-    PAD: tl.constexpr, RANK: tl.constexpr, SIZE: tl.constexpr,
+    PAD: tl.constexpr, RANK: tl.constexpr, SIZE: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """A program a row. A message is the best logit's bits, and its token: the first of equals, of the first rank."""
+    let_next_begin(OVERLAPS)
+    wait_for_kernel_before(OVERLAPS)
     row = tl.program_id(0).to(tl.int64)
     chunk, member, word = tl.arange(0, PAD), tl.arange(0, _CHUNK), tl.arange(0, 2)
     bests = tl.load(chunk_best + row * num_chunks + chunk, mask=chunk < num_chunks, other=float("-inf"))
@@ -50,14 +54,17 @@ def _best_of_ranks_kernel(
     tl.store(out + row, tl.where(tl.abs(best) < float("inf"), token, _FAILED).to(tl.int64))
 
 
-def best_of_ranks(logits: Tensor, first_token: int, inboxes: Inboxes) -> Tensor:
-    """See `BestOfRanksKernel`."""
-    num_rows, num_tokens = logits.shape
-    best, _ = chunk_stats(logits, None, num_rows, None, has_mass=False)
-    token_ids = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
-    _best_of_ranks_kernel[(num_rows,)](
-        logits, best, inboxes.addresses, inboxes.turns, token_ids, first_token, logits.stride(0), num_tokens,
-        best.shape[1], inboxes.num_words, triton.next_power_of_2(best.shape[1]), inboxes.rank, len(inboxes.addresses),
-        num_warps=4,
-    )  # fmt: skip
-    return token_ids
+class TritonBestOfRanks(BestOfRanksKernel):
+    def __init__(self, machine: Machine) -> None:
+        self._overlaps = machine.can_overlap
+
+    def __call__(self, logits: Tensor, first_token: int, inboxes: Inboxes) -> Tensor:
+        num_rows, num_tokens = logits.shape
+        best, _ = chunk_stats(logits, None, num_rows, None, has_mass=False, overlaps=self._overlaps)
+        token_ids = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
+        _best_of_ranks_kernel[(num_rows,)](
+            logits, best, inboxes.addresses, inboxes.turns, token_ids, first_token, logits.stride(0), num_tokens,
+            best.shape[1], inboxes.num_words, triton.next_power_of_2(best.shape[1]), inboxes.rank,
+            len(inboxes.addresses), self._overlaps, num_warps=4, **launch_options(self._overlaps),
+        )  # fmt: skip
+        return token_ids
