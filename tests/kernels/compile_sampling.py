@@ -15,6 +15,7 @@ from triton.backends.compiler import GPUTarget
 from tests.kernels.absent import AbsentGpu, compiled_sizes
 from tests.kernels.rig import CPU
 from worker.kernels.sampling import DrawRules, Draws, Parameters
+from worker.kernels.step import SlotTables
 from worker.kernels.triton.machine import Machine
 from worker.kernels.triton.sample import TritonChoose
 from worker.kernels.triton.sample_logprobs import masked_copy, token_logprobs
@@ -36,6 +37,8 @@ def _use_everything(logits: Tensor) -> None:
     choose = TritonChoose(Machine(num_sms=132, shared_memory=232_448, can_overlap=True))
     for rules, rows in ((greedy, None), (drawn, None), (truncated, index)):
         choose(logits, rows, Draws(rules, Parameters.neutral(2, CPU), index, index))
+    tables = SlotTables(torch.zeros(3, 99, dtype=torch.int32), torch.ones(3).long(), index, index)
+    choose(logits, None, Draws(greedy, Parameters.neutral(2, CPU), index, index), tables)
     for most, rows in ((1, None), (20, index)):
         token_logprobs(logits, rows, index, most)
     masked_copy(logits, None, 2, None)

@@ -271,7 +271,8 @@ def main() -> None:
         x, residual, weight = empty(8, 4096, dtype=dtype), empty(8, 4096, dtype=dtype), empty(4096, dtype=dtype)
         sum_and_norm(x, residual, weight, 1e-6, inboxes, overlaps=machine.can_overlap, num_warps=8)
         norm_of_parts(Parts(integers(2), 1 << 26), residual, weight, 1e-6, num_warps=8)
-        TritonBestOfRanks(machine)(x, 4096 * rank, inboxes)
+        tables = SlotTables(empty(9, 99, dtype=torch.int32), integers(9), integers(1), integers(1))
+        TritonBestOfRanks(machine)(x, 4096 * rank, inboxes, integers(8), integers(8), tables)
         if dtype == torch.bfloat16:
             send_parts(machine, inboxes)
     choose_experts(machine)

@@ -19,6 +19,7 @@ from triton.compiler import CompilationError
 
 import worker.kernels.triton as backend
 from tests.kernels.compile_triton import MACHINES, Driver
+from tests.kernels.recorder import Recorder
 from worker.core.batch import NewSequence, ScheduledBatch
 from worker.core.params import SamplingParams
 from worker.core.tokens import token_array
@@ -32,6 +33,8 @@ from worker.parallel.group import Group
 from worker.runner import build
 from worker.runner.assembly import NOTHING, Assembly
 from worker.runner.config import RunnerConfig
+from worker.runner.graphs import GraphCapture, Graphs, GraphSizes
+from worker.runner.greedy import choices_alone
 from worker.runner.model_runner import ModelRunner
 from worker.runner.rehearsal import rehearse
 
@@ -129,6 +132,15 @@ def build_assembly() -> Assembly:
     return found[0]
 
 
+@torch.inference_mode()
+def capture(assembly: Assembly, device: Recorder, rows: tuple[int, ...]) -> Graphs:
+    """Full graphs of so many rows, greedy choices included."""
+    parts = assembly.parts(NOTHING)
+    greedy = choices_alone(parts.kernels, parts.tp, parts.slots, parts.preparer.buffers)
+    graphs = GraphCapture(device, parts.model, parts.builders, parts.preparer, assembly.max_model_len, greedy)
+    return graphs.capture(GraphSizes(rows=rows))
+
+
 def run_steps(runner: ModelRunner, chosen: random.Random) -> None:
     """Steps of all sizes, rows of all lengths, all that can be asked for of sampling."""
     sizes = product((0, 1, 2, 9, 16, 17, 33, 64, 65, 100), (600, 2100, MAX_LEN - 1), (False, True))
@@ -177,6 +189,7 @@ def main() -> None:
     with CompileAhead(assembly.kernels.device, 1).rehearsal():
         rehearse(assembly.parts(NOTHING), assembly.max_model_len, NUM_SLOTS * (1 + NUM_DRAFTS))
         rehearsed = set(asked_for)
+        capture(assembly, Recorder(), (1, 2, 16, 65, NUM_SLOTS))
         run_steps(assembly.runner(NOTHING), random.Random(0))
     late = {key: text for key, text in asked_for.items() if key not in rehearsed}
     print(json.dumps({"ahead": sorted({name for name, _ in rehearsed}), "late": list(late.values())}))

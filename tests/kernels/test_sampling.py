@@ -20,6 +20,7 @@ from tests.kernels.rig import IS_INTERPRETED
 from tests.kernels.sampling_rig import GREEDY, MANY, Asks, draws_of
 from worker.kernels.sampling import CHOOSE, FAILED, LOGPROBS, MASKED_COPY
 from worker.kernels.select import Kernels
+from worker.kernels.step import SlotTables
 from worker.kernels.torch import sample as torch_sample
 
 
@@ -50,6 +51,23 @@ def test_a_row_alone_equals_the_row_in_any_batch(kernels: Kernels) -> None:
     some = MANY[:6]
     together = choose(kernels, logits, some)
     assert together == [choose(kernels, logits[i : i + 1], [asks])[0] for i, asks in enumerate(some)]
+
+
+def test_slots_remember_what_was_chosen(kernels: Kernels) -> None:
+    """At the rows' positions; of a row that failed a 0."""
+    device, some = kernels.device, [GREEDY, *MANY[:3]]
+    logits = noise(len(some), 600).to(device)
+    logits[0, 5] = torch.nan
+    positions = [3, 0, 8, 5]
+    draws = draws_of(some, positions, 600, device)
+    tokens = torch.full((6, 9), 5, dtype=torch.int32, device=device)
+    lengths, none = torch.full((6,), 2, device=device), torch.empty(0, device=device)
+    chosen = kernels.choose(CHOOSE, None, torch.float32)(logits, None, draws, SlotTables(tokens, lengths, none, none))
+    assert chosen[0] == FAILED and chosen.tolist() == choose(kernels, logits.cpu(), some, positions)
+    expected = torch.full_like(tokens, 5)
+    expected[draws.slots, draws.positions] = chosen.clamp(min=0).int()
+    assert torch.equal(tokens, expected)
+    assert lengths.tolist() == [*(draws.positions + 1).flip(0).tolist(), 2, 2]
 
 
 def test_of_equal_logits_the_first_is_the_greedy_token(kernels: Kernels) -> None:

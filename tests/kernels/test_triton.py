@@ -17,6 +17,7 @@ from worker.core.config import CacheConfig, SchedulerConfig
 from worker.core.model_drafter import ModelDrafter
 from worker.kernels.sampling import FAILED
 from worker.kernels.select import Kernels
+from worker.kernels.step import SlotTables
 from worker.parallel.group import Group
 from worker.parallel.symmetric import Inboxes, Parts
 from worker.runner.build import build_runner
@@ -172,12 +173,20 @@ def test_ranks_choose_the_best_token_of_all(rig: Rig, rank: int) -> None:
     inboxes = [empty.clone() for _ in range(size)]
     addresses = torch.tensor([inbox.data_ptr() for inbox in inboxes], device=rig.device)
     there = Inboxes(addresses, torch.zeros(64, dtype=torch.int32, device=rig.device), num_words, rank, inboxes[rank])
+    slots, positions = (torch.arange(num_rows, device=rig.device) + first for first in (0, 40))
+    slots, choose = slots.flip(0), TritonBestOfRanks(INTERPRETER)
     for turn in (0, 1):
         best = [part.float().nan_to_num(nan=float("inf"), posinf=float("inf"), neginf=float("-inf")) for part in parts]
         for r in set(range(size)) - {rank}:
             inboxes[rank][:num_rows, turn, r, 0] = best[r].amax(1).view(torch.int32)
             inboxes[rank][:num_rows, turn, r, 1] = (r * width + best[r].argmax(1)).int()
-        assert TritonBestOfRanks(INTERPRETER)(parts[rank], rank * width, there).tolist() == expected
+        tokens = torch.zeros(num_rows, 99, dtype=torch.int32, device=rig.device)
+        lengths, none = torch.ones_like(slots), torch.empty(0)
+        remembered = SlotTables(tokens, lengths, none, none)
+        chosen = choose(parts[rank], rank * width, there, slots, positions, remembered)
+        assert chosen.tolist() == expected
+        assert tokens[slots, positions].tolist() == [max(token, 0) for token in expected]
+        assert lengths[slots].tolist() == (positions + 1).tolist()
         assert torch.equal(inboxes[rank], empty), "what was received has left no trace"
         assert there.turns.tolist() == [1 - turn] * num_rows + [0] * 58
         for r in set(range(size)) - {rank}:

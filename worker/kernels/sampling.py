@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from worker.kernels.operation import Operation
+from worker.kernels.step import SlotTables
 from worker.parallel.symmetric import Inboxes
 
 GREEDY_TEMPERATURE = 1e-5
@@ -111,7 +112,9 @@ class Draws(NamedTuple):
 
 
 class ChooseKernel(Protocol):
-    def __call__(self, logits: Tensor, rows: Tensor | None, draws: Draws) -> Tensor:
+    def __call__(
+        self, logits: Tensor, rows: Tensor | None, draws: Draws, remembered: SlotTables | None = None
+    ) -> Tensor:
         """A token id for each row, int64 [R], or FAILED. Greedy: the first of the largest logits.
 
         Otherwise drawn from softmax(logits / temperature), truncated by top-k, then top-p, then min-p, each over what
@@ -122,14 +125,20 @@ class ChooseKernel(Protocol):
         The draw is an exponential race: argmax of weight / E with E ~ Exp(1) picks each token with its probability. It
         is run twice, first over the sums of chunks of the vocabulary, then over the chosen chunk's tokens, which is the
         same distribution at 1 / 100 of the random numbers. Implementations agree up to rounding of sums and logarithms.
+
+        `remembered`: where the tokens become the last known ones of their sequences, see `RememberKernel`.
         """
 
 
 class BestOfRanksKernel(Protocol):
-    def __call__(self, logits: Tensor, first_token: int, inboxes: Inboxes) -> Tensor:
+    def __call__(
+        self, logits: Tensor, first_token: int, inboxes: Inboxes, slots: Tensor, positions: Tensor,
+        remembered: SlotTables,
+    ) -> Tensor:  # fmt: skip
         """What `ChooseKernel` makes of greedy rows whose vocabulary is shared over ranks, each of which calls this with
         its part: logits [R, n] of the tokens from `first_token` on, n > 0, the first rank's first. The same int64 [R]
-        on all of them. There must be room for R messages of two words (`Inboxes.num_rows`)."""
+        on all of them. There must be room for R messages of two words (`Inboxes.num_rows`). The rows' slots remember
+        their tokens at these positions, int64 [R] each: see `RememberKernel`."""
 
 
 class MaskedCopyKernel(Protocol):

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from worker.kernels.prepare import REMEMBER
 from worker.kernels.sampling import BEST_OF_RANKS
 from worker.kernels.select import Kernels
 from worker.kernels.step import StagedRows, StepBuffers
@@ -34,13 +33,11 @@ def choices_alone(kernels: Kernels, tp: Group, slots: SlotState, buffers: StepBu
     """None of them on ranks of a group: one has the logits and chooses for all, which is no graph."""
     if tp.size > 1:
         return GreedyChoices()
-    sampler, remember = Sampler(kernels), kernels.choose(REMEMBER, None, torch.int64)
+    sampler = Sampler(kernels)
 
     def choose(logits: Tensor, rows: StagedRows) -> Tensor:
         positions = buffers.next_positions[: rows.slots.shape[0]]
-        token_ids = sampler.greedy(logits, slots.parameters, rows.slots, positions)
-        remember(slots.tables, rows.slots, positions, token_ids)
-        return token_ids
+        return sampler.greedy(logits, slots.parameters, rows.slots, positions, slots.tables)
 
     return GreedyChoices(of_logits=choose)
 
@@ -55,11 +52,9 @@ def choices_of_ranks(
     best_of_ranks = kernels.find(BEST_OF_RANKS, None, torch.float32)
     if best_of_ranks is None:
         return None
-    remember = kernels.choose(REMEMBER, None, torch.int64)
 
     def choose(hidden: Tensor, rows: StagedRows) -> Tensor:
-        token_ids = best_of_ranks(head.part(hidden), head.first_token, inboxes)
-        remember(slots.tables, rows.slots, buffers.next_positions[: rows.slots.shape[0]], token_ids)
-        return token_ids
+        positions = buffers.next_positions[: rows.slots.shape[0]]
+        return best_of_ranks(head.part(hidden), head.first_token, inboxes, rows.slots, positions, slots.tables)
 
     return GreedyChoices(of_hidden=choose, most_rows_of_hidden=inboxes.num_rows)

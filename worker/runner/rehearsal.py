@@ -13,7 +13,7 @@ from worker.attention.interface import CacheBuilder, CacheLayer
 from worker.kernels.operation import KernelCompiler
 from worker.kernels.prepare import REMEMBER
 from worker.models.base import CausalLM
-from worker.runner.greedy import GreedyChoices, choices_of_ranks
+from worker.runner.greedy import GreedyChoices, choices_alone, choices_of_ranks
 from worker.runner.model_runner import RunnerParts
 from worker.sampling.sampler import Sampler
 
@@ -40,11 +40,12 @@ def rehearse(parts: RunnerParts, max_context_len: int, max_logits: int) -> None:
     parts.preparer.prepare_padding()
     nothing = parts.preparer.buffers.positions[:1]
     parts.kernels.choose(REMEMBER, None, torch.int64)(parts.slots.tables, nothing, nothing, nothing)
+    alone = choices_alone(parts.kernels, parts.tp, parts.slots, parts.preparer.buffers)
     of_ranks = choices_of_ranks(parts.kernels, parts.tp, parts.model, parts.slots, parts.preparer.buffers)
-    _rehearse_model(parts, parts.model, parts.builders, max_context_len, max_logits, of_ranks or GreedyChoices())
+    _rehearse_model(parts, parts.model, parts.builders, max_context_len, max_logits, of_ranks or alone)
     if parts.drafting is not None:
         draft = parts.drafting.draft
-        _rehearse_model(parts, draft.model, draft.builders, max_context_len, max_logits, GreedyChoices())
+        _rehearse_model(parts, draft.model, draft.builders, max_context_len, max_logits, alone)
 
 
 def _rehearse_model(
@@ -68,6 +69,8 @@ def _rehearse_model(
         if greedy.of_hidden is not None and num_tokens <= min(max_rows, greedy.most_rows_of_hidden):
             greedy.of_hidden(hidden, parts.preparer.uniform_rows(num_tokens))
     if logits is not None:
+        if greedy.of_logits is not None:
+            greedy.of_logits(logits, parts.preparer.uniform_rows(1))
         Sampler(parts.kernels).rehearse(logits, parts.slots.parameters)
     # Builders are in the order in which their kinds of layers come.
     for number, (builder, (layer, x)) in enumerate(zip(builders, layers.values(), strict=True)):

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from worker.kernels.sampling import CHOOSE, FAILED, LOGPROBS, MASKED_COPY, DrawRules, Draws, Parameters
 from worker.kernels.select import Kernels
+from worker.kernels.step import SlotTables
 from worker.sampling.edits import History, edit_logits
 from worker.sampling.logprobs import LogprobTensors
 from worker.sampling.row_rules import EditedRows, RowGroup, RowRules
@@ -83,9 +84,11 @@ class Sampler:
             token_ids.index_copy_(0, group.rows, ids)
         return token_ids
 
-    def greedy(self, logits: Tensor, parameters: Parameters, slots: Tensor, positions: Tensor) -> Tensor:
-        """`sample` of rows whose rules are greedy: int64 [R]."""
-        return self._choose(logits, None, Draws(GREEDY, parameters, slots, positions))
+    def greedy(
+        self, logits: Tensor, parameters: Parameters, slots: Tensor, positions: Tensor, remembered: SlotTables
+    ) -> Tensor:
+        """`sample` of rows whose rules are greedy, int64 [R], which their slots remember."""
+        return self._choose(logits, None, Draws(GREEDY, parameters, slots, positions), remembered)
 
     def logprobs(self, logits: Tensor, rows: Tensor | None, token_ids: Tensor, most: int) -> LogprobTensors:
         """Of the model's own distribution: see `LogprobsKernel`. `most` may be more than there are tokens."""

@@ -70,7 +70,8 @@ def _sample(rig: Rig) -> None:
     logits, rows = rig.noise(2, 1000), torch.tensor([1, 0])
     for rules in (DrawRules(0, None, 0, False, False, False), DrawRules(2, None, 50, True, True, True)):
         draws = Draws(rules, Parameters.neutral(2, CPU), rows, rows)
-        rig.kernels.choose(CHOOSE, None, torch.float32)(logits, rows, draws)
+        tables = SlotTables(torch.zeros(3, 32, dtype=torch.int32), torch.ones(3).long(), rows, rows)
+        rig.kernels.choose(CHOOSE, None, torch.float32)(logits, rows, draws, tables)
     mask = torch.zeros(2, 32, dtype=torch.int32)
     rig.kernels.choose(MASKED_COPY, None, torch.float32)(logits, rows, 2, mask)
     rig.kernels.choose(LOGPROBS, None, torch.float32)(logits, rows, rows, 20)

@@ -4,7 +4,9 @@ import torch
 from torch import Tensor
 
 from worker.kernels.native.library import Choose, engine, obstacle, pointer
+from worker.kernels.native.slots import NativeRemember
 from worker.kernels.sampling import ChooseKernel, Draws
+from worker.kernels.step import SlotTables
 from worker.kernels.torch.sample import choose
 
 
@@ -12,11 +14,13 @@ class NativeChoose(ChooseKernel):
     """Of logits in float32; others are torch's."""
 
     def __init__(self) -> None:
-        self._engine = engine()
+        self._engine, self._remember = engine(), NativeRemember()
 
-    def __call__(self, logits: Tensor, rows: Tensor | None, draws: Draws) -> Tensor:
+    def __call__(
+        self, logits: Tensor, rows: Tensor | None, draws: Draws, remembered: SlotTables | None = None
+    ) -> Tensor:
         if logits.dtype != torch.float32:
-            return choose(logits, rows, draws)
+            return choose(logits, rows, draws, remembered)
         ids = torch.empty(draws.slots.shape[0], dtype=torch.int64)
         parameters, slots, positions = draws.parameters, draws.slots.contiguous(), draws.positions.contiguous()
         self._engine.choose(
@@ -26,6 +30,8 @@ class NativeChoose(ChooseKernel):
                 pointer(slots), pointer(positions), None, ids.data_ptr(),
             )
         )  # fmt: skip
+        if remembered is not None:
+            self._remember(remembered, slots, positions, ids)
         return ids
 
 

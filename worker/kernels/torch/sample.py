@@ -8,6 +8,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from worker.kernels.sampling import CHUNK, FAILED, DrawRules, Draws, Parameters
+from worker.kernels.step import SlotTables
+from worker.kernels.torch.prepare import remember
 from worker.kernels.torch.random import random_uniform
 
 CPU_CANDIDATES = (256, 4096)
@@ -23,7 +25,7 @@ class _Drawn:
     positions: Tensor
 
 
-def choose(logits: Tensor, rows: Tensor | None, draws: Draws) -> Tensor:
+def choose(logits: Tensor, rows: Tensor | None, draws: Draws, remembered: SlotTables | None = None) -> Tensor:
     """See `ChooseKernel`."""
     rules = draws.rules
     logits = logits[: len(draws.slots)] if rows is None else logits.index_select(0, rows)
@@ -40,7 +42,10 @@ def choose(logits: Tensor, rows: Tensor | None, draws: Draws) -> Tensor:
         )
         found = _draw(logits.index_select(0, rules.drawn), best.index_select(0, rules.drawn), drawn)
         ids = logits.argmax(-1).index_copy_(0, rules.drawn, found)
-    return torch.where(best.isfinite(), ids, FAILED)
+    ids = torch.where(best.isfinite(), ids, FAILED)
+    if remembered is not None:
+        remember(remembered, draws.slots, draws.positions, ids)
+    return ids
 
 
 def masked_copy(logits: Tensor, rows: Tensor | None, num_rows: int, mask: Tensor | None) -> tuple[Tensor, Tensor]:

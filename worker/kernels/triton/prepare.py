@@ -76,6 +76,13 @@ def prepare_step(rows: StagedRows, slots: SlotTables, step: Step, block_size: in
     )  # fmt: skip
 
 
+@triton.jit
+def keep_token(tokens, lengths, slot, position, token, tokens_stride, is_row):
+    """As the last known one of the slot's sequence."""
+    tl.store(tokens + slot * tokens_stride + position, tl.maximum(token, 0).to(tl.int32), mask=is_row)
+    tl.store(lengths + slot, position + 1, mask=is_row)
+
+
 @triton.jit(do_not_specialize=["num_rows"], do_not_specialize_on_alignment=["rows", "positions", "token_ids"])
 def _remember_kernel(
     tokens, lengths, rows, positions, token_ids, num_rows, tokens_stride, ROWS: tl.constexpr, OVERLAPS: tl.constexpr
@@ -85,9 +92,7 @@ def _remember_kernel(
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     is_row = row < num_rows
     slot, position = tl.load(rows + row, mask=is_row), tl.load(positions + row, mask=is_row)
-    token = tl.maximum(tl.load(token_ids + row, mask=is_row), 0)
-    tl.store(tokens + slot * tokens_stride + position, token.to(tl.int32), mask=is_row)
-    tl.store(lengths + slot, position + 1, mask=is_row)
+    keep_token(tokens, lengths, slot, position, tl.load(token_ids + row, mask=is_row), tokens_stride, is_row)
 
 
 class TritonRemember(RememberKernel):

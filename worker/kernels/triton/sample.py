@@ -13,8 +13,10 @@ import triton.language as tl
 from torch import Tensor
 
 from worker.kernels.sampling import CHUNK, FAILED, ChooseKernel, Draws
+from worker.kernels.step import SlotTables
 from worker.kernels.triton.machine import Machine
 from worker.kernels.triton.overlap import launch_options, let_next_begin, wait_for_kernel_before
+from worker.kernels.triton.prepare import keep_token
 from worker.kernels.triton.sample_limits import NO_LIMIT, find_limits
 from worker.kernels.triton.sample_parts import bits_of, distance_of, is_drawn, load_logits, random_uniform
 
@@ -63,9 +65,9 @@ def _winner(mass, uniform, is_there):
 
 @triton.jit
 def _pick_kernel(
-    logits, rows, integers, floats, slots, positions, chunk_best, chunk_mass, limits, out, stride, vocab_size,
-    num_chunks, HAS_ROWS: tl.constexpr, HAS_DRAWS: tl.constexpr, HAS_LIMITS: tl.constexpr, NO_LIMIT: tl.constexpr,
-    PAD: tl.constexpr, OVERLAPS: tl.constexpr,
+    logits, rows, integers, floats, slots, positions, chunk_best, chunk_mass, limits, out, tokens, lengths, stride,
+    vocab_size, num_chunks, tokens_stride, HAS_ROWS: tl.constexpr, HAS_DRAWS: tl.constexpr, HAS_LIMITS: tl.constexpr,
+    REMEMBERS: tl.constexpr, NO_LIMIT: tl.constexpr, PAD: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     let_next_begin(OVERLAPS)
     wait_for_kernel_before(OVERLAPS)
@@ -104,6 +106,8 @@ def _pick_kernel(
             is_best = load_logits(logits, first, first < vocab_size) == best
             found = tl.min(tl.where(is_best, first, vocab_size)).to(tl.int64)
     tl.store(out + row, found)
+    if REMEMBERS:
+        keep_token(tokens, lengths, tl.load(slots + row), tl.load(positions + row), found, tokens_stride, True)
 
 
 def chunk_stats(
@@ -126,7 +130,9 @@ class TritonChoose(ChooseKernel):
     def __init__(self, machine: Machine) -> None:
         self._overlaps = machine.can_overlap
 
-    def __call__(self, logits: Tensor, rows: Tensor | None, draws: Draws) -> Tensor:
+    def __call__(
+        self, logits: Tensor, rows: Tensor | None, draws: Draws, remembered: SlotTables | None = None
+    ) -> Tensor:
         rules, parameters, num_rows = draws.rules, draws.parameters, len(draws.slots)
         has_draws = rules.num_drawn > 0
         has_limits = has_draws and bool(rules.most_top_k or rules.has_top_p or rules.has_min_p)
@@ -135,10 +141,11 @@ class TritonChoose(ChooseKernel):
         if has_limits:
             limits = find_limits(logits, rows, rules, parameters.integers, parameters.floats, draws.slots, best, mass)
         token_ids = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
+        tokens, lengths = (remembered.tokens, remembered.lengths) if remembered is not None else (token_ids, token_ids)
         _pick_kernel[(num_rows,)](
             logits, rows, parameters.integers, parameters.floats, draws.slots, draws.positions, best, mass, limits,
-            token_ids, logits.stride(0), logits.shape[1], best.shape[1],
-            rows is not None, has_draws, has_limits, NO_LIMIT, triton.next_power_of_2(best.shape[1]), self._overlaps,
-            num_warps=4, **launch_options(self._overlaps),
+            token_ids, tokens, lengths, logits.stride(0), logits.shape[1], best.shape[1], tokens.stride(0),
+            rows is not None, has_draws, has_limits, remembered is not None, NO_LIMIT,
+            triton.next_power_of_2(best.shape[1]), self._overlaps, num_warps=4, **launch_options(self._overlaps),
         )  # fmt: skip
         return token_ids
