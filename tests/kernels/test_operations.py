@@ -57,6 +57,9 @@ def test_embedding(rig: Rig) -> None:
     assert torch.equal(embed(ids, table), table[ids])
     shard = torch.where((ids >= 3)[:, None] & (ids < 13)[:, None], table[ids], 0)
     assert torch.equal(embed(ids, table[3:13], 3), shard)
+    residual = torch.full_like(shard, torch.nan)
+    assert torch.equal(embed(ids, table, None, residual), table[ids])
+    assert torch.equal(residual, torch.zeros_like(shard))
 
 
 @pytest.mark.parametrize("rows", [1, 3, 32, 70])

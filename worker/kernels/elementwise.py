@@ -45,9 +45,9 @@ class EmbeddingSpec:
 
 
 class EmbeddingKernel(Protocol):
-    def __call__(self, ids: Tensor, table: Tensor, first: int | None = None) -> Tensor:
+    def __call__(self, ids: Tensor, table: Tensor, first: int | None = None, residual: Tensor | None = None) -> Tensor:
         """table[ids]; ids int64 [T], table [V, N]. With `first` the table is a shard, whose first row is that token's:
-        zeros where the shard does not have the token."""
+        zeros where the shard does not have the token. `residual`, like the result, becomes zeros."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,19 +111,18 @@ class Decoder(nn.Module):
             logger.info("layers run one by one, not as one operation: drafts go on from states between them")
             self._whole = None
 
-    def embed(self, input_ids: Tensor) -> Tensor:
-        """int64 [T] → what the first layer takes, [T, hidden]."""
-        return self.embed_tokens.forward(input_ids)
+    def embed(self, input_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """int64 [T] → what the first layer takes: x and the residual, [T, hidden] each."""
+        return self.embed_tokens.with_residual(input_ids)
 
     def forward(self, input_ids: Tensor) -> Tensor:
         """int64 [T] → the last hidden state, [T, hidden], or [W, hidden] of the tokens that are wanted; complete on
         every rank. Of all others the last layer keeps keys and values, and computes nothing more: in a long prompt
         that is nearly all of its work."""
-        x = self.embed(input_ids)
         wanted = current_context().wanted
         if self._whole is not None and current_context().cut is None:
-            return self._whole(x, wanted)
-        residual = torch.zeros_like(x)
+            return self._whole(self.embed_tokens.forward(input_ids), wanted)
+        x, residual = self.embed(input_ids)
         last = len(self.layers) - 1
         for number, layer in enumerate(self.layers):
             x, residual = layer(*self.between(number, x, residual), wanted if number == last else None)
@@ -166,5 +165,6 @@ class SandwichDecoder(Decoder):
         self._scale = torch.tensor(hidden_size**0.5, dtype=setup.dtype).item()
         self.norm = RMSNorm(setup, hidden_size, eps, is_offset=has_offset_norm, takes_parts=False)
 
-    def embed(self, input_ids: Tensor) -> Tensor:
-        return self._tp.all_reduce(super().embed(input_ids)) * self._scale
+    def embed(self, input_ids: Tensor) -> tuple[Tensor, Tensor]:
+        x, residual = super().embed(input_ids)
+        return self._tp.all_reduce(x) * self._scale, residual

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from worker.kernels.elementwise import EMBEDDING, EmbeddingSpec
@@ -78,7 +79,21 @@ class TokenEmbedding(WeightedLayer):
         """int64 [T] → [T, hidden], this rank's part of the sum over ranks: zeros where another has the token."""
         if self.table is not None:
             return self.table.rows(self.packed, ids)
-        return self._kernel(ids, self.plain(), self._shard.start if self._setup.tp.size > 1 else None)
+        return self._kernel(ids, self.plain(), self._first_token)
+
+    def with_residual(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """(as `forward`, a residual that has nothing in it yet, of the same shape)"""
+        shape = ids.shape[0], self._spec.in_features
+        residual = torch.empty(shape, dtype=self._setup.dtype, device=self._setup.device)
+        if self.table is not None:
+            residual.zero_()
+            return self.table.rows(self.packed, ids), residual
+        return self._kernel(ids, self.plain(), self._first_token, residual), residual
+
+    @property
+    def _first_token(self) -> int | None:
+        """Of this rank's part of the table, where it is a part."""
+        return self._shard.start if self._setup.tp.size > 1 else None
 
 
 class OutputHead(WeightedLayer):

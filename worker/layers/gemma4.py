@@ -123,11 +123,11 @@ class Gemma4Decoder(SandwichDecoder):
             self._projection_scale = hidden_size**-0.5
 
     def forward(self, input_ids: Tensor) -> Tensor:
-        x = self.embed(input_ids)
+        x, residual = self.embed(input_ids)
         told: Sequence[Tensor | None] = [None] * len(self.layers)
         if self._per_layer_size:
             told = self._told(input_ids, x).unbind(1)
-        residual, shared, last = torch.zeros_like(x), SharedKv(), len(self.layers) - 1
+        shared, last = SharedKv(), len(self.layers) - 1
         for number, layer in enumerate(self.layers):
             wanted = current_context().wanted if number == last else None
             x, residual = layer(*self.between(number, x, residual), told[number], shared, wanted)

@@ -36,8 +36,10 @@ def gelu_and_mul(x: Tensor) -> Tensor:
     return functional.gelu(gate, approximate="tanh").mul_(up)
 
 
-def embedding(ids: Tensor, table: Tensor, first: int | None = None) -> Tensor:
+def embedding(ids: Tensor, table: Tensor, first: int | None = None, residual: Tensor | None = None) -> Tensor:
     """See `EmbeddingKernel`."""
+    if residual is not None:
+        residual.zero_()
     if first is None:
         return functional.embedding(ids, table)
     local = ids - first

@@ -54,13 +54,17 @@ def _gated_activation_kernel(x, out, N, BLOCK: tl.constexpr, IS_SILU: tl.constex
 
 
 @triton.jit
-def _embedding_kernel(ids, table, out, first, num_rows, N, BLOCK: tl.constexpr):
+def _embedding_kernel(
+    ids, table, out, residual, first, num_rows, N, BLOCK: tl.constexpr, HAS_RESIDUAL: tl.constexpr
+):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     row = tl.load(ids + token) - first
     is_here = (row >= 0) & (row < num_rows)
     values = tl.load(table + row * N + column, mask=is_here & (column < N), other=0.0)
     tl.store(out + token * N + column, values, mask=column < N)
+    if HAS_RESIDUAL:
+        tl.store(residual + token * N + column, tl.zeros_like(values), mask=column < N)
 
 
 class TritonRmsNorm(RmsNormKernel):
@@ -111,10 +115,12 @@ class TritonGatedActivation(GatedActivationKernel):
         return out
 
 
-def embedding(ids: Tensor, table: Tensor, first: int | None = None) -> Tensor:
+def embedding(ids: Tensor, table: Tensor, first: int | None = None, residual: Tensor | None = None) -> Tensor:
     """See `EmbeddingKernel`."""
     num_rows, size = table.shape
     out = table.new_empty(len(ids), size)
     grid = (len(ids), triton.cdiv(size, EMBEDDING_TILE))
-    _embedding_kernel[grid](ids, table, out, first or 0, num_rows, size, EMBEDDING_TILE, num_warps=4)
+    _embedding_kernel[grid](
+        ids, table, out, residual, first or 0, num_rows, size, EMBEDDING_TILE, residual is not None, num_warps=4
+    )
     return out
