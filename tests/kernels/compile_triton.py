@@ -26,7 +26,7 @@ from worker.kernels.mla import LatentNorm, MlaSpec
 from worker.kernels.step import Chunk, SlotTables, StagedRows, Step, StepBuffers
 from worker.kernels.torch.linear import PackedLinear
 from worker.kernels.triton.delta import TritonDelta
-from worker.kernels.triton.elementwise import TritonGatedActivation, TritonRmsNorm, embedding
+from worker.kernels.triton.elementwise import TritonEmbedding, TritonGatedActivation, TritonRmsNorm
 from worker.kernels.triton.experts import TritonExperts
 from worker.kernels.triton.gated_norm import TritonGatedNorm
 from worker.kernels.triton.gqa import TritonGqa
@@ -278,7 +278,7 @@ def main() -> None:
     choose_experts(machine)
     compute_experts(machine)
     TritonGatedActivation("silu", machine)(empty(8, 24576))
-    embedding(integers(8), empty(1000, 4096), None, empty(8, 4096))
+    TritonEmbedding(machine)(integers(8), empty(1000, 4096), None, empty(8, 4096))
     slots = SlotTables(empty(9, 99, dtype=torch.int32), integers(9), empty(9, 128, dtype=torch.int32), integers(9))
     rows = StagedRows(integers(8), integers(8), integers(8))
     buffers = StepBuffers.allocate(8, 8, 128, 99, META)

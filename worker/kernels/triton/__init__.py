@@ -15,7 +15,7 @@ from worker.kernels.prepare import PREPARE_STEP, REMEMBER
 from worker.kernels.sampling import BEST_OF_RANKS, CHOOSE, LOGPROBS, MASKED_COPY
 from worker.kernels.triton.ahead import CompileAhead
 from worker.kernels.triton.delta import TritonDelta, supports_delta
-from worker.kernels.triton.elementwise import WIDEST_NORM, TritonGatedActivation, TritonRmsNorm, embedding
+from worker.kernels.triton.elementwise import WIDEST_NORM, TritonEmbedding, TritonGatedActivation, TritonRmsNorm
 from worker.kernels.triton.experts import TritonExperts, supports_experts
 from worker.kernels.triton.gated_norm import TritonGatedNorm
 from worker.kernels.triton.gqa import TritonGqa, supports_gqa
@@ -45,7 +45,7 @@ IMPLEMENTATIONS: list[Implementation[Any, Any]] = [
         always,
         lambda spec, device, _: TritonGatedActivation(spec.kind, machine_of(device)),
     ),
-    Implementation(EMBEDDING, "triton", always, lambda *_: embedding),
+    Implementation(EMBEDDING, "triton", always, lambda _, device, *__: TritonEmbedding(machine_of(device))),
     Implementation(
         LINEAR, "triton", supports_linear, lambda spec, device, dtype: TritonLinear(spec, machine_of(device), dtype)
     ),

@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from worker.kernels.elementwise import Activation, GatedActivationKernel, RmsNormKernel
+from worker.kernels.elementwise import Activation, EmbeddingKernel, GatedActivationKernel, RmsNormKernel
 from worker.kernels.triton.machine import Machine
 from worker.kernels.triton.overlap import launch_options, let_next_begin, wait_for_kernel_before
 from worker.kernels.triton.sum_norm import norm_of_parts, sum_and_norm
@@ -55,8 +55,11 @@ def _gated_activation_kernel(x, out, N, BLOCK: tl.constexpr, IS_SILU: tl.constex
 
 @triton.jit
 def _embedding_kernel(
-    ids, table, out, residual, first, num_rows, N, BLOCK: tl.constexpr, HAS_RESIDUAL: tl.constexpr
+    ids, table, out, residual, first, num_rows, N, BLOCK: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):  # fmt: skip
+    """It is launched as one that does not overlap: see `overlap`."""
+    let_next_begin(OVERLAPS)
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     row = tl.load(ids + token) - first
@@ -115,12 +118,15 @@ class TritonGatedActivation(GatedActivationKernel):
         return out
 
 
-def embedding(ids: Tensor, table: Tensor, first: int | None = None, residual: Tensor | None = None) -> Tensor:
-    """See `EmbeddingKernel`."""
-    num_rows, size = table.shape
-    out = table.new_empty(len(ids), size)
-    grid = (len(ids), triton.cdiv(size, EMBEDDING_TILE))
-    _embedding_kernel[grid](
-        ids, table, out, residual, first or 0, num_rows, size, EMBEDDING_TILE, residual is not None, num_warps=4
-    )
-    return out
+class TritonEmbedding(EmbeddingKernel):
+    def __init__(self, machine: Machine) -> None:
+        self._overlaps = machine.can_overlap
+
+    def __call__(self, ids: Tensor, table: Tensor, first: int | None = None, residual: Tensor | None = None) -> Tensor:
+        num_rows, size = table.shape
+        out = table.new_empty(len(ids), size)
+        _embedding_kernel[(len(ids), triton.cdiv(size, EMBEDDING_TILE))](
+            ids, table, out, residual, first or 0, num_rows, size, EMBEDDING_TILE, residual is not None,
+            self._overlaps, num_warps=4,
+        )  # fmt: skip
+        return out

@@ -5,8 +5,9 @@ what does not depend on the kernel before, a weight, is fetched meanwhile. CUDA'
 kernel of this folder waits before it touches what another one writes, so that all those before are done as well, and
 before it ends: who waits for it has waited for those, too.
 
-A step's preparation and its embedding do not overlap. What the one writes, and what is in the cache of earlier steps,
-is there before any kernel that does: it can be read without waiting.
+A step's preparation and its embedding do not overlap with what is before them, and the embedding alone with what is
+behind it. What the one writes, and what is in the cache of earlier steps, is there before any kernel that overlaps: it
+can be read without waiting.
 """
 
 import triton
