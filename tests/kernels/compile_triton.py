@@ -34,7 +34,7 @@ from worker.kernels.triton.linear import TritonLinear
 from worker.kernels.triton.linear_grouped import TritonGroupedLinear
 from worker.kernels.triton.machine import Machine
 from worker.kernels.triton.mla import TritonMla
-from worker.kernels.triton.prepare import TritonRemember, prepare_step
+from worker.kernels.triton.prepare import TritonPrepare, TritonRemember
 from worker.kernels.triton.route import TritonRoute
 from worker.kernels.triton.sample_ranks import TritonBestOfRanks
 from worker.kernels.triton.sum_norm import norm_of_parts, sum_and_norm
@@ -282,7 +282,7 @@ def main() -> None:
     slots = SlotTables(empty(9, 99, dtype=torch.int32), integers(9), empty(9, 128, dtype=torch.int32), integers(9))
     rows = StagedRows(integers(8), integers(8), integers(8))
     buffers = StepBuffers.allocate(8, 8, 128, 99, META)
-    prepare_step(rows, slots, Step(num_uniform_rows=8, max_context_len=99), 16, buffers)
+    TritonPrepare(machine)(rows, slots, Step(num_uniform_rows=8, max_context_len=99), 16, buffers)
     TritonRemember(machine)(slots, integers(8), integers(8), integers(8))
 
 

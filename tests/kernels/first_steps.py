@@ -28,6 +28,7 @@ from worker.kernels.torch.prepare import prepare_step
 from worker.kernels.triton import ahead
 from worker.kernels.triton.ahead import CompileAhead
 from worker.kernels.triton.gqa import TritonGqa
+from worker.kernels.triton.prepare import TritonPrepare
 from worker.kernels.triton.sample import TritonChoose
 from worker.parallel.group import Group
 from worker.runner import build
@@ -101,16 +102,16 @@ def refuse_to_compile(*, repr: str, **_: object) -> bool:
 
 def tell_torch() -> None:
     """What it must know of a step, before an assembly is built."""
-    prepare, draw = backend.prepare_step, TritonChoose.__call__
+    prepare, draw = TritonPrepare.__call__, TritonChoose.__call__
 
     def prepare_both(*arguments: Any) -> None:
         prepare(*arguments)
-        prepare_step(*arguments)
+        prepare_step(*arguments[1:])
 
     def choose_nothing(*arguments: Any) -> Tensor:
         return draw(*arguments).zero_()
 
-    backend.prepare_step, TritonChoose.__call__ = prepare_both, choose_nothing
+    TritonPrepare.__call__, TritonChoose.__call__ = prepare_both, choose_nothing
     TritonGqa._attend_dense = lambda _, q, k, v, num_rows: q.flatten(1)
 
 

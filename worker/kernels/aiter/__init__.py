@@ -111,7 +111,7 @@ IMPLEMENTATIONS: list[Implementation[Any, Any]] = [
     Implementation(GATED_ACTIVATION, "aiter", _has(NativeSiluAndMul.NEEDS, _is_silu), lambda *_: NativeSiluAndMul()),
     Implementation(GATED_ACTIVATION, "triton", _is_on_amd, _our_gated_activation),
     Implementation(EMBEDDING, "triton", _is_on_amd, _ours_on("elementwise", "TritonEmbedding")),
-    Implementation(PREPARE_STEP, "triton", _is_on_amd, _our_own("prepare", "prepare_step")),
+    Implementation(PREPARE_STEP, "triton", _is_on_amd, _ours_on("prepare", "TritonPrepare")),
     Implementation(CHOOSE, "triton", _is_on_amd, _ours_on("sample", "TritonChoose")),
     Implementation(MASKED_COPY, "triton", _is_on_amd, _our_own("sample_logprobs", "masked_copy")),
     Implementation(LOGPROBS, "triton", _is_on_amd, _our_own("sample_logprobs", "token_logprobs")),

@@ -23,7 +23,7 @@ from worker.kernels.triton.linear import TritonLinear, supports_linear
 from worker.kernels.triton.linear_grouped import TritonGroupedLinear, supports_grouped_linear
 from worker.kernels.triton.machine import machine_of
 from worker.kernels.triton.mla import TritonMla, supports_mla
-from worker.kernels.triton.prepare import TritonRemember, prepare_step
+from worker.kernels.triton.prepare import TritonPrepare, TritonRemember
 from worker.kernels.triton.route import TritonRoute
 from worker.kernels.triton.sample import TritonChoose
 from worker.kernels.triton.sample_logprobs import masked_copy, token_logprobs
@@ -65,7 +65,7 @@ IMPLEMENTATIONS: list[Implementation[Any, Any]] = [
         DELTA, "triton", supports_delta, lambda spec, device, dtype: TritonDelta(spec, machine_of(device), dtype)
     ),
     Implementation(GATED_NORM, "triton", always, lambda _, device, *__: TritonGatedNorm(machine_of(device))),
-    Implementation(PREPARE_STEP, "triton", always, lambda *_: prepare_step),
+    Implementation(PREPARE_STEP, "triton", always, lambda _, device, *__: TritonPrepare(machine_of(device))),
     Implementation(REMEMBER, "triton", always, lambda _, device, *__: TritonRemember(machine_of(device))),
     Implementation(CHOOSE, "triton", always, lambda _, device, *__: TritonChoose(machine_of(device))),
     Implementation(BEST_OF_RANKS, "triton", always, lambda _, device, *__: TritonBestOfRanks(machine_of(device))),

@@ -58,7 +58,8 @@ def _embedding_kernel(
     ids, table, out, residual, first, num_rows, N, BLOCK: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):  # fmt: skip
-    """It is launched as one that does not overlap: see `overlap`."""
+    """In this order: what is behind it begins when the step's preparation has ended, see `overlap`."""
+    wait_for_kernel_before(OVERLAPS)
     let_next_begin(OVERLAPS)
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -127,6 +128,6 @@ class TritonEmbedding(EmbeddingKernel):
         out = table.new_empty(len(ids), size)
         _embedding_kernel[(len(ids), triton.cdiv(size, EMBEDDING_TILE))](
             ids, table, out, residual, first or 0, num_rows, size, EMBEDDING_TILE, residual is not None,
-            self._overlaps, num_warps=4,
+            self._overlaps, num_warps=4, **launch_options(self._overlaps),
         )  # fmt: skip
         return out

@@ -5,9 +5,9 @@ what does not depend on the kernel before, a weight, is fetched meanwhile. CUDA'
 kernel of this folder waits before it touches what another one writes, so that all those before are done as well, and
 before it ends: who waits for it has waited for those, too.
 
-A step's preparation and its embedding do not overlap with what is before them, and the embedding alone with what is
-behind it. What the one writes, and what is in the cache of earlier steps, is there before any kernel that overlaps: it
-can be read without waiting.
+A step's preparation does not overlap with what is before it. The embedding is the first kernel behind it that may, and
+lets the next one begin only when it has waited itself. So what the preparation writes, and what is in the cache of
+earlier steps, is there before any kernel behind the embedding begins: it can be read without waiting.
 """
 
 import triton

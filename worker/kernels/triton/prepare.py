@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from worker.kernels.prepare import RememberKernel
+from worker.kernels.prepare import PrepareKernel, RememberKernel
 from worker.kernels.step import SlotTables, StagedRows, Step, StepBuffers
 from worker.kernels.triton.machine import Machine
 from worker.kernels.triton.overlap import launch_options, let_next_begin, wait_for_kernel_before
@@ -22,9 +22,10 @@ def _prepare_kernel(
     slot_tokens, slot_lengths, slot_tables, slot_groups,
     input_ids, positions, token_slots, query_starts, context_lens, next_positions, block_tables, groups,
     num_rows, num_uniform_rows, uniform_len, table_width, spare_slot, tokens_stride, slot_table_stride, table_stride,
-    BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """A program for `TILE` tokens and as many entries of the block table of a row; the first writes the row's own."""
+    let_next_begin(OVERLAPS)
     row, tile = tl.program_id(0), tl.program_id(1)
     place = tile * TILE + tl.arange(0, TILE)
     slot = tl.load(row_slots + row)
@@ -60,20 +61,23 @@ def _prepare_kernel(
     tl.store(token_slots + before + place, token_slot, mask=in_row)
 
 
-def prepare_step(rows: StagedRows, slots: SlotTables, step: Step, block_size: int, out: StepBuffers) -> None:
-    """See `PrepareKernel`."""
-    table_width = triton.cdiv(step.max_context_len, block_size)
-    longest = max(step.uniform_len, table_width, max((chunk.num_tokens for chunk in step.chunks), default=0))
-    _prepare_kernel[(step.num_rows, triton.cdiv(longest, TILE))](
-        rows.slots, rows.starts, rows.lens,
-        slots.tokens, slots.lengths, slots.block_tables, slots.groups,
-        out.input_ids, out.positions, out.token_slots, out.query_starts, out.context_lens, out.next_positions,
-        out.block_tables, out.groups,
-        step.num_rows, step.num_uniform_rows, step.uniform_len, table_width,
-        slots.spare_slot if step.num_padding_rows else -1,
-        slots.tokens.stride(0), slots.block_tables.stride(0), out.block_tables.stride(0),
-        block_size, TILE, num_warps=4,
-    )  # fmt: skip
+class TritonPrepare(PrepareKernel):
+    def __init__(self, machine: Machine) -> None:
+        self._overlaps = machine.can_overlap
+
+    def __call__(self, rows: StagedRows, slots: SlotTables, step: Step, block_size: int, out: StepBuffers) -> None:
+        table_width = triton.cdiv(step.max_context_len, block_size)
+        longest = max(step.uniform_len, table_width, max((chunk.num_tokens for chunk in step.chunks), default=0))
+        _prepare_kernel[(step.num_rows, triton.cdiv(longest, TILE))](
+            rows.slots, rows.starts, rows.lens,
+            slots.tokens, slots.lengths, slots.block_tables, slots.groups,
+            out.input_ids, out.positions, out.token_slots, out.query_starts, out.context_lens, out.next_positions,
+            out.block_tables, out.groups,
+            step.num_rows, step.num_uniform_rows, step.uniform_len, table_width,
+            slots.spare_slot if step.num_padding_rows else -1,
+            slots.tokens.stride(0), slots.block_tables.stride(0), out.block_tables.stride(0),
+            block_size, TILE, self._overlaps, num_warps=4,
+        )  # fmt: skip
 
 
 @triton.jit
