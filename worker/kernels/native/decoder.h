@@ -194,15 +194,19 @@ class StepWork {
         partials_ = workspace_.floats(size_t(num_partials) * queries_per_partial_ * (shape_.head_dim + 2));
     }
 
+    // Heads of the same keys one behind the other: so they lie in memory.
     void cut_along_keys(AttentionItem item, int &num_partials, std::vector<AttentionItem> &to) {
-        const int parts = (item.last_key + KEYS - 1) / KEYS, last_key = item.last_key;
-        for (item.kv_head = 0; item.kv_head < shape_.kv_heads; item.kv_head++) {
-            if (parts > 1)
-                merges_.push_back({num_partials, parts, item.kv_head, item.first_token, item.num_tokens});
-            for (int part = 0; part < parts; part++) {
-                item.first_key = part * KEYS;
-                item.last_key = std::min(last_key, item.first_key + KEYS);
-                item.partial = parts > 1 ? num_partials++ : -1;
+        const int parts = (item.last_key + KEYS - 1) / KEYS, last_key = item.last_key, first_partial = num_partials;
+        if (parts > 1) {
+            for (int head = 0; head < shape_.kv_heads; head++)
+                merges_.push_back({first_partial + head * parts, parts, head, item.first_token, item.num_tokens});
+            num_partials += shape_.kv_heads * parts;
+        }
+        for (int part = 0; part < parts; part++) {
+            item.first_key = part * KEYS;
+            item.last_key = std::min(last_key, item.first_key + KEYS);
+            for (item.kv_head = 0; item.kv_head < shape_.kv_heads; item.kv_head++) {
+                item.partial = parts > 1 ? first_partial + item.kv_head * parts + part : -1;
                 to.push_back(item);
             }
         }
