@@ -11,7 +11,7 @@ from worker.core.params import SamplingParams
 from worker.kernels.native.library import obstacle
 from worker.kernels.native.tape import Tape, Tapes, UnrecordableError
 from worker.kernels.select import Kernels
-from worker.kernels.step import StagedRows, StepBuffers
+from worker.kernels.step import StepBuffers
 from worker.models.base import CausalLM
 from worker.parallel.group import Group
 from worker.runner import build, model_runner
@@ -65,7 +65,7 @@ def test_logits_of_a_tape_are_sampled_by_any_rules(tmp_path: Path, num_replays: 
     params = [SamplingParams(temperature=0.0), ASKING, SamplingParams(temperature=0.0, frequency_penalty=1.0)] * 4
     taped, plain = (decode(make_driver(tmp_path, enforce_eager=eager), *params[:10]) for eager in (False, True))
     assert [seq.output for seq in taped] == [seq.output for seq in plain]
-    assert num_replays == [6 * 3 + 2 * 3]  # one row alone is greedy
+    assert num_replays == [2 * 6 * 3]  # logits in place of a choice but for one row alone
 
 
 def test_ranks_that_choose_together_replay_the_head_that_they_need(
@@ -76,14 +76,8 @@ def test_ranks_that_choose_together_replay_the_head_that_they_need(
     def choices_of_one(
         kernels: Kernels, tp: Group, model: CausalLM, slots: SlotState, buffers: StepBuffers
     ) -> GreedyChoices:
-        of_logits = choices_alone(kernels, tp, slots, buffers).of_logits
-
-        def choose(hidden: torch.Tensor, rows: StagedRows) -> torch.Tensor:
-            logits = model.logits(hidden)
-            assert of_logits is not None and logits is not None
-            return of_logits(logits, rows)
-
-        return GreedyChoices(of_hidden=choose, most_rows_of_hidden=2)
+        of_hidden = choices_alone(kernels, tp, model, slots, buffers).of_hidden
+        return GreedyChoices(of_hidden=of_hidden, most_rows_of_hidden=2)
 
     save_llama(tmp_path, **WHOLE)
     params = [SamplingParams(temperature=0.0), ASKING] + [SamplingParams(temperature=0.0)] * 8

@@ -1,5 +1,6 @@
 """Linear layers: the product with a weight, in whatever form the weight is. Conventions are those of `operation`."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -11,6 +12,9 @@ from worker.parallel.symmetric import Inboxes
 
 PackedWeight = Any
 """What `pack` made of a weight. Only the kernel that made it can read it."""
+
+Finder = Callable[[Tensor], Tensor]
+"""x [T, in] → what `ChooseKernel` makes of the product if all rows are greedy, int64 [T]. The product is nowhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +48,10 @@ class LinearKernel(Protocol):
     def gated(self, x: Tensor, packed: PackedWeight) -> Tensor | None:
         """silu(gate) × up, [T, out / 2], where the product's first half is the gate and the other one up; None where
         the kernel cannot do that in one pass, which may depend on the number of tokens."""
+        return None
+
+    def finder(self, packed: PackedWeight) -> Finder | None:
+        """Of this weight; None where the kernel can only choose from a whole product."""
         return None
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from worker.kernels.elementwise import EMBEDDING, EmbeddingSpec
-from worker.kernels.linear import LINEAR, TABLE, LinearKernel, LinearSpec, PackedWeight, TableKernel
+from worker.kernels.linear import LINEAR, TABLE, Finder, LinearKernel, LinearSpec, PackedWeight, TableKernel
 from worker.kernels.weights import Dense, Weight
 from worker.layers.loaded import LoadedWeight
 from worker.layers.setup import LayerSetup
@@ -164,6 +164,12 @@ class OutputHead(WeightedLayer):
     def part(self, x: Tensor) -> Tensor:
         """[R, hidden] → this rank's part of the logits, [R, tokens of this rank]."""
         return self._capped(self._kernel(x, self._packed)[:, : self._shard.num_real])
+
+    def finder(self) -> Finder | None:
+        """Of the greedy tokens of hidden states, [R, hidden]: where logits are the product as it is (a soft cap makes
+        large ones equal), and all of it is here."""
+        is_product = self._setup.tp.size == 1 and self._soft_cap is None
+        return self._kernel.finder(self._packed) if is_product else None
 
     def _capped(self, logits: Tensor) -> Tensor:
         return logits if self._soft_cap is None else logits.div(self._soft_cap).tanh_().mul_(self._soft_cap)

@@ -5,6 +5,7 @@ from abc import ABC, abstractmethod
 from torch import Tensor, nn
 
 from worker.attention.interface import CacheLayer
+from worker.kernels.linear import Finder
 from worker.layers.embedding import OutputHead
 from worker.layers.weighted import weight_targets
 from worker.loader.checkpoint import WeightTarget
@@ -28,6 +29,11 @@ class CausalLM(nn.Module, ABC):
     def output_head(self) -> OutputHead | None:
         """What makes logits of hidden states, and nothing else does; None where a model does more."""
         return None
+
+    def finder(self) -> Finder | None:
+        """As `OutputHead.finder`, once weights are loaded."""
+        head = self.output_head()
+        return None if head is None else head.finder()
 
     @abstractmethod
     def forward(self, input_ids: Tensor) -> Tensor:

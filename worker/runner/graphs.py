@@ -1,13 +1,13 @@
 """Graphs of the forward pass, captured once at start-up: a step is then one launch, or one for each layer.
 
 *Full* graphs serve steps of uniform rows alone, from the rows' slots to their logits; where all tokens are chosen
-greedily, one more graph does that, too. (Ranks that share a vocabulary need no logits for that: there a full graph ends
-with the hidden states, and the head is in each of two graphs that can follow.) *Whole* graphs are greedy steps of few
-rows with all that is ever launched for them, copies and marks of time included. *Piecewise* graphs serve all other
-steps: the cache layers, whose work depends on the rows' lengths, are the cuts, and everything between two of them is
-one graph. All read and write the same memory, step after step: the step's buffers, and one pool that all graphs share,
-which is right because the steps follow each other on one stream and a graph's results are used up before the next is
-replayed.
+greedily, one more graph does that, too. (Ranks that share a vocabulary, and those of CPUs, need no logits for that:
+there a full graph ends with the hidden states, and the head is in each of two graphs that can follow.) *Whole* graphs
+are greedy steps of few rows with all that is ever launched for them, copies and marks of time included. *Piecewise*
+graphs serve all other steps: the cache layers, whose work depends on the rows' lengths, are the cuts, and everything
+between two of them is one graph. All read and write the same memory, step after step: the step's buffers, and one pool
+that all graphs share, which is right because the steps follow each other on one stream and a graph's results are used
+up before the next is replayed.
 """
 
 import logging

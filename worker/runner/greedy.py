@@ -6,6 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from worker.kernels.linear import Finder
+from worker.kernels.prepare import REMEMBER
 from worker.kernels.sampling import BEST_OF_RANKS
 from worker.kernels.select import Kernels
 from worker.kernels.step import StagedRows, StepBuffers
@@ -22,17 +24,22 @@ class GreedyChoices:
     of_logits: Callable[[Tensor, StagedRows], Tensor] | None = None
     """[R, V]: where this rank has all of them, and chooses for itself alone."""
     of_hidden: Callable[[Tensor, StagedRows], Tensor] | None = None
-    """The last hidden states, [R, hidden]: where ranks choose together."""
+    """The last hidden states, [R, hidden]: where ranks choose together, or one finds tokens without logits."""
     most_rows_of_hidden: int = 0
 
     def is_of_hidden(self, rows: int) -> bool:
         return self.of_hidden is not None and rows <= self.most_rows_of_hidden
 
 
-def choices_alone(kernels: Kernels, tp: Group, slots: SlotState, buffers: StepBuffers) -> GreedyChoices:
+def choices_alone(
+    kernels: Kernels, tp: Group, model: CausalLM, slots: SlotState, buffers: StepBuffers
+) -> GreedyChoices:
     """None of them on ranks of a group: one has the logits and chooses for all, which is no graph."""
     if tp.size > 1:
         return GreedyChoices()
+    find = model.finder()
+    if find is not None:
+        return _choices_without_logits(find, kernels, slots, buffers)
     sampler = Sampler(kernels)
 
     def choose(logits: Tensor, rows: StagedRows) -> Tensor:
@@ -40,6 +47,17 @@ def choices_alone(kernels: Kernels, tp: Group, slots: SlotState, buffers: StepBu
         return sampler.greedy(logits, slots.parameters, rows.slots, positions, slots.tables)
 
     return GreedyChoices(of_logits=choose)
+
+
+def _choices_without_logits(find: Finder, kernels: Kernels, slots: SlotState, buffers: StepBuffers) -> GreedyChoices:
+    remember = kernels.choose(REMEMBER, None, torch.int64)
+
+    def choose(hidden: Tensor, rows: StagedRows) -> Tensor:
+        token_ids = find(hidden)
+        remember(slots.tables, rows.slots, buffers.next_positions[: rows.slots.shape[0]], token_ids)
+        return token_ids
+
+    return GreedyChoices(of_hidden=choose, most_rows_of_hidden=len(buffers.context_lens))
 
 
 def choices_of_ranks(

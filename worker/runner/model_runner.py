@@ -23,7 +23,7 @@ from worker.runner.drafting.drafting import Drafting
 from worker.runner.entries import EntryMover
 from worker.runner.forward import ForwardPass
 from worker.runner.graphs import GraphDevice, GraphSizes, Outputs, Take
-from worker.runner.greedy import choices_alone, choices_of_ranks
+from worker.runner.greedy import GreedyChoices, choices_alone, choices_of_ranks
 from worker.runner.pending import PendingStep
 from worker.runner.prepare import PromptInputs, StepInputs, StepPreparer, first
 from worker.runner.profiler import StepProfiler
@@ -66,6 +66,7 @@ class ModelRunner:
     def __init__(self, parts: RunnerParts) -> None:
         self._parts = parts
         self._model, self._slots, self._tp = parts.model, parts.slots, parts.tp
+        self._find_greedy = parts.model.finder()
         self._device = parts.kernels.device
         self.is_done_at_submit = self._device.type == "cpu"
         """A step has nothing to wait for then, and its tensors are on the host."""
@@ -81,12 +82,14 @@ class ModelRunner:
         UnrecordableError."""
         self._parts.preparer.prepare_padding()
         parts, buffers = self._parts, self._parts.preparer.buffers
-        alone = choices_alone(parts.kernels, self._tp, self._slots, buffers)
         of_ranks = choices_of_ranks(parts.kernels, self._tp, self._model, self._slots, buffers)
         device = device or (Tapes() if self.is_done_at_submit else CudaGraphs(self._device))
-        parts.forward.capture(device, sizes, of_ranks or alone)
+        parts.forward.capture(device, sizes, of_ranks or self._choices_alone(self._model))
         if parts.drafting is not None:
-            parts.drafting.capture(device, sizes, alone)
+            parts.drafting.capture(device, sizes, self._choices_alone(parts.drafting.draft.model))
+
+    def _choices_alone(self, model: CausalLM) -> GreedyChoices:
+        return choices_alone(self._parts.kernels, self._tp, model, self._slots, self._parts.preparer.buffers)
 
     def submit(self, batch: ScheduledBatch, together: Round | None = None) -> PendingStep:
         """Start a step. On a GPU this returns while the device still works; on a CPU the step is done. `together`: what
@@ -201,21 +204,22 @@ class ModelRunner:
     ) -> Tensor:  # fmt: skip
         """The sampled tokens, int64 [S], of which the slots remember those that count. `last`: hidden states, where
         there are no logits yet."""
+        num_sampled = len(inputs.sampled_rows)
         rules = self._slots.rules.of([batch.slots[row] for row in inputs.sampled_rows])
-        if outputs.greedy is not None and rules.is_greedy and not batch.beam_rows and not batch.is_dummy:
-            return first(outputs.greedy.choose(), len(inputs.sampled_rows))
+        is_greedy = rules.is_greedy and not batch.beam_rows
+        if outputs.greedy is not None and is_greedy and not batch.is_dummy:
+            return first(outputs.greedy.choose(), num_sampled)
         slots = inputs.of_sampled(inputs.rows.slots)
         if inputs.drafts is None:
             positions = inputs.of_sampled(self._parts.preparer.buffers.next_positions)
         else:
             positions = self._drafted_positions(inputs)
         history = History(self._slots.tables.tokens, slots, positions, inputs.longest_sampled)
-        if outputs.logits is not None:
-            logits = outputs.logits.compute()
+        if is_greedy and last is not None and self._find_greedy is not None:
+            token_ids = self._find_greedy(first(last, num_sampled))
         else:
-            assert last is not None
-            logits = self._model.logits(first(last, len(inputs.sampled_rows)))
-        token_ids = self._sample(batch, inputs, logits, rules, history, pending, masks)
+            logits = self._logits(outputs, last, num_sampled)
+            token_ids = self._sample(batch, inputs, logits, rules, history, pending, masks)
         newest = token_ids
         if (drafts := inputs.drafts) is not None:
             # Drafts are in the slots' tables already, where the tokens stand that are sampled.
@@ -229,6 +233,13 @@ class ModelRunner:
         if not batch.is_dummy:
             self._remember(self._slots.tables, slots, positions, newest)
         return token_ids
+
+    def _logits(self, outputs: Outputs, last: Tensor | None, num_sampled: int) -> Tensor | None:
+        """Of the sampled rows, and padding."""
+        if outputs.logits is not None:
+            return outputs.logits.compute()
+        assert last is not None
+        return self._model.logits(first(last, num_sampled))
 
     def _drafted_positions(self, inputs: StepInputs) -> Tensor:
         """int64: where the tokens to be sampled stand."""

@@ -40,19 +40,19 @@ def rehearse(parts: RunnerParts, max_context_len: int, max_logits: int) -> None:
     parts.preparer.prepare_padding()
     nothing = parts.preparer.buffers.positions[:1]
     parts.kernels.choose(REMEMBER, None, torch.int64)(parts.slots.tables, nothing, nothing, nothing)
-    alone = choices_alone(parts.kernels, parts.tp, parts.slots, parts.preparer.buffers)
     of_ranks = choices_of_ranks(parts.kernels, parts.tp, parts.model, parts.slots, parts.preparer.buffers)
-    _rehearse_model(parts, parts.model, parts.builders, max_context_len, max_logits, of_ranks or alone)
+    _rehearse_model(parts, parts.model, parts.builders, max_context_len, max_logits, of_ranks)
     if parts.drafting is not None:
         draft = parts.drafting.draft
-        _rehearse_model(parts, draft.model, draft.builders, max_context_len, max_logits, alone)
+        _rehearse_model(parts, draft.model, draft.builders, max_context_len, max_logits, None)
 
 
 def _rehearse_model(
     parts: RunnerParts, model: CausalLM, builders: Sequence[CacheBuilder], max_context_len: int, max_logits: int,
-    greedy: GreedyChoices,
+    of_ranks: GreedyChoices | None,
 ) -> None:  # fmt: skip
     buffers = parts.preparer.buffers
+    greedy = of_ranks or choices_alone(parts.kernels, parts.tp, model, parts.slots, buffers)
     layers: dict[Hashable, tuple[CacheLayer, Tensor]] = {}
     """One for each builder, and its input in the largest pass."""
 

@@ -42,14 +42,6 @@ struct Choose {
     const float *of_row(int row) const { return logits + (rows == nullptr ? row : rows[row]) * stride; }
 };
 
-// The next W of `num` values, -inf where there are none.
-static inline Vec load_some(const float *from, int num) {
-    if (num >= W) return load(from);
-    Vec value = splat(-INFINITY);
-    memcpy(&value, from, num * sizeof(float));
-    return value;
-}
-
 static void find_bests(const void *task, int piece, int) {
     const Choose &choose_ = *static_cast<const Choose *>(task);
     const int row = piece / choose_.pieces(), first = piece % choose_.pieces() * CHUNKS_PER_PIECE;

@@ -132,6 +132,16 @@ class StepWork {
         add_product(Product{rows, num_rows, matrix, out, stride, into, num_threads_, 0, 0});
     }
 
+    // Finds the rows' best outputs, of each thread its own: [threads][rows].
+    const Best *add_best(const Rows &rows, int num_rows, const Matrix &matrix) {
+        Product product{rows, num_rows, matrix, nullptr, 0, Into::best, num_threads_, 0, 0};
+        const size_t num = size_t(num_threads_) * num_rows;
+        product.bests = reinterpret_cast<Best *>(workspace_.floats(num * sizeof(Best) / sizeof(float)));
+        std::uninitialized_fill_n(product.bests, num, Best{});
+        add_product(product);
+        return product.bests;
+    }
+
     std::vector<Phase> phases;
 
   private:

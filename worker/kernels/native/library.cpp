@@ -70,6 +70,24 @@ void fissile_product(void *handle, const Matrix *matrix, const float *x, int num
     engine.pool.run(work.phases);
 }
 
+// See LinearKernel (linear.py).
+void fissile_best(void *handle, const Matrix *matrix, const float *x, int num_rows, int64_t *ids) {
+    Engine &engine = *static_cast<Engine *>(handle);
+    std::lock_guard lock(engine.mutex);
+    engine.workspace.reset();
+    const Step no_step{};
+    StepWork work(Shape{}, no_step, engine.workspace, engine.pool.num_threads());
+    const Rows rows = work.add_prepare(x, num_rows, nullptr, 0, *matrix);
+    const Best *bests = work.add_best(rows, num_rows, *matrix);
+    engine.pool.run(work.phases);
+    for (int row = 0; row < num_rows; row++) {
+        Best best;
+        for (int thread = 0; thread < engine.pool.num_threads(); thread++)
+            best.see(bests[thread * num_rows + row].value, bests[thread * num_rows + row].output);
+        ids[row] = std::isfinite(best.value) ? best.output : -1;
+    }
+}
+
 void fissile_write_qkv(void *handle, const Model *model, const Layer *layer, const Step *step, float *qkv) {
     Engine &engine = *static_cast<Engine *>(handle);
     std::lock_guard lock(engine.mutex);

@@ -116,6 +116,7 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "fissile_pack_blocks": (None, (c_void_p, POINTER(Matrix), POINTER(Stored), c_void_p)),
     "fissile_rows": (c_bool, (POINTER(Matrix), c_void_p, ctypes.c_int, c_void_p)),
     "fissile_product": (None, (c_void_p, POINTER(Matrix), c_void_p, ctypes.c_int, c_void_p)),
+    "fissile_best": (None, (c_void_p, POINTER(Matrix), c_void_p, ctypes.c_int, c_void_p)),
     "fissile_write_qkv": (None, (c_void_p, POINTER(Model), POINTER(Layer), POINTER(StepView), c_void_p)),
     "fissile_attend": (
         None, (c_void_p, POINTER(Model), POINTER(Layer), POINTER(StepView), c_void_p, c_int64, c_void_p),
@@ -178,6 +179,10 @@ class Engine:
     def product(self, matrix: Matrix, x: Tensor, out: Tensor) -> None:
         """float32 [T, in] → out [T, out]."""
         self.functions.fissile_product(self._handle, matrix, x.data_ptr(), x.shape[0], out.data_ptr())
+
+    def best(self, matrix: Matrix, x: Tensor, ids: Tensor) -> None:
+        """As a `Finder`, float32 x → ids, int64 [T]."""
+        self.functions.fissile_best(self._handle, matrix, x.data_ptr(), x.shape[0], ids.data_ptr())
 
     def rows(self, matrix: Matrix, ids: Tensor, out: Tensor) -> None:
         """Raises IndexError."""

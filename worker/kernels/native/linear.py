@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from worker.kernels.linear import LinearSpec, TableKernel
+from worker.kernels.linear import Finder, LinearSpec, TableKernel
 from worker.kernels.native.library import Matrix, Stored, engine, obstacle, pointer
 from worker.kernels.native.memory import arena
 from worker.kernels.weights import UNIT, Blocks, Dense, Grouped, Weight
@@ -43,6 +43,14 @@ class NativeLinear(TableKernel):
             out = torch.empty(x.shape[0], self._spec.out_features)
         self._engine.product(packed.view, x.contiguous(), out)
         return out
+
+    def finder(self, packed: PackedMatrix) -> Finder:
+        def find(x: Tensor) -> Tensor:
+            ids = torch.empty(x.shape[0], dtype=torch.int64)
+            self._engine.best(packed.view, x.contiguous(), ids)
+            return ids
+
+        return find
 
     def rows(self, packed: PackedMatrix, ids: Tensor) -> Tensor:
         out = torch.empty(ids.shape[0], self._spec.in_features)

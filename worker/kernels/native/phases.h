@@ -4,11 +4,12 @@
 #include <algorithm>
 #include <cmath>
 
+#include "best.h"
 #include "matrix.h"
 #include "pair_attention.h"
 #include "pool.h"
 
-enum class Into { store, add, gate };
+enum class Into { store, add, gate, best };
 
 // What becomes of a gate and its up: see ExpertsSpec (experts.py). Shared with Python (library.py), field by field.
 enum class Curve : int32_t { silu, gelu, clamped };
@@ -26,7 +27,8 @@ struct Norm {
     Shares shares;
 };
 
-// out [rows][out] = x Wᵀ + bias, or added to what is there; or gated, of a matrix whose outputs are gates, then ups.
+// out [rows][out] = x Wᵀ + bias, or added to what is there; or gated, of a matrix whose outputs are gates, then ups; or
+// nowhere, while each row's best output is looked for.
 // Gated rows, or normed ones, that the next product reads in whole numbers are rounded at once, to `rounded`: gated ones
 // in place of `out`.
 struct Product {
@@ -41,6 +43,7 @@ struct Product {
     Gate gate = {};
     RoundedRows rounded = {};
     Norm norm = {};
+    Best *bests = nullptr;  // [threads][rows]
 
     bool is_rounded() const { return rounded.numbers != nullptr; }
     bool is_normed() const { return norm.weights != nullptr; }
@@ -114,6 +117,16 @@ static inline void write_tile(
     }
 }
 
+// The same of a row whose best output is looked for.
+static inline void see_tile(const Matrix &matrix, int panel, float share, const float *sums, Best &best) {
+    for (int i = 0; i < PANEL; i += W) {
+        const int first = panel * PANEL + i, num = matrix.out - first;
+        Vec value = load(sums + i) * share;
+        if (matrix.bias != nullptr && num > 0) value += load_some(matrix.bias + first, num);
+        best.see(value, num, first);
+    }
+}
+
 // A panel of a row times the norm's weights; returns sums of its squares.
 static inline Vec norm_panel(const float *x, const float *weights, float *normed) {
     const Vec left = load(x), right = load(x + W);
@@ -168,19 +181,23 @@ static inline void ask_for_out(const Product &product, int row, int num, int pan
 }
 
 // Of the rows of a pass, from `row` on, with their shares, and of a unit of panels.
-static inline void compute(const Product &product, int row, int num, const float *shares, int panel, Pass pass) {
+static inline void compute(
+    const Product &product, int row, int num, const float *shares, int panel, Pass pass, int thread) {
     alignas(64) float sums[2][MAX_PASS_ROWS * PANEL], blocks[MAX_PASS_ROWS * ROW_BLOCK];
-    const bool is_gated = product.into == Into::gate, is_streamed = product.is_streamed();
+    const bool is_gated = product.into == Into::gate, is_best = product.into == Into::best;
+    const bool is_streamed = product.is_streamed(), is_out = !is_streamed && !is_best && !(is_gated && product.is_rounded());
     const int panels = panels_of(product), unit = product.unit();
     for (int p = 0; p < unit; p++) {
-        if (!is_streamed && (!is_gated || !product.is_rounded())) ask_for_out(product, row, num, panel + p);
+        if (is_out) ask_for_out(product, row, num, panel + p);
         pass_over(product.rows, row, num, product.matrix, panel + p, pass, sums[0]);
         if (is_gated) pass_over(product.rows, row, num, product.matrix, panels + panel + p, pass, sums[1]);
         for (int r = 0; r < num; r++) {
             const float *first = sums[0] + r * PANEL, *second = sums[1] + r * PANEL;
             const size_t at = size_t(row + r) * product.out_stride + (panel + p) * PANEL;
             float *block = blocks + r * ROW_BLOCK + p * PANEL;
-            if (is_gated)
+            if (is_best)
+                see_tile(product.matrix, panel + p, shares[r], first, product.bests[thread * product.num_rows + row + r]);
+            else if (is_gated)
                 write_gated(product, panel + p, shares[r], first, second, product.is_rounded() ? block : product.out + at);
             else
                 write_tile(product, row + r, panel + p, shares[r], first, is_streamed);
@@ -195,7 +212,7 @@ static inline void compute(const Product &product, int row, int num, const float
     if (product.is_rounded()) product.rounded.write_rows(row, num, panel * PANEL, blocks, ROW_BLOCK);
 }
 
-static void run_product(const void *task, int chunk, int) {
+static void run_product(const void *task, int chunk, int thread) {
     const Product &product = *static_cast<const Product *>(task);
     const int unit = product.unit(), units = panels_of(product) / unit;
     const int number = place_of(chunk % product.panel_chunks, product.panel_chunks, product.num_threads);
@@ -211,7 +228,7 @@ static void run_product(const void *task, int chunk, int) {
     for (int panel = begin * unit; panel < end * unit; panel += unit)
         for (int row = first; row < last; row += rows_per_pass) {
             pass.number = (row - first) / rows_per_pass;
-            compute(product, row, std::min(rows_per_pass, last - row), shares + row - first, panel, pass);
+            compute(product, row, std::min(rows_per_pass, last - row), shares + row - first, panel, pass, thread);
         }
     if (product.is_streamed()) finish_streams();
 }

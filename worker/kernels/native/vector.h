@@ -3,6 +3,7 @@
 
 #include <immintrin.h>
 
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -46,11 +47,28 @@ static inline void ask_for(const void *line) { __builtin_prefetch(line, 0, 2); }
 
 static inline Vec splat(float value) { return Vec{} + value; }
 
+// The next W of `num` values, -inf where there are none.
+static inline Vec load_some(const float *from, int num) {
+    if (num >= W) return load(from);
+    Vec value = splat(-INFINITY);
+    memcpy(&value, from, num * sizeof(float));
+    return value;
+}
+
 // 0, 1, 2 ...
 static inline IntVec lanes() {
     IntVec value;
     for (int i = 0; i < W; i++) value[i] = i;
     return value;
+}
+
+// No NaN is.
+static inline bool all_below(Vec value, float limit) {
+#if defined(__AVX512F__)
+    return _mm512_cmp_ps_mask((__m512)value, _mm512_set1_ps(limit), _CMP_LT_OQ) == 0xffff;
+#else
+    return _mm256_movemask_ps(_mm256_cmp_ps((__m256)value, _mm256_set1_ps(limit), _CMP_LT_OQ)) == 0xff;
+#endif
 }
 
 static inline Vec choose(IntVec condition, Vec yes, Vec no) { return condition ? yes : no; }

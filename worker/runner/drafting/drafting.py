@@ -32,6 +32,7 @@ from worker.runner.greedy import GreedyChoices
 from worker.runner.prepare import StepInputs, StepPreparer
 from worker.runner.slots import SlotState
 from worker.sampling.edits import History
+from worker.sampling.row_rules import RowRules
 from worker.sampling.sampler import Sampler, SamplingRows
 
 
@@ -81,6 +82,7 @@ class Drafting:
         self._preparer, self._slots, self._tp = parts.preparer, parts.slots, parts.tp
         self._forward = ForwardPass(self.draft.model, self.draft.builders, parts.preparer, parts.max_context_len)
         self._sampler = Sampler(parts.kernels)
+        self._find_greedy = parts.draft.model.finder()
         self._remember = parts.kernels.choose(REMEMBER, None, torch.int64)
 
     def capture(self, device: GraphDevice, sizes: GraphSizes, greedy: GreedyChoices) -> None:
@@ -138,18 +140,21 @@ class Drafting:
         if outputs.greedy is not None and rules.is_greedy:
             outputs.greedy.choose()
             return
-        if outputs.logits is not None:
-            logits = outputs.logits.compute()
-        else:
-            logits = self.draft.model.logits(outputs.hidden[: len(slots)])
         positions = self._preparer.buffers.next_positions[: len(slots)]
         history = History(self._slots.tables.tokens, rows.slots[: len(slots)], positions, longest)
-        if logits is None:
-            token_ids = positions.new_empty(len(slots))
+        hidden = outputs.hidden[: len(slots)]
+        if rules.is_greedy and outputs.logits is None and self._find_greedy is not None:
+            token_ids = self._find_greedy(hidden)
         else:
-            asked = SamplingRows(replace(rules, logprobs=None), history, self._slots.parameters, self._slots.allowed)
-            token_ids = self._sampler.token_ids(logits[: len(slots)], asked)
+            logits = self.draft.model.logits(hidden) if outputs.logits is None else outputs.logits.compute()
+            token_ids = self._sampled(logits, rules, history)
         self._remember(self._slots.tables, history.slots, positions, self._tp.broadcast(token_ids))
+
+    def _sampled(self, logits: Tensor | None, rules: RowRules, history: History) -> Tensor:
+        if logits is None:
+            return history.positions.new_empty(rules.num_rows)
+        asked = SamplingRows(replace(rules, logprobs=None), history, self._slots.parameters, self._slots.allowed)
+        return self._sampler.token_ids(logits[: rules.num_rows], asked)
 
     def _begin_pass(self, number: int, slots: Tensor, before: Outputs | None) -> None:
         """A pass over the newest token of each of these slots is next, the first being number 0. `before`: of the pass
