@@ -20,7 +20,7 @@ from worker.kernels.triton.gqa_lone import PARTS as LONE_PARTS
 from worker.kernels.triton.gqa_lone import LoneTile, attend_lone_kernel, sum_lone_kernel
 from worker.kernels.triton.gqa_parts import Dense, Paged, parts_of
 from worker.kernels.triton.gqa_rows import attend_rows_kernel
-from worker.kernels.triton.gqa_splits import Splits, chunk_splits, deal_splits
+from worker.kernels.triton.gqa_splits import RESIDENT, Splits, chunk_splits, deal_splits
 from worker.kernels.triton.gqa_steps import FEW_ROWS, all_steps, graph_contexts, is_lone
 from worker.kernels.triton.gqa_write import HEADS, write_qkv_kernel
 from worker.kernels.triton.launch import Launches
@@ -47,8 +47,9 @@ class Metadata:
     splits: Splits | None
     """Of the uniform rows, if they are attended to as such."""
     arrived: Tensor | None
-    """int32 [uniform rows × K], zeros: programs of a row that have put down their part, of which the last one adds them
-    up. None where rows have one part, and for a row alone, whose parts are left to a kernel of their own."""
+    """int32 [uniform rows × K], zeros before and behind each layer: programs of a row that have put down their part, of
+    which the last one adds them up. None where rows have one part, and for a row alone, whose parts are left to a
+    kernel of their own."""
     parts: tuple[Dense | Paged, ...]
     """Of the other rows."""
     launches: Launches
@@ -83,6 +84,8 @@ class TritonGqa(GqaKernel):
         self._num_lines = max(1, self._row_bytes // LINE_BYTES.value)
         self._chunk_tile = self._tile_of_chunks()
         is_plain = spec.window is None and not spec.has_sinks and spec.value_dim == spec.head_dim
+        self._no_arrivals: Tensor | None = None
+        """Zeros that steps share in turn, for as many rows as are usually split. They never move: graphs use them."""
         self._has_dense = is_plain and spec.head_dim <= 128 and spec.head_dim % 8 == 0 and dtype.itemsize == 2
 
     def allocate(self, num_layers: int, num_blocks: int, block_size: int, device: torch.device) -> GqaPool:
@@ -92,6 +95,8 @@ class TritonGqa(GqaKernel):
             for dim in (self._spec.head_dim, self._spec.value_dim)
         )
         layers = [GqaCache(k[i], v[i]) for i in range(num_layers)]
+        if self._no_arrivals is None:
+            self._no_arrivals = torch.zeros(RESIDENT * self._machine.num_sms // 2, dtype=torch.int32, device=device)
         return GqaPool(layers, [k.transpose(0, 1), v.transpose(0, 1)])
 
     def graph_contexts(self, num_rows: int, max_context_len: int) -> tuple[int, ...]:
@@ -113,9 +118,14 @@ class TritonGqa(GqaKernel):
                 self._spec.window,
             )  # fmt: skip
             if splits.most > 1 and (num_rows > 1 or splits.usual == 1):
-                size = num_rows * self._spec.num_kv_heads
-                arrived = torch.zeros(size, dtype=torch.int32, device=buffers.context_lens.device)
+                arrived = self._arrivals(num_rows * self._spec.num_kv_heads, buffers.context_lens.device)
         return Metadata(step, buffers, block_size, splits, arrived, parts, Launches())
+
+    def _arrivals(self, size: int, device: torch.device) -> Tensor:
+        """Zeros. Among many rows a launch more, which clears them, does not count."""
+        if self._no_arrivals is not None and size <= len(self._no_arrivals):
+            return self._no_arrivals[:size]
+        return torch.zeros(size, dtype=torch.int32, device=device)
 
     def write_qkv(
         self, qkv: Tensor, norm: QkNorm | None, rope: RopeTable | None, cache: GqaCache, metadata: Metadata
