@@ -25,7 +25,7 @@ from worker.config import WorkerSettings, keys_of
 from worker.core.params import Grammar
 from worker.core.scheduler import Scheduler
 from worker.engine.engine import Engine, EngineExecutor, StepReport
-from worker.engine.reports import Reports, output_rate
+from worker.engine.reports import Reports, longest_pause, output_rate
 from worker.engine.watch import until_stuck
 from worker.errors import WorkerFailedError
 from worker.face.access import SERVICE_NAME, Access, Grant, Role
@@ -183,7 +183,7 @@ class WorkerServer:
         )
         num_cores = self._settings.num_threads or len(os.sched_getaffinity(0))
         rate = output_rate(self._settings.max_output_rate, model.device, num_cores)
-        self._reports = Reports(self._on_reports, rate)
+        self._reports = Reports(self._on_reports, rate=rate, longest=longest_pause(model.device))
         return Engine(
             scheduler,
             self._executor,

@@ -25,8 +25,9 @@ TICK_SECONDS = 0.02
 """After which who waits is served where no tokens come."""
 _MIN_GAP_SECONDS = 0.01
 """What comes within is of one step, in whatever messages."""
-_MAX_GAP_SECONDS = 0.1
-"""Between tokens and the next ones that are waited for: where they come less often, who waits is served by ticks."""
+_MAX_GAP_SECONDS = 0.15
+"""Between tokens and the next ones that are waited for: where they come less often, who waits is served by ticks. A
+worker on a CPU pauses for 75 ms, and until the end of a step."""
 _LATE = 1.5
 """Times the last gap."""
 

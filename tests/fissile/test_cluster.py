@@ -39,7 +39,7 @@ def test_threads_in_the_arguments_are_obeyed():
 
 
 def test_the_router_sends_as_often_as_cores_that_it_shares_allow_unless_the_environment_says(monkeypatch):
-    assert _message_rate() == ["--max-message-rate", "800"]
+    assert _message_rate() == ["--max-message-rate", "512"]
     monkeypatch.setattr("os.sched_getaffinity", lambda _pid: set(range(96)))
     assert _message_rate() == ["--max-message-rate", "3000"]
     monkeypatch.setenv("FISSILE_ROUTER_MAX_MESSAGE_RATE", "50")

@@ -243,7 +243,7 @@ def test_a_message_of_very_many_commands_leaves_time_to_others():
 
 
 def test_tokens_between_the_first_and_the_last_share_a_message_where_steps_come_fast(monkeypatch):
-    monkeypatch.setattr("worker.engine.reports.MAX_PAUSE_SECONDS", 3600.0)
+    monkeypatch.setattr("worker.engine.reports.MAX_PAUSE_SECONDS_ON_CPU", 3600.0)
     message = sequence(1, max_tokens=30)
 
     async def scenario(system):

@@ -9,7 +9,7 @@ import pytest
 from worker.core.outputs import SequenceOutput, SequenceTimings
 from worker.core.stopping import FinishReason
 from worker.engine.engine import StepReport
-from worker.engine.reports import MAX_RATE, OUTPUTS_PER_MESSAGE, Reports, joined_outputs, output_rate
+from worker.engine.reports import MAX_RATE, OUTPUTS_PER_MESSAGE, Reports, joined_outputs, longest_pause, output_rate
 from worker.engine.steps import FinishedStep
 
 NEVER = 1e-9
@@ -29,12 +29,12 @@ def tokens(sequence_id, offset, *token_ids, **fields):
     return SequenceOutput(sequence_id, 0, offset, list(token_ids), **fields)
 
 
-def delivered(scenario, rate=NEVER):
+def delivered(scenario, rate=NEVER, longest=0.05):
     """Steps of each delivery."""
     deliveries = []
 
     async def run():
-        reports = Reports(lambda several: deliveries.append([one.step for one in several]), rate)
+        reports = Reports(lambda several: deliveries.append([one.step for one in several]), rate=rate, longest=longest)
         await scenario(reports, deliveries)
 
     asyncio.run(run())
@@ -66,9 +66,7 @@ def test_what_comes_after_a_quiet_time_leaves_at_once_and_what_follows_leaves_to
     assert delivered(scenario) == [[1], [2, 3, 4]]
 
 
-def test_what_is_urgent_ends_the_pause_and_takes_along_what_waits(monkeypatch):
-    monkeypatch.setattr("worker.engine.reports.MAX_PAUSE_SECONDS", 3600.0)
-
+def test_what_is_urgent_ends_the_pause_and_takes_along_what_waits():
     async def scenario(reports, deliveries):
         reports.post(report(1))
         await turns()
@@ -81,7 +79,7 @@ def test_what_is_urgent_ends_the_pause_and_takes_along_what_waits(monkeypatch):
         assert len(deliveries) == 2
         reports.flush()
 
-    assert delivered(scenario) == [[1], [2, 3], [4]]
+    assert delivered(scenario, longest=3600.0) == [[1], [2, 3], [4]]
 
 
 def test_the_next_one_leaves_at_once_after_a_pause_in_which_nothing_came():
@@ -95,9 +93,7 @@ def test_the_next_one_leaves_at_once_after_a_pause_in_which_nothing_came():
     assert delivered(scenario, SHORT) == [[1], [2]]
 
 
-def test_what_waits_at_the_end_of_a_pause_leaves_with_the_next_step(monkeypatch):
-    monkeypatch.setattr("worker.engine.reports.MAX_PAUSE_SECONDS", 3600.0)
-
+def test_what_waits_at_the_end_of_a_pause_leaves_with_the_next_step():
     async def scenario(reports, deliveries):
         reports.post(report(1, step_seconds=1000.0))
         await turns()
@@ -107,7 +103,7 @@ def test_what_waits_at_the_end_of_a_pause_leaves_with_the_next_step(monkeypatch)
         reports.post(report(3))
         await turns()
 
-    assert delivered(scenario, SHORT) == [[1], [2, 3]]
+    assert delivered(scenario, SHORT, longest=3600.0) == [[1], [2, 3]]
 
 
 def test_what_waits_does_not_wait_for_a_step_that_is_longer_than_the_last_one():
@@ -180,3 +176,7 @@ def test_log_probabilities_of_the_prompt_come_alone_and_before_tokens():
 )
 def test_a_model_on_the_same_cores_leaves_less_to_messages(asked, device, rate):
     assert output_rate(asked, device, num_cores=4) == rate
+
+
+def test_it_may_also_wait_longer_for_them():
+    assert longest_pause("cuda:0") < longest_pause("cpu")

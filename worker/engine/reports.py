@@ -2,7 +2,7 @@
 
 A message to a router costs the same whether it carries one step or five: gRPC on both sides, a turn of the router's
 loop, and a message to each client. So after each delivery there is a pause, as long as what was delivered takes at
-`rate` outputs a second, and never longer than `MAX_PAUSE_SECONDS`: steps that end meanwhile are delivered together with
+`rate` outputs a second, and never longer than `longest` seconds: steps that end meanwhile are delivered together with
 the first one after it. (At the end itself, by a timer, there would be more messages, and tokens would wait as long.)
 Whatever somebody waits for ends the pause: the first token of a sequence, its ending, a refusal.
 """
@@ -17,6 +17,8 @@ from worker.engine.engine import StepReport
 
 MAX_PAUSE_SECONDS = 0.05
 """A router looks for stop strings in what it has: what is generated after one meanwhile is in vain."""
+MAX_PAUSE_SECONDS_ON_CPU = 0.075
+"""Where the model runs on the same cores, so that each message makes steps longer."""
 LATE_STEPS = 2.0
 """What waits at the end of a pause waits for the next step, unless that takes so many times the last one."""
 OUTPUTS_PER_MESSAGE = 16
@@ -24,7 +26,7 @@ OUTPUTS_PER_MESSAGE = 16
 MAX_RATE = 12_000.0
 """Outputs a second: a third of what one core can do."""
 RATE_PER_CORE = 200.0
-"""Where the model runs on the same cores, which each message takes from it in three processes: on two, 16 to 20 a
+"""Where the model runs on the same cores, which each message takes from it in three processes: on two, 10 to 13 a
 second with one sequence as with many, about as many as a router passes on to each of eight clients."""
 
 
@@ -35,13 +37,19 @@ def output_rate(asked: float | None, device: str, num_cores: int) -> float:
     return min(MAX_RATE, RATE_PER_CORE * num_cores) if device == "cpu" else MAX_RATE
 
 
+def longest_pause(device: str) -> float:
+    """Seconds, where the model runs on `device`."""
+    return MAX_PAUSE_SECONDS_ON_CPU if device == "cpu" else MAX_PAUSE_SECONDS
+
+
 class Reports:
     """`post` from the engine's thread; everything else on the loop."""
 
-    def __init__(self, deliver: Callable[[Sequence[StepReport]], None], rate: float) -> None:
-        """`deliver` is called on the loop that runs now, with one report or more, each exactly once and in order."""
+    def __init__(self, deliver: Callable[[Sequence[StepReport]], None], *, rate: float, longest: float) -> None:
+        """`deliver` is called on the loop that runs now, with one report or more, each exactly once and in order.
+        `rate` is in outputs a second, the `longest` pause in seconds."""
         self._deliver = deliver
-        self._rate = rate
+        self._rate, self._longest = rate, longest
         self._loop = asyncio.get_running_loop()
         self._lock = threading.Lock()
         self._waiting: list[StepReport] = []
@@ -70,9 +78,9 @@ class Reports:
             self._late.cancel()
         num_outputs = sum(len(report.outputs) for report in reports)
         finished = reports[-1].finished
-        self._pause_ends = self._loop.time() + min(MAX_PAUSE_SECONDS, (OUTPUTS_PER_MESSAGE + num_outputs) / self._rate)
+        self._pause_ends = self._loop.time() + min(self._longest, (OUTPUTS_PER_MESSAGE + num_outputs) / self._rate)
         grace = LATE_STEPS * finished.step_seconds if finished else 0.0
-        self._late = self._loop.call_at(self._pause_ends + min(grace, MAX_PAUSE_SECONDS), self._be_late)
+        self._late = self._loop.call_at(self._pause_ends + min(grace, self._longest), self._be_late)
 
     def _be_late(self) -> None:
         self._pause_ends = 0.0  # though the loop's clock may be a little before it still
