@@ -137,7 +137,7 @@ def build_assembly() -> Assembly:
 def capture(assembly: Assembly, device: Recorder, rows: tuple[int, ...]) -> Graphs:
     """Full graphs of so many rows, greedy choices included."""
     parts = assembly.parts(NOTHING)
-    greedy = choices_alone(parts.kernels, parts.tp, parts.slots, parts.preparer.buffers)
+    greedy = choices_alone(parts.kernels, parts.tp, parts.model, parts.slots, parts.preparer.buffers)
     graphs = GraphCapture(device, parts.model, parts.builders, parts.preparer, assembly.max_model_len, greedy)
     return graphs.capture(GraphSizes(rows=rows))
 
