@@ -10,7 +10,8 @@ TOLERANCE = 1e-4
 
 
 def capture_logits(driver: Driver) -> list[Tensor]:
-    """Every later step appends its logits, rows in the runner's order."""
+    """Every later step appends its logits, rows in the runner's order. Greedy ones have some for that, too."""
+    driver.runner._find_greedy = None
     model = driver.runner._model
     plain, seen = model.logits, []
 
