@@ -54,7 +54,7 @@ def test_a_row_alone_equals_the_row_in_any_batch(kernels: Kernels) -> None:
 
 
 def test_slots_remember_what_was_chosen(kernels: Kernels) -> None:
-    """At the rows' positions; of a row that failed a 0."""
+    """At the rows' positions; of a row that failed a 0. The tokens go where they are to be, which may be the host."""
     device, some = kernels.device, [GREEDY, *MANY[:3]]
     logits = noise(len(some), 600).to(device)
     logits[0, 5] = torch.nan
@@ -62,7 +62,12 @@ def test_slots_remember_what_was_chosen(kernels: Kernels) -> None:
     draws = draws_of(some, positions, 600, device)
     tokens = torch.full((6, 9), 5, dtype=torch.int32, device=device)
     lengths, none = torch.full((6,), 2, device=device), torch.empty(0, device=device)
-    chosen = kernels.choose(CHOOSE, None, torch.float32)(logits, None, draws, SlotTables(tokens, lengths, none, none))
+    tables = SlotTables(tokens, lengths, none, none)
+    out = torch.empty(len(some), dtype=torch.int64, pin_memory=device.type == "cuda")
+    assert kernels.choose(CHOOSE, None, torch.float32)(logits, None, draws, tables, out) is out
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    chosen = out.to(device)
     assert chosen[0] == FAILED and chosen.tolist() == choose(kernels, logits.cpu(), some, positions)
     expected = torch.full_like(tokens, 5)
     expected[draws.slots, draws.positions] = chosen.clamp(min=0).int()

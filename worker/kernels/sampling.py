@@ -113,8 +113,9 @@ class Draws(NamedTuple):
 
 class ChooseKernel(Protocol):
     def __call__(
-        self, logits: Tensor, rows: Tensor | None, draws: Draws, remembered: SlotTables | None = None
-    ) -> Tensor:
+        self, logits: Tensor, rows: Tensor | None, draws: Draws, remembered: SlotTables | None = None,
+        out: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
         """A token id for each row, int64 [R], or FAILED. Greedy: the first of the largest logits.
 
         Otherwise drawn from softmax(logits / temperature), truncated by top-k, then top-p, then min-p, each over what
@@ -126,7 +127,8 @@ class ChooseKernel(Protocol):
         is run twice, first over the sums of chunks of the vocabulary, then over the chosen chunk's tokens, which is the
         same distribution at 1 / 100 of the random numbers. Implementations agree up to rounding of sums and logarithms.
 
-        `remembered`: where the tokens become the last known ones of their sequences, see `RememberKernel`.
+        `remembered`: where the tokens become the last known ones of their sequences, see `RememberKernel`. `out`, int64
+        [R]: where the result goes; this may be pinned memory of the host.
         """
 
 

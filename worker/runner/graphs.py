@@ -3,7 +3,7 @@
 *Full* graphs serve steps of uniform rows alone, from the rows' slots to their logits; where all tokens are chosen
 greedily, one more graph does that, too. (Ranks that share a vocabulary, and those of CPUs, need no logits for that:
 there a full graph ends with the hidden states, and the head is in each of two graphs that can follow.) *Whole* graphs
-are greedy steps of few rows with all that is ever launched for them, copies and marks of time included. *Piecewise*
+are greedy steps of few rows with all that is ever launched for them, marks of time included. *Piecewise*
 graphs serve all other steps: the cache layers, whose work depends on the rows' lengths, are the cuts, and everything
 between two of them is one graph. All read and write the same memory, step after step: the step's buffers, and one pool
 that all graphs share, which is right because the steps follow each other on one stream and a graph's results are used
@@ -292,7 +292,7 @@ class GraphCapture:
             timing.start()
             logits = self._model.logits(run())
             assert logits is not None  # of the rank that chooses
-            token_ids.copy_(choose(logits, staged), non_blocking=True)
+            choose(logits, staged, token_ids)
             timing.stop()
             graph.capture_end()
             takes.append(Take(graph, timing, token_ids))

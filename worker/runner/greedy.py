@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -17,11 +18,16 @@ from worker.runner.slots import SlotState
 from worker.sampling.sampler import Sampler
 
 
+class ChooseOfLogits(Protocol):
+    def __call__(self, logits: Tensor, rows: StagedRows, out: Tensor | None = None) -> Tensor:
+        """`out`: where the tokens go, on the host or on the device; None: to new memory."""
+
+
 @dataclass(frozen=True, slots=True)
 class GreedyChoices:
     """Each chooses a token for each of some uniform rows, int64 [R], and has their slots remember it."""
 
-    of_logits: Callable[[Tensor, StagedRows], Tensor] | None = None
+    of_logits: ChooseOfLogits | None = None
     """[R, V]: where this rank has all of them, and chooses for itself alone."""
     of_hidden: Callable[[Tensor, StagedRows], Tensor] | None = None
     """The last hidden states, [R, hidden]: where ranks choose together, or one finds tokens without logits."""
@@ -42,9 +48,9 @@ def choices_alone(
         return _choices_without_logits(find, kernels, slots, buffers)
     sampler = Sampler(kernels)
 
-    def choose(logits: Tensor, rows: StagedRows) -> Tensor:
+    def choose(logits: Tensor, rows: StagedRows, out: Tensor | None = None) -> Tensor:
         positions = buffers.next_positions[: rows.slots.shape[0]]
-        return sampler.greedy(logits, slots.parameters, rows.slots, positions, slots.tables)
+        return sampler.greedy(logits, slots.parameters, rows.slots, positions, slots.tables, out)
 
     return GreedyChoices(of_logits=choose)
 

@@ -85,10 +85,11 @@ class Sampler:
         return token_ids
 
     def greedy(
-        self, logits: Tensor, parameters: Parameters, slots: Tensor, positions: Tensor, remembered: SlotTables
-    ) -> Tensor:
-        """`sample` of rows whose rules are greedy, int64 [R], which their slots remember."""
-        return self._choose(logits, None, Draws(GREEDY, parameters, slots, positions), remembered)
+        self, logits: Tensor, parameters: Parameters, slots: Tensor, positions: Tensor, remembered: SlotTables,
+        out: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        """`sample` of rows whose rules are greedy, int64 [R], which their slots remember. `out`: see `ChooseKernel`."""
+        return self._choose(logits, None, Draws(GREEDY, parameters, slots, positions), remembered, out)
 
     def logprobs(self, logits: Tensor, rows: Tensor | None, token_ids: Tensor, most: int) -> LogprobTensors:
         """Of the model's own distribution: see `LogprobsKernel`. `most` may be more than there are tokens."""

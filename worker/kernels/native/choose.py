@@ -17,11 +17,12 @@ class NativeChoose(ChooseKernel):
         self._engine, self._remember = engine(), NativeRemember()
 
     def __call__(
-        self, logits: Tensor, rows: Tensor | None, draws: Draws, remembered: SlotTables | None = None
-    ) -> Tensor:
+        self, logits: Tensor, rows: Tensor | None, draws: Draws, remembered: SlotTables | None = None,
+        out: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
         if logits.dtype != torch.float32:
-            return choose(logits, rows, draws, remembered)
-        ids = torch.empty(draws.slots.shape[0], dtype=torch.int64)
+            return choose(logits, rows, draws, remembered, out)
+        ids = torch.empty(draws.slots.shape[0], dtype=torch.int64) if out is None else out
         parameters, slots, positions = draws.parameters, draws.slots.contiguous(), draws.positions.contiguous()
         self._engine.choose(
             Choose(

@@ -25,7 +25,9 @@ class _Drawn:
     positions: Tensor
 
 
-def choose(logits: Tensor, rows: Tensor | None, draws: Draws, remembered: SlotTables | None = None) -> Tensor:
+def choose(
+    logits: Tensor, rows: Tensor | None, draws: Draws, remembered: SlotTables | None = None, out: Tensor | None = None
+) -> Tensor:
     """See `ChooseKernel`."""
     rules = draws.rules
     logits = logits[: len(draws.slots)] if rows is None else logits.index_select(0, rows)
@@ -45,7 +47,7 @@ def choose(logits: Tensor, rows: Tensor | None, draws: Draws, remembered: SlotTa
     ids = torch.where(best.isfinite(), ids, FAILED)
     if remembered is not None:
         remember(remembered, draws.slots, draws.positions, ids)
-    return ids
+    return ids if out is None else out.copy_(ids, non_blocking=True)
 
 
 def masked_copy(logits: Tensor, rows: Tensor | None, num_rows: int, mask: Tensor | None) -> tuple[Tensor, Tensor]:

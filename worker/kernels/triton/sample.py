@@ -131,8 +131,9 @@ class TritonChoose(ChooseKernel):
         self._overlaps = machine.can_overlap
 
     def __call__(
-        self, logits: Tensor, rows: Tensor | None, draws: Draws, remembered: SlotTables | None = None
-    ) -> Tensor:
+        self, logits: Tensor, rows: Tensor | None, draws: Draws, remembered: SlotTables | None = None,
+        out: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
         rules, parameters, num_rows = draws.rules, draws.parameters, len(draws.slots)
         has_draws = rules.num_drawn > 0
         has_limits = has_draws and bool(rules.most_top_k or rules.has_top_p or rules.has_min_p)
@@ -140,7 +141,7 @@ class TritonChoose(ChooseKernel):
         limits = None
         if has_limits:
             limits = find_limits(logits, rows, rules, parameters.integers, parameters.floats, draws.slots, best, mass)
-        token_ids = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
+        token_ids = torch.empty(num_rows, dtype=torch.int64, device=logits.device) if out is None else out
         tokens, lengths = (remembered.tokens, remembered.lengths) if remembered is not None else (token_ids, token_ids)
         _pick_kernel[(num_rows,)](
             logits, rows, parameters.integers, parameters.floats, draws.slots, draws.positions, best, mass, limits,
