@@ -73,9 +73,10 @@ class Driver(AbsentGpu):
 
 
 def compile_only(run: Callable[..., Any], shared_memory: int) -> Callable[..., Any]:
-    """In place of a kernel's launch."""
+    """In place of a kernel's launch, which has all parameters in their order, as `Launches` wants them."""
 
     def compiled(kernel: JITFunction, *args: object, warmup: bool, **options: object) -> None:
+        assert len(args) == len(kernel.params)
         made = run(kernel, *args, warmup=True, **options)
         assert made.metadata.shared <= shared_memory, f"{kernel.__name__} needs {made.metadata.shared} bytes"
         print(kernel.__name__, flush=True)

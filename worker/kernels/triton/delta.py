@@ -12,6 +12,7 @@ from worker.kernels.step import Chunk, Step, StepBuffers
 from worker.kernels.triton.delta_chunks import prepare_chunks_kernel, update_chunks_kernel
 from worker.kernels.triton.delta_conv import convolve_kernel
 from worker.kernels.triton.delta_rows import update_rows_kernel
+from worker.kernels.triton.launch import Launches
 from worker.kernels.triton.machine import Machine
 from worker.kernels.triton.overlap import MAX_OVERLAP_TOKENS, launch_options
 
@@ -40,6 +41,7 @@ class Metadata:
     """Some rows are neither of one token nor tentative."""
     overlaps: bool
     """Of the kernels for single tokens: those for chunks wait for all before them, as they are launched."""
+    launches: Launches
 
     def num_tiles(self, num_tokens: int) -> int:
         """As many of so many tokens as the rows behind the first ones can have: each begins one of its own."""
@@ -68,6 +70,7 @@ class TritonDelta(DeltaKernel):
             num_single if lag is None else step.num_rows,
             longest > self._spec.most_tentative,
             self._machine.overlaps(step.num_tokens),
+            Launches(),
         )
 
     def graph_contexts(self, num_rows: int, max_context_len: int) -> tuple[int, ...]:
@@ -95,7 +98,8 @@ class TritonDelta(DeltaKernel):
     ) -> None:  # fmt: skip
         channels, kept, buffers = self._spec.num_channels, self._spec.num_inputs, metadata.buffers
         overlaps = metadata.overlaps and is_single
-        convolve_kernel[(num_programs, triton.cdiv(channels, CONV_CHANNELS))](
+        metadata.launches(
+            convolve_kernel, (num_programs, triton.cdiv(channels, CONV_CHANNELS)),
             x, parameters.taps, state.inputs, out, buffers.groups, buffers.query_starts, buffers.positions, x.stride(0),
             metadata.num_single, metadata.num_long, channels, self._spec.width, kept,
             1 if is_single else triton.next_power_of_2(kept), 1 if is_single else CONV_TOKENS, CONV_CHANNELS,
@@ -118,7 +122,8 @@ class TritonDelta(DeltaKernel):
     ) -> None:  # fmt: skip
         spec, overlaps, buffers = self._spec, metadata.overlaps, metadata.buffers
         grid = (metadata.num_short, spec.num_value_heads, triton.cdiv(spec.value_dim, VALUES))
-        update_rows_kernel[grid](
+        metadata.launches(
+            update_rows_kernel, grid,
             qkv, a, b, parameters.log_decay, parameters.bias, state.recurrent, state.log, out, buffers.groups,
             buffers.query_starts, buffers.positions, metadata.lag, a.stride(0), spec.num_key_heads,
             spec.num_value_heads, spec.key_dim, spec.value_dim, self._keys, VALUES, spec.most_tentative, overlaps,
@@ -134,13 +139,15 @@ class TritonDelta(DeltaKernel):
         q, k, w = (qkv.new_empty(*shape, spec.key_dim) for _ in range(3))
         u, scores = qkv.new_empty(*shape, spec.value_dim), qkv.new_empty(*shape, CHUNK)
         since = qkv.new_empty(shape, dtype=torch.float32)
-        prepare_chunks_kernel[(metadata.num_tiles(CHUNK), spec.num_value_heads)](
+        metadata.launches(
+            prepare_chunks_kernel, (metadata.num_tiles(CHUNK), spec.num_value_heads),
             qkv, a, b, parameters.log_decay, parameters.bias, starts, q, k, w, u, scores, since, a.stride(0),
             first, metadata.num_long, first, spec.num_key_heads, spec.num_value_heads, spec.key_dim, spec.value_dim,
             self._keys, self._values, CHUNK, CHUNK.bit_length() - 1, spec.most_tentative, num_warps=4,
             num_stages=1,
         )  # fmt: skip
-        update_chunks_kernel[(metadata.num_long, spec.num_value_heads, triton.cdiv(spec.value_dim, VALUES))](
+        metadata.launches(
+            update_chunks_kernel, (metadata.num_long, spec.num_value_heads, triton.cdiv(spec.value_dim, VALUES)),
             q, k, w, u, scores, since, state.recurrent, out, metadata.buffers.groups, starts, first, first,
             spec.num_value_heads, spec.key_dim, spec.value_dim, self._keys, VALUES, CHUNK, self._num_stages,
             spec.most_tentative, num_warps=4,

@@ -5,6 +5,7 @@ import triton.language as tl
 from torch import Tensor
 
 from worker.kernels.elementwise import Activation, EmbeddingKernel, GatedActivationKernel, RmsNormKernel
+from worker.kernels.triton.launch import Launches
 from worker.kernels.triton.machine import Machine
 from worker.kernels.triton.overlap import launch_options, let_next_begin, wait_for_kernel_before
 from worker.kernels.triton.sum_norm import norm_of_parts, sum_and_norm
@@ -73,7 +74,7 @@ def _embedding_kernel(
 
 class TritonRmsNorm(RmsNormKernel):
     def __init__(self, size: int, machine: Machine) -> None:
-        self._machine = machine
+        self._machine, self._launches = machine, Launches()
         self._size, self._block = size, triton.next_power_of_2(size)
         self._num_warps = min(16, max(1, self._block // 512))
 
@@ -99,7 +100,8 @@ class TritonRmsNorm(RmsNormKernel):
         self, x: Tensor, residual: Tensor, weight: Tensor, out: Tensor, eps: float, *, has_residual: bool
     ) -> None:
         overlaps = self._machine.overlaps(len(x))
-        _norm_kernel[(len(x),)](
+        self._launches(
+            _norm_kernel, (len(x),),
             x, residual, weight, out, eps, x.stride(0), self._size, self._block, has_residual,
             overlaps, num_warps=self._num_warps, **launch_options(overlaps),
         )  # fmt: skip
@@ -107,15 +109,16 @@ class TritonRmsNorm(RmsNormKernel):
 
 class TritonGatedActivation(GatedActivationKernel):
     def __init__(self, kind: Activation, machine: Machine) -> None:
-        self._is_silu, self._machine = kind == "silu", machine
+        self._is_silu, self._machine, self._launches = kind == "silu", machine, Launches()
 
     def __call__(self, x: Tensor) -> Tensor:
         num_tokens, width = x.shape
         out = x.new_empty(num_tokens, width // 2)
         overlaps = self._machine.overlaps(num_tokens)
-        _gated_activation_kernel[(num_tokens, triton.cdiv(width // 2, ACTIVATION_TILE))](
-            x, out, width // 2, ACTIVATION_TILE, self._is_silu, overlaps, num_warps=4, **launch_options(overlaps)
-        )
+        self._launches(
+            _gated_activation_kernel, (num_tokens, triton.cdiv(width // 2, ACTIVATION_TILE)),
+            x, out, width // 2, ACTIVATION_TILE, self._is_silu, overlaps, num_warps=4, **launch_options(overlaps),
+        )  # fmt: skip
         return out
 
 

@@ -15,7 +15,7 @@ from worker.kernels.triton.ahead import ALIGNMENT
 
 
 class Launches:
-    """Of one step."""
+    """Of one step; or of a kernel for good, where no argument is a number that differs from step to step."""
 
     def __init__(self) -> None:
         self._made: dict[Hashable, CompiledKernel] = {}

@@ -17,6 +17,7 @@ from worker.kernels.step import Step, StepBuffers
 from worker.kernels.torch.slots import context_slots
 from worker.kernels.triton.gqa_attend import reduce_kernel
 from worker.kernels.triton.gqa_splits import Splits, chunk_splits, deal_splits
+from worker.kernels.triton.launch import Launches
 from worker.kernels.triton.machine import Machine
 from worker.kernels.triton.mla_attend import attend_latents_kernel
 from worker.kernels.triton.mla_expanded import attend_expanded_kernel
@@ -68,6 +69,7 @@ class Metadata:
     buffers: StepBuffers
     block_size: int
     parts: tuple[Absorbed | Expanded, ...]
+    launches: Launches
 
 
 class TritonMla(MlaKernel):
@@ -89,7 +91,8 @@ class TritonMla(MlaKernel):
         return all_steps(self._spec, self._machine, max_rows, max_tokens, max_context_len)
 
     def prepare(self, step: Step, buffers: StepBuffers, block_size: int) -> Metadata:
-        return Metadata(step.num_tokens, buffers, block_size, tuple(self._parts(step, buffers, block_size)))
+        parts = tuple(self._parts(step, buffers, block_size))
+        return Metadata(step.num_tokens, buffers, block_size, parts, Launches())
 
     def _parts(self, step: Step, buffers: StepBuffers, block_size: int) -> Iterator[Absorbed | Expanded]:
         """Uniform rows; then chunks in their order, long ones alone, others together."""
@@ -137,7 +140,8 @@ class TritonMla(MlaKernel):
         spec, buffers, num_tokens = self._spec, metadata.buffers, len(x)
         overlaps = self._machine.overlaps(num_tokens)
         q_rope = x.new_empty(num_tokens, spec.num_heads, spec.rope_dim)
-        write_kernel[(num_tokens, triton.cdiv(spec.num_heads, WRITE_HEADS))](
+        metadata.launches(
+            write_kernel, (num_tokens, triton.cdiv(spec.num_heads, WRITE_HEADS)),
             x, q_rope, norm.weight, rope.cos, rope.sin, buffers.positions, buffers.token_slots, cache, norm.eps,
             x.stride(0), spec.num_heads, spec.latent_dim, spec.rope_dim, spec.nope_dim, WRITE_HEADS,
             spec.is_interleaved, overlaps, num_warps=4, **launch_options(overlaps),
@@ -154,7 +158,7 @@ class TritonMla(MlaKernel):
             if isinstance(part, Absorbed):
                 self._attend_absorbed(q_nope, q_rope, cache, expand, metadata, part, out)
             else:
-                self._attend_expanded(q_nope, q_rope, cache, expand, part, out)
+                self._attend_expanded(q_nope, q_rope, cache, expand, metadata, part, out)
         return out.flatten(1)
 
     def _of_chosen(self, chosen: Tensor) -> Absorbed:
@@ -170,10 +174,11 @@ class TritonMla(MlaKernel):
         spec, at = self._spec, slice(part.start, part.start + part.num_tokens)
         overlaps = self._machine.overlaps(metadata.num_tokens)
         q_latent = q_nope.new_empty(spec.num_heads, part.num_tokens, spec.latent_dim)
-        product_by_head(q_nope[at], expand[:, : spec.nope_dim], q_latent.transpose(0, 1), overlaps=overlaps)
+        launches = metadata.launches
+        product_by_head(q_nope[at], expand[:, : spec.nope_dim], q_latent.transpose(0, 1), launches, overlaps=overlaps)
         mixed = q_nope.new_empty(part.num_tokens, spec.num_heads, spec.latent_dim)
         self._launch(q_latent, q_rope[at], cache, metadata, part, mixed)
-        product_by_head(mixed, expand[:, spec.nope_dim :].transpose(1, 2), out[at], overlaps=overlaps)
+        product_by_head(mixed, expand[:, spec.nope_dim :].transpose(1, 2), out[at], launches, overlaps=overlaps)
 
     def _launch(
         self, q_latent: Tensor, q_rope: Tensor, cache: Tensor, metadata: Metadata, part: Absorbed, mixed: Tensor
@@ -186,7 +191,8 @@ class TritonMla(MlaKernel):
         else:
             third, places = splits.usual, part.num_tokens * splits.usual
         parts = self._new_parts(mixed, places) if splits.most > 1 else (mixed, mixed, mixed)
-        attend_latents_kernel[(head_blocks(spec, tile), part.num_programs, third)](
+        metadata.launches(
+            attend_latents_kernel, (head_blocks(spec, tile), part.num_programs, third),
             q_latent, q_rope, cache, part.tables, mixed, *parts, buffers.query_starts, buffers.context_lens,
             splits.by_row, splits.first_extra, splits.extra_rows,
             spec.scale * LOG2_E, q_latent.stride(0), part.tables.stride(0), part.first_row, part.num_rows, part.start,
@@ -198,7 +204,8 @@ class TritonMla(MlaKernel):
         )  # fmt: skip
         if splits.most > 1:
             programs = splits.num_extra * tile.tokens if splits.is_extra_only else part.num_tokens
-            reduce_kernel[(programs, spec.num_heads)](
+            metadata.launches(
+                reduce_kernel, (programs, spec.num_heads),
                 None, mixed, *parts, buffers.context_lens, splits.by_row, splits.first_extra, splits.extra_rows,
                 part.num_tokens, splits.usual, spec.num_heads, spec.latent_dim, spec.latent_dim, tile.tokens, tile.keys,
                 splits.most, 0, False, splits.is_uniform, splits.num_extra > 0, splits.is_extra_only, overlaps,
@@ -213,8 +220,9 @@ class TritonMla(MlaKernel):
         return mixed, best, total
 
     def _attend_expanded(
-        self, q_nope: Tensor, q_rope: Tensor, cache: Tensor, expand: Tensor, part: Expanded, out: Tensor
-    ) -> None:
+        self, q_nope: Tensor, q_rope: Tensor, cache: Tensor, expand: Tensor, metadata: Metadata, part: Expanded,
+        out: Tensor,
+    ) -> None:  # fmt: skip
         spec, num_keys, tile = self._spec, len(part.slots), expanded_tile_of(self._spec, self._machine)
         num_together = max(LONG_CHUNK, EXPANDED_BYTES // (expand.shape[0] * expand.shape[1] * spec.dtype.itemsize))
         num_kept = part.num_tokens * spec.num_heads if num_keys > num_together else 0
@@ -223,7 +231,8 @@ class TritonMla(MlaKernel):
         for first in range(0, num_keys, num_together):
             rows = cache.flatten(0, 1).index_select(0, part.slots[first : first + num_together])
             expanded = torch.mm(rows[:, : spec.latent_dim], expand.flatten(0, 1).T)
-            attend_expanded_kernel[(spec.num_heads, triton.cdiv(part.num_tokens, tile.queries))](
+            metadata.launches(
+                attend_expanded_kernel, (spec.num_heads, triton.cdiv(part.num_tokens, tile.queries)),
                 q_nope, q_rope, expanded, rows, out, mixed, best, total, spec.scale * LOG2_E, q_nope.stride(0),
                 part.start, part.num_tokens, num_keys - part.num_tokens, first, len(rows),
                 int(first == 0), int(first + num_together >= num_keys),

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from worker.kernels.triton.launch import Launches
 from worker.kernels.triton.overlap import launch_options, let_next_begin, wait_for_kernel_before
 
 MAX_PAIRS = 1024
@@ -39,7 +40,7 @@ def _heads_kernel(
     tl.store(out_at, result.to(out.dtype.element_ty), mask=is_token)
 
 
-def product_by_head(x: Tensor, weight: Tensor, out: Tensor, *, overlaps: bool) -> None:
+def product_by_head(x: Tensor, weight: Tensor, out: Tensor, launches: Launches, *, overlaps: bool) -> None:
     """out[t, h] = x[t, h] @ weight[h]: x [T, H, I] and out [T, H, O] with any strides but the last, weight [H, I, O]
     with any; I and O are powers of two, at least 16."""
     num_tokens, num_heads, num_inputs = x.shape
@@ -48,7 +49,8 @@ def product_by_head(x: Tensor, weight: Tensor, out: Tensor, *, overlaps: bool) -
         torch.bmm(x.transpose(0, 1), weight, out=out.transpose(0, 1))
         return
     piece = min(num_outputs, max(16, HELD // num_inputs))
-    _heads_kernel[(num_heads, num_outputs // piece, triton.cdiv(num_tokens, TOKENS))](
+    launches(
+        _heads_kernel, (num_heads, num_outputs // piece, triton.cdiv(num_tokens, TOKENS)),
         x, weight, out, num_tokens, x.stride(0), x.stride(1), *weight.stride(), out.stride(0), out.stride(1),
         num_inputs, piece, TOKENS, overlaps, num_warps=4, **launch_options(overlaps),
     )  # fmt: skip
