@@ -115,11 +115,7 @@ static void scores_of(
 }
 
 // Both are D values, their weights' sum, and the largest score, which is -inf where no key was seen.
-static inline void merge_found(float *total, const float *part, int dim, bool is_first) {
-    if (is_first) {
-        memcpy(total, part, (dim + 2) * sizeof(float));
-        return;
-    }
+static inline void merge_found(float *total, const float *part, int dim) {
     if (part[dim + 1] == -INFINITY && part[dim] == 0) return;
     const float most = std::max(total[dim + 1], part[dim + 1]);
     const float old_share = std::exp(total[dim + 1] - most), new_share = std::exp(part[dim + 1] - most);
@@ -134,24 +130,25 @@ struct ItemPlaces {
     const Attention &attention;
     const AttentionItem &item, &next;  // the one that this thread will probably have next
     const Shape &shape;
+    const int group;  // queries of a token
     int num_queries;
     float *scores, *found, *total;  // [queries][KEYS + W], [queries][D + 2] twice
 
     ItemPlaces(const Attention &attention, const AttentionItem &item, const AttentionItem &next, float *scratch)
         : attention(attention), item(item), next(next), shape(attention.shape),
-          num_queries(item.num_tokens * shape.group()), scores(scratch),
+          group(shape.group()), num_queries(item.num_tokens * group), scores(scratch),
           found(scores + most_queries() * (KEYS + W)), total(found + most_queries() * (shape.head_dim + 2)) {}
 
     // What a thread has room for.
-    size_t most_queries() const { return std::max(TILE_QUERIES, shape.group()); }
+    size_t most_queries() const { return std::max(TILE_QUERIES, group); }
 
     const float *query(int i) const {
-        const int head = item.kv_head * shape.group() + i % shape.group();
-        return attention.q + (item.first_token + i / shape.group()) * attention.stride + size_t(head) * shape.head_dim;
+        const int head = item.kv_head * group + i % group;
+        return attention.q + (item.first_token + i / group) * attention.stride + size_t(head) * shape.head_dim;
     }
 
     // Keys that query i sees, counted from the beginning of the row.
-    int limit(int i) const { return item.first_position + i / shape.group() + 1; }
+    int limit(int i) const { return item.first_position + i / group + 1; }
 
     int64_t place(const AttentionItem &of, int position) const {
         return shape.place(of.blocks[position / shape.block_size], of.kv_head) / NUMBERS;
@@ -211,7 +208,11 @@ struct ItemWork : ItemPlaces<Entry, 1> {
         }
     }
 
-    void weigh(int i, int first, int last) {
+    void weigh(int first, int last) {
+        for (int i = 0; i < num_queries; i++) weigh_query(i, first, last);
+    }
+
+    void weigh_query(int i, int first, int last) {
         float *row = scores + i * (KEYS + W);
         const int seen = std::max(0, std::min(limit(i), last) - first), padded = (last - first + W - 1) / W * W;
         for (int key = seen; key < padded; key++) row[key] = -INFINITY;
@@ -321,17 +322,19 @@ static inline void write_out(
     }
 }
 
-// KEYS at a time, to `total`.
+// KEYS at a time, to `total`: the first of them at once, others by way of `found`.
 template <typename Work>
 static void attend_keys(Work &work) {
-    const int last_key = work.item.last_key, dim = work.shape.head_dim, width = dim + 2;
-    for (int first = work.item.first_key; first < last_key; first += KEYS) {
+    const int first_key = work.item.first_key, last_key = work.item.last_key, dim = work.shape.head_dim, width = dim + 2;
+    float *const apart = work.found;
+    for (int first = first_key; first < last_key; first += KEYS) {
         const int last = std::min(first + KEYS, last_key);
+        work.found = first == first_key ? work.total : apart;
         work.score(first, last);
-        for (int i = 0; i < work.num_queries; i++) work.weigh(i, first, last);
+        work.weigh(first, last);
         work.mix(first, last);
-        for (int i = 0; i < work.num_queries; i++)
-            merge_found(work.total + i * width, work.found + i * width, dim, first == work.item.first_key);
+        if (first == first_key) continue;
+        for (int i = 0; i < work.num_queries; i++) merge_found(work.total + i * width, apart + i * width, dim);
     }
 }
 
@@ -342,13 +345,9 @@ static void attend_item(const void *task, int chunk, int thread) {
     const AttentionItem &item = (*attention.items)[chunk];
     const AttentionItem &next = (*attention.items)[std::min(chunk + attention.num_threads, last)];
     Work work(attention, item, next, attention.scratch[thread]);
+    if (item.partial >= 0) work.total = attention.partials + size_t(item.partial) * attention.queries_per_partial * width;
     attend_keys(work);
-    if (item.partial >= 0) {
-        float *to = attention.partials + size_t(item.partial) * attention.queries_per_partial * width;
-        memcpy(to, work.total, size_t(work.num_queries) * width * sizeof(float));
-        return;
-    }
-    write_out(attention, item.kv_head, item.first_token, item.num_tokens, work.total);
+    if (item.partial < 0) write_out(attention, item.kv_head, item.first_token, item.num_tokens, work.total);
 }
 
 static void merge_partials(const void *task, int chunk, int) {
@@ -359,6 +358,6 @@ static void merge_partials(const void *task, int chunk, int) {
     float *first = attention.partials + merge.first_partial * size;
     for (int i = 0; i < merge.num_tokens * attention.shape.group(); i++)
         for (int part = 1; part < merge.num_partials; part++)
-            merge_found(first + i * width, first + part * size + i * width, attention.shape.head_dim, false);
+            merge_found(first + i * width, first + part * size + i * width, attention.shape.head_dim);
     write_out(attention, merge.kv_head, merge.first_token, merge.num_tokens, first);
 }

@@ -79,8 +79,12 @@ struct PairWork : ItemPlaces<Pair, 2> {
         for (int r = 0; r < R; r++) store(scores_of(i + r) + to, sums[r]);
     }
 
+    void weigh(int first, int last) {
+        for (int i = 0; i < num_queries; i++) weigh_query(i, first, last);
+    }
+
     // Of all keys up to whole vectors of pairs; those that the query does not see weigh nothing.
-    void weigh(int i, int first, int last) {
+    void weigh_query(int i, int first, int last) {
         const float *row = scores_of(i);
         Pair *weights = weights_of(i);
         const int seen = std::max(0, std::min(limit(i), last) - first), whole = seen / W * W;
