@@ -19,7 +19,6 @@
 enum class Kept : int32_t { float32, bfloat16, float8, int8 };
 
 constexpr int KEYS = 256;
-constexpr int LINE = 64;  // bytes
 constexpr int AHEAD = 8192;  // bytes from what is read to what is asked for
 constexpr int TILE_QUERIES = 96;  // of a chunk of a prompt: tokens times heads that share keys
 constexpr int SCORE_SUMS = W == 16 ? 8 : 12, MIX_SUMS = W == 16 ? 16 : 12;  // vectors that a tile has in registers
@@ -36,6 +35,7 @@ struct Shape {
     int64_t head_entries() const {
         return int64_t(head_dim + (kept == Kept::int8 ? sizeof(float) : 0)) * block_size;
     }
+    int entry_bytes() const { return kept == Kept::float32 ? 4 : kept == Kept::bfloat16 ? 2 : 1; }
     // Where a layer's keys, or values, of this head in this block begin.
     int64_t place(int64_t block, int kv_head) const { return block * block_stride + kv_head * head_entries(); }
 };

@@ -113,12 +113,65 @@ static inline int32_t four_of(const int8_t *from) {
     return value;
 }
 
-// Asks for memory that is read later, `share` bytes at a time: a panel has room in the second cache.
+// Rows that go through blocks as fast as the processor reads ahead by itself: to ask for more would only be in its way.
+constexpr int FEW_ROWS = 3;
+
+// Pieces of two regions of memory, at the same places of both.
+struct Pieces {
+    const int64_t *places = nullptr;  // in bytes
+    int num = 0;
+    const char *regions[2] = {};
+    int bytes = 0;  // of a piece
+
+    int num_lines() const { return 2 * num * ((bytes + LINE - 1) / LINE); }
+    // Number `number` of `total` parts of them.
+    Pieces part(int number, int total) const {
+        const int begin = num * number / total, end = num * (number + 1) / total;
+        return {places + begin, end - begin, {regions[0], regions[1]}, bytes};
+    }
+};
+
+// Asks for pieces, as many lines at a time as it takes to have asked for all of them after so many times.
+class PieceFetch {
+  public:
+    PieceFetch() = default;
+    PieceFetch(const Pieces &pieces, int times)
+        : pieces_(pieces), lines_((pieces.num_lines() + times - 1) / times) {}
+
+    void more() {
+        for (int i = 0; i < lines_; i++, at_ += LINE) {
+            if (at_ >= end_ && !begin_next()) return;
+            ask_for(at_);
+        }
+    }
+
+  private:
+    bool begin_next() {
+        if (next_ == 2 * pieces_.num) return false;
+        at_ = pieces_.regions[next_ % 2] + pieces_.places[next_ / 2];
+        end_ = at_ + pieces_.bytes;
+        next_++;
+        return true;
+    }
+
+    Pieces pieces_;
+    int lines_ = 0, next_ = 0;
+    const char *at_ = nullptr, *end_ = nullptr;
+};
+
+// Asks for memory that is read later: `share` bytes at a time of what is ahead, as a panel has room in the second cache,
+// and what is next of the pieces.
 struct Fetch {
     const uint8_t *ahead;
     size_t share;  // 0: nothing
+    PieceFetch *pieces;  // may be null
 
-    void more() { more(share); }
+    // Beside so many rows.
+    template <int R>
+    void more() {
+        more(share);
+        if (R > FEW_ROWS && pieces != nullptr) pieces->more();
+    }
     void more(size_t size) {
         if (share == 0) return;
         for (size_t at = 0; at < size; at += 64) ask_for(ahead + at);
@@ -140,7 +193,7 @@ static inline void block_tile(
         const uint16_t *halves = reinterpret_cast<const uint16_t *>(data);
         const Vec scale = load_halves(halves), minimum = load_halves(halves + W);
         data += 2 * W * sizeof(uint16_t);
-        fetch.more();
+        fetch.more<R>();
         WholeSum<BITS> whole[R];
 #pragma GCC unroll 8
         for (int s = 0; s < (BITS == 4 ? STEPS / 2 : STEPS); s++, data += 4 * W) {

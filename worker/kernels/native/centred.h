@@ -44,7 +44,7 @@ static inline void centred_tile(
         const int8_t *numbers = rows.numbers + place * ROW_BLOCK + b % PER_SCALE * BLOCK;
         if (b % 2 == 0) pair = data, data += SCALES_BYTES;
         const Vec scale = load_halves(scales_of(pair, b));
-        fetch.more();
+        fetch.more<R>();
         __m512i whole[R];
 #pragma GCC unroll 12
         for (int r = 0; r < R; r++) whole[r] = _mm512_set1_epi32(starts[r]);

@@ -9,6 +9,7 @@
 #include "workspace.h"
 
 constexpr int MAX_TOKENS = 1024;  // that go through the layers together: their activations stay in the caches
+constexpr int ASKED_BYTES = 3 << 19;  // of the cache, for each thread: not much more than a second cache holds
 
 // The structs down to Step are shared with Python (library.py), field by field.
 struct Layer {
@@ -142,9 +143,25 @@ class StepWork {
         return product.bests;
     }
 
+    // The product of tokens' queries, keys and values. Of more than few it waits for arithmetic, and attention behind it for
+    // memory: so what that will read of rows of few tokens is asked for meanwhile.
+    void add_qkv(const Rows &rows, int begin, int end, const Matrix &matrix, const Cache &cache, float *out) {
+        if (items_.empty()) share_out(begin, end);
+        Product product{rows, end - begin, matrix, out, size_t(matrix.out), Into::store, num_threads_, 0, 0};
+        if (matrix.bits != 32 && product.num_rows > FEW_ROWS) product.pieces = cached(cache);
+        add_product(product);
+    }
+
     std::vector<Phase> phases;
 
   private:
+    Pieces cached(const Cache &cache) const {
+        const int bytes = int(shape_.kv_heads * shape_.head_entries()) * shape_.entry_bytes();
+        const int most = num_threads_ * ASKED_BYTES / (2 * bytes);
+        return {places_.data(), std::min(int(places_.size()), most),
+                {static_cast<const char *>(cache.k), static_cast<const char *>(cache.v)}, bytes};
+    }
+
     void add_product(const Product &product) {
         products_.push_back(product);
         const int chunks = plan(products_.back());
@@ -188,6 +205,8 @@ class StepWork {
             if (last - first <= std::min(FEW, tile)) {
                 const AttentionItem item{blocks, 0, first - begin, last - first, first + shift, 0, last + shift, -1};
                 cut_along_keys(item, num_partials, few);
+                for (int at = 0; at < item.last_key; at += shape_.block_size)
+                    places_.push_back(shape_.place(blocks[at / shape_.block_size], 0) * shape_.entry_bytes());
                 continue;
             }
             for (int at = last; at > first; at -= tile)
@@ -228,6 +247,7 @@ class StepWork {
     const int num_threads_;
     std::vector<AttentionItem> items_, some_items_;
     std::vector<Merge> merges_, some_merges_;
+    std::vector<int64_t> places_;  // in the cache, in bytes: of all blocks of rows of few tokens
     float *partials_ = nullptr;
     int queries_per_partial_ = 0;
     std::vector<float *> scratch_;
@@ -310,7 +330,7 @@ class Decoding {
     }
 
     void add_qkv(StepWork &work, const Stream &stream, const Layer &layer, const Rows &rows) const {
-        work.add_product(rows, stream.num(), layer.qkv, stream.qkv, width(), Into::store);
+        work.add_qkv(rows, stream.begin, stream.end, layer.qkv, layer.cache, stream.qkv);
         work.add_write(WriteQkv{
             shape_, stream.qkv, width(), stream.num(), layer.q_norm, layer.k_norm, model_.head_eps, layer.cos,
             layer.sin, step_.positions + stream.begin, step_.slots + stream.begin, layer.cache});

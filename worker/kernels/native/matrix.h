@@ -51,6 +51,7 @@ struct Rows {
 struct Pass {
     int number, total;
     int next;  // how many panels further on the thread goes, probably, after the last of them
+    PieceFetch *pieces;  // asked for meanwhile, where there are blocks; may be null
 };
 
 // The first pass has a panel from memory, the others from a cache. So that memory is not idle meanwhile, each of them asks
@@ -63,14 +64,12 @@ static inline const float *to_fetch(const float *weight, int in, Pass pass) {
     return weight + (size_t(in) * pass.next + size_t(in) * pass.number / pass.total) * PANEL;
 }
 
-// The same over the blocks at `data`. Few rows go through them as fast as the processor reads ahead by itself, and
-// to ask would only be in its way.
+// The same over the blocks at `data`.
 static inline Fetch to_fetch(const uint8_t *data, const Matrix &matrix, int num_rows, Pass pass) {
-    constexpr int FEW = 3;
-    if (pass.total == 1 && num_rows <= FEW) return {data, 0};
+    if (pass.total == 1 && num_rows <= FEW_ROWS) return {data, 0, pass.pieces};
     const size_t share = block_bytes(matrix) / pass.total;
     const size_t strip = head_bytes(matrix) + matrix.in / matrix.block * share;
-    return {data + panel_bytes(matrix) * pass.next + 2 * strip * pass.number, share};
+    return {data + panel_bytes(matrix) * pass.next + 2 * strip * pass.number, share, pass.pieces};
 }
 
 template <int R>

@@ -44,6 +44,7 @@ struct Product {
     RoundedRows rounded = {};
     Norm norm = {};
     Best *bests = nullptr;  // [threads][rows]
+    Pieces pieces = {};  // of the cache, read by the phases behind it: asked for meanwhile, if the matrix has blocks
 
     bool is_rounded() const { return rounded.numbers != nullptr; }
     bool is_normed() const { return norm.weights != nullptr; }
@@ -212,6 +213,13 @@ static inline void compute(
     if (product.is_rounded()) product.rounded.write_rows(row, num, panel * PANEL, blocks, ROW_BLOCK);
 }
 
+// For a chunk that makes so many passes over panels.
+static inline PieceFetch fetch_of(const Product &product, int number, int num_passes) {
+    if (product.pieces.num == 0) return {};
+    const int times = num_passes * 2 * (product.matrix.in / product.matrix.block);
+    return {product.pieces.part(number, product.panel_chunks), times};
+}
+
 static void run_product(const void *task, int chunk, int thread) {
     const Product &product = *static_cast<const Product *>(task);
     const int unit = product.unit(), units = panels_of(product) / unit;
@@ -222,7 +230,10 @@ static void run_product(const void *task, int chunk, int thread) {
     const int most = rows_of_a_pass(product.matrix, last - first), passes = (last - first + most - 1) / most;
     const int even = (last - first + passes - 1) / passes;  // and whole fours, as which rows are rounded
     const int rows_per_pass = std::min(most, (even + TOGETHER - 1) / TOGETHER * TOGETHER);
-    Pass pass{0, passes, unit};
+    PieceFetch pieces = fetch_of(product, number, (end - begin) * unit * passes);
+    // Only beside the last rows, behind which the pieces are read.
+    const bool asks = product.pieces.num > 0 && last == product.num_rows;
+    Pass pass{0, passes, unit, asks ? &pieces : nullptr};
     float shares[MAX_CHUNK_ROWS + W];
     product.rows.shares.find(first, last, shares);
     for (int panel = begin * unit; panel < end * unit; panel += unit)

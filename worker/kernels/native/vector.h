@@ -41,6 +41,8 @@ static inline void stream(float *to, Vec value) {
 
 static inline void finish_streams() { _mm_sfence(); }
 
+constexpr int LINE = 64;  // bytes
+
 // Asks for the line of this address, to be had from the second cache: with all of them asked for, blocks from all over
 // memory came at 17 GB/s that way, and at 10 into the first cache.
 static inline void ask_for(const void *line) { __builtin_prefetch(line, 0, 2); }

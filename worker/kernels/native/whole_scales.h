@@ -87,7 +87,7 @@ static inline void four_bit_tile(
         const int8_t *numbers = rows.numbers + place * ROW_BLOCK;
         const ByteVec pairs = load_bytes(data);
         data += sizeof pairs;
-        fetch.more();
+        fetch.more<R>();
         __m512i whole[R];
 #pragma GCC unroll 12
         for (int r = 0; r < R; r++) whole[r] = _mm512_set1_epi32(rows.starts[place + r]);
