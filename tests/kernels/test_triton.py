@@ -261,6 +261,7 @@ def test_kernels_of_a_step_of_few_rows_begin_before_those_before_them_end(num_ro
     """All but the first; and there is nothing else, as the last one writes its tokens to the host."""
     for launches in json.loads(run_compiler("tests.kernels.lone_step", str(num_rows))).values():
         assert [name for name in launches if name.startswith("|")] == ["|_prepare_kernel"]
+        assert launches[-4:-2] == ["_norm_kernel", "vector_kernel" if num_rows == 1 else "held_kernel"]
 
 
 def run_compiler(*module: str) -> str:
