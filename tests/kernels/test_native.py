@@ -41,6 +41,17 @@ def no_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None
     forget_library()
 
 
+@pytest.mark.parametrize("bits", [32, 8, 4])
+def test_a_product_of_no_rows_is_empty(rig: Rig, bits: int) -> None:
+    weight = rig.noise(70, 96, seed=1)
+    linear = rig.choose(LINEAR, LinearSpec(96, 70, Dense if bits == 32 else Blocks))
+    packed = linear.pack(Dense(weight) if bits == 32 else Blocks.of(weight, bits))
+    x = rig.noise(1, 96)[:0]
+    assert linear(x, packed).shape == (0, 70)
+    find = linear.finder(packed)
+    assert find is not None and find(x).shape == (0,)
+
+
 @pytest.mark.parametrize("rows", [1, 3, 12, 25])
 def test_a_row_is_the_same_alone_and_in_any_batch(rig: Rig, rows: int) -> None:
     spec = LinearSpec(160, 100)

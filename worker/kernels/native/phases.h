@@ -72,7 +72,7 @@ static inline int plan(Product &product) {
     constexpr int CACHED_BYTES = 320 * 1024, RUN_BYTES = 128 * 1024;
     const int cached = CACHED_BYTES / row_bytes(product.matrix);
     const int fitting = std::min(MAX_CHUNK_ROWS, cached) / MAX_TILE_ROWS * MAX_TILE_ROWS;
-    product.rows_per_chunk = std::min(product.num_rows, std::max(MAX_TILE_ROWS, fitting));
+    product.rows_per_chunk = std::max(1, std::min(product.num_rows, std::max(MAX_TILE_ROWS, fitting)));
     const int row_chunks = (product.num_rows + product.rows_per_chunk - 1) / product.rows_per_chunk;
     const int panels = panels_of(product), runs = int(panels * panel_bytes(product.matrix) / RUN_BYTES);
     const int enough = std::max(runs, product.num_threads * (2 + product.num_rows / 8));
