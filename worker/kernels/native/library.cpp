@@ -17,6 +17,29 @@ struct Engine {
     std::mutex mutex;  // of the workspace
 };
 
+// A product that is no part of a step. It has the workspace, and what lies in there, until its end.
+class LoneProduct {
+  public:
+    LoneProduct(void *handle, const Matrix &matrix, const float *x, int num_rows)
+        : engine_(*static_cast<Engine *>(handle)), lock_(engine_.mutex),
+          work(Shape{}, no_step_, engine_.workspace, num_threads()) {
+        engine_.workspace.reset();
+        rows = work.add_prepare(x, num_rows, nullptr, 0, matrix);
+    }
+
+    int num_threads() const { return engine_.pool.num_threads(); }
+    void run() { engine_.pool.run(work.phases); }
+
+  private:
+    Engine &engine_;
+    const std::lock_guard<std::mutex> lock_;
+    const Step no_step_{};
+
+  public:
+    StepWork work;
+    Rows rows;
+};
+
 }  // namespace
 
 extern "C" {
@@ -60,29 +83,19 @@ bool fissile_rows(const Matrix *matrix, const int64_t *ids, int num, float *out)
 }
 
 void fissile_product(void *handle, const Matrix *matrix, const float *x, int num_rows, float *out) {
-    Engine &engine = *static_cast<Engine *>(handle);
-    std::lock_guard lock(engine.mutex);
-    engine.workspace.reset();
-    const Step no_step{};
-    StepWork work(Shape{}, no_step, engine.workspace, engine.pool.num_threads());
-    const Rows rows = work.add_prepare(x, num_rows, nullptr, 0, *matrix);
-    work.add_product(rows, num_rows, *matrix, out, matrix->out, Into::store);
-    engine.pool.run(work.phases);
+    LoneProduct product(handle, *matrix, x, num_rows);
+    product.work.add_product(product.rows, num_rows, *matrix, out, matrix->out, Into::store);
+    product.run();
 }
 
 // See LinearKernel (linear.py).
 void fissile_best(void *handle, const Matrix *matrix, const float *x, int num_rows, int64_t *ids) {
-    Engine &engine = *static_cast<Engine *>(handle);
-    std::lock_guard lock(engine.mutex);
-    engine.workspace.reset();
-    const Step no_step{};
-    StepWork work(Shape{}, no_step, engine.workspace, engine.pool.num_threads());
-    const Rows rows = work.add_prepare(x, num_rows, nullptr, 0, *matrix);
-    const Best *bests = work.add_best(rows, num_rows, *matrix);
-    engine.pool.run(work.phases);
+    LoneProduct product(handle, *matrix, x, num_rows);
+    const Best *bests = product.work.add_best(product.rows, num_rows, *matrix);
+    product.run();
     for (int row = 0; row < num_rows; row++) {
         Best best;
-        for (int thread = 0; thread < engine.pool.num_threads(); thread++)
+        for (int thread = 0; thread < product.num_threads(); thread++)
             best.see(bests[thread * num_rows + row].value, bests[thread * num_rows + row].output);
         ids[row] = std::isfinite(best.value) ? best.output : -1;
     }
