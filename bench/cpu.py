@@ -1,18 +1,19 @@
 """Tokens per second of the whole service on a CPU, in float32 and with the weights as stored, and of peers.
 
-Greedy, 128 tokens in and 128 out, at 1, 8 and 32 requests at once; router, worker and client share the cores. Engines
-run one after the other, each alone on the machine.
+Greedy, 128 tokens in and 128 out, at 1, 8 and 32 requests at once; router, worker and client share the cores. Peers run
+one after the other, each alone on the machine; the service and its own engine take turns.
 """
 
 import asyncio
 import importlib.util
+import itertools
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import psutil
@@ -31,6 +32,7 @@ from worker.runner.config import RunnerConfig
 TRANSFORMERS = ("torch==2.13.0", "transformers==5.24.0 accelerate gguf")
 OPENVINO = ("openvino==2026.4.0 openvino-genai==2026.4.0.0 numpy",)
 BATCHES = (1, 8, 32)
+MAX_MODEL_LEN, BLOCK_SIZE = 2048, 16
 PACKAGES = ("torch", "transformers", "grpcio", "protobuf", "fissile")
 QUANTIZATIONS = {"float32": "none", "stored": "auto"}
 """What ours is called → what the worker is told."""
@@ -67,6 +69,12 @@ class Sizes:
     """Of prompts, and of outputs."""
     batches: tuple[int, ...]
 
+    @property
+    def num_blocks(self) -> int:
+        """Of a cache that the largest job fills: so all of it is touched in the first round, as that of a service is
+        which has run for a while. Memory that is new to a virtual machine may come at less than 1 GB/s."""
+        return max(max(self.batches) * (2 * self.length // BLOCK_SIZE + 1), MAX_MODEL_LEN // BLOCK_SIZE)
+
 
 @dataclass
 class Results:
@@ -82,14 +90,15 @@ def main() -> None:
     arguments = parse_arguments(
         __doc__, peers="also with --quick", ours="no peers: how a change of ours did, in two minutes"
     )
-    sizes = Sizes(1, 16, (1, 8)) if arguments.quick else Sizes(3, 128, BATCHES)
+    sizes = Sizes(1, 16, (1, 8)) if arguments.quick else Sizes(5, 128, BATCHES)
+    peers_sizes = replace(sizes, repeats=min(3, sizes.repeats))
     torch.set_num_threads(num_cores())
     figures = reading_figures(3 if arguments.quick else 25)
     results: dict[str, Results] = {}
     for name, quantization in QUANTIZATIONS.items():
         figures |= run_ours(name, quantization, sizes, results)
     for name in () if arguments.ours or (arguments.quick and not arguments.peers) else PEERS:
-        run_peer(name, sizes, results)
+        run_peer(name, peers_sizes, results)
     for name, found in results.items():
         figures |= found.figures(name)
     figures |= ratios(results, sizes)
@@ -97,27 +106,45 @@ def main() -> None:
 
 
 def run_ours(name: str, quantization: str, sizes: Sizes, results: dict[str, Results]) -> dict[str, Figure]:
-    """The service, beside two busy processes, and the engine alone."""
-    worker = ("--num-threads", str(num_cores()), "--max-model-len", "2048", "--quantization", quantization)
+    """The service and, in turns with it, all prompts of a job in one call, and the engine alone; then the service
+    beside two busy processes."""
+    threads = num_cores()
+    worker = (
+        "--num-threads", str(threads), "--max-model-len", str(MAX_MODEL_LEN), "--quantization", quantization,
+        "--block-size", str(BLOCK_SIZE), "--num-blocks", str(sizes.num_blocks),
+    )  # fmt: skip
+    config = RunnerConfig(
+        model="smollm2",
+        max_model_len=MAX_MODEL_LEN,
+        quantization=quantization,
+        num_threads=threads,  # type: ignore[arg-type]
+    )
     figures: dict[str, Figure] = {}
     begin = time.perf_counter()
     with running_cluster(ClusterConfig(1, 0, "smollm2", worker), lambda _name, _line: None) as cluster:
         figures[f"{name}_ready_s"] = round(time.perf_counter() - begin, 2)
         figures |= memory(f"{name}_ready", cluster)
-        results[name] = measure(name, lambda job: asyncio.run(run_service(cluster.router_address, job)), sizes)
+
+        def service(job: Job) -> Report:
+            return asyncio.run(run_service(cluster.router_address, job))
+
+        def one_call(job: Job) -> Report:
+            return asyncio.run(run_one_call(cluster.router_address, job))
+
+        with LocalEngine(config) as engine:
+            engines: dict[str, Engine] = {
+                name: service, f"{name}_one_call": one_call, f"{name}_engine": lambda job: run_engine(engine, job)
+            }  # fmt: skip
+            results |= measure(engines, sizes)
         figures |= memory(name, cluster)
         busy = Sizes(sizes.repeats, sizes.length, sizes.batches[1:2])
         with busy_processes(2):
-            beside = measure(
-                f"{name} beside two", lambda job: asyncio.run(run_service(cluster.router_address, job)), busy
-            )
+            beside = measure({f"{name} beside two": service}, busy)
+        (speeds,) = (found.speeds for found in beside.values())
         (n,) = busy.batches
         figures[f"{name}_beside_two_busy_{n}"] = ratio(
-            statistics.median(beside.speeds[n]), statistics.median(results[name].speeds[n])
+            statistics.median(speeds[n]), statistics.median(results[name].speeds[n])
         )
-    config = RunnerConfig(model="smollm2", max_model_len=2048, quantization=quantization, num_threads=num_cores())  # type: ignore[arg-type]
-    with LocalEngine(config) as engine:
-        results[f"{name}_engine"] = measure(f"{name} engine", lambda job: run_engine(engine, job), sizes)
     return figures
 
 
@@ -125,7 +152,7 @@ def run_peer(name: str, sizes: Sizes, results: dict[str, Results]) -> None:
     kind = PEERS[name]
     try:
         with ExitStack() as stack:
-            results[name] = measure(name, start_peer(stack, name, kind), sizes)
+            results |= measure({name: start_peer(stack, name, kind)}, sizes)
     except environment.PeerError as error:
         print(f"{name} is left out: {error}", flush=True)
 
@@ -169,33 +196,51 @@ async def run_service(address: str, job: Job, dp_rank: int | None = None) -> Rep
     return Report(end - begin, first[0] - begin, sum(counts))
 
 
-def measure(name: str, engine: Engine, sizes: Sizes) -> Results:
-    engine(Job(4, sizes.length, 8, seed=0))  # warm up
-    results = Results({n: [] for n in sizes.batches})
-    seed = 0
+async def run_one_call(address: str, job: Job) -> Report:
+    """All prompts of a job in one call."""
+    first, num_tokens = 0.0, 0
+    async with AsyncClient(address) as client:
+        begin = time.perf_counter()
+        async for delta in client.generate(
+            job.prompts(), max_tokens=job.output_length, temperature=0.0, ignore_eos=True, return_token_ids=True
+        ):
+            if delta.token_ids and num_tokens == 0:
+                first = time.perf_counter()
+            num_tokens += len(delta.token_ids)
+        end = time.perf_counter()
+    return Report(end - begin, first - begin, num_tokens)
+
+
+def measure(engines: dict[str, Engine], sizes: Sizes) -> dict[str, Results]:
+    """Jobs of each size by all engines in turns, each with prompts of its own, as two of them may share a cache."""
+    results = {name: Results({n: [] for n in sizes.batches}) for name in engines}
+    seeds = itertools.count()
+    for engine in engines.values():
+        engine(Job(4, sizes.length, 8, next(seeds)))  # warm up
     for _ in range(sizes.repeats):
-        for n in sizes.batches:
-            seed += 1
-            report = engine(Job(n, sizes.length, sizes.length, seed))
+        for n, (name, engine) in itertools.product(sizes.batches, engines.items()):
+            report = engine(Job(n, sizes.length, sizes.length, next(seeds)))
             assert report.num_tokens == n * sizes.length, (name, n, report)
-            results.speeds[n].append(report.tokens_per_second)
+            results[name].speeds[n].append(report.tokens_per_second)
             print(f"{name}: {n} at once, {report.tokens_per_second:.1f} tok/s", flush=True)
-        seed += 1
-        results.ttfts.append(engine(Job(1, 4 * sizes.length, 1, seed)).ttft_seconds)
+        for name, engine in engines.items():
+            results[name].ttfts.append(engine(Job(1, 4 * sizes.length, 1, next(seeds))).ttft_seconds)
     return results
 
 
 def ratios(results: dict[str, Results], sizes: Sizes) -> dict[str, Figure]:
-    """Ours over each peer, and the service over its engine."""
-    pairs = [(kind.rival, peer) for peer, kind in PEERS.items()] + [(name, f"{name}_engine") for name in QUANTIZATIONS]
-    return {
-        f"ratio_{ours}_{other}_{n}": ratio(
-            statistics.median(results[ours].speeds[n]), statistics.median(results[other].speeds[n])
-        )
-        for ours, other in pairs
-        if other in results
-        for n in sizes.batches
-    }
+    """Ours over each peer, and the service over its engine, with which it took turns."""
+    figures: dict[str, Figure] = {}
+    for n in sizes.batches:
+        for peer, kind in PEERS.items():
+            if peer in results:
+                ours, other = (statistics.median(results[name].speeds[n]) for name in (kind.rival, peer))
+                figures[f"ratio_{kind.rival}_{peer}_{n}"] = ratio(ours, other)
+        for name in QUANTIZATIONS:
+            for ours_name in (name, f"{name}_one_call"):
+                pairs = zip(results[ours_name].speeds[n], results[f"{name}_engine"].speeds[n], strict=True)
+                figures[f"ratio_{ours_name}_engine_{n}"] = round(statistics.median(a / b for a, b in pairs), 3)
+    return figures
 
 
 @contextmanager

@@ -59,13 +59,13 @@ struct Pass {
 //
 // Few rows go through floats nearly as fast as the processor reads ahead by itself, which it does no more where every
 // line is asked for; all others have to.
-static inline const float *to_fetch(const float *weight, int in, Pass pass) {
+static inline const float *to_fetch(const float *weight, int in, const Pass &pass) {
     if (pass.total == 1) return weight + 2048;
     return weight + (size_t(in) * pass.next + size_t(in) * pass.number / pass.total) * PANEL;
 }
 
 // The same over the blocks at `data`.
-static inline Fetch to_fetch(const uint8_t *data, const Matrix &matrix, int num_rows, Pass pass) {
+static inline Fetch to_fetch(const uint8_t *data, const Matrix &matrix, int num_rows, const Pass &pass) {
     if (pass.total == 1 && num_rows <= FEW_ROWS) return {data, 0, pass.pieces};
     const size_t share = block_bytes(matrix) / pass.total;
     const size_t strip = head_bytes(matrix) + matrix.in / matrix.block * share;
@@ -73,7 +73,7 @@ static inline Fetch to_fetch(const uint8_t *data, const Matrix &matrix, int num_
 }
 
 template <int R>
-static inline void float_tile(const Rows &rows, int first, const Matrix &matrix, int panel, Pass pass, float *sums) {
+static inline void float_tile(const Rows &rows, int first, const Matrix &matrix, int panel, const Pass &pass, float *sums) {
     const float *x = rows.values + first * rows.stride;
     const float *weight = static_cast<const float *>(matrix.data) + size_t(panel) * matrix.in * PANEL;
     const float *ahead = to_fetch(weight, matrix.in, pass);
@@ -100,7 +100,7 @@ static inline void float_tile(const Rows &rows, int first, const Matrix &matrix,
 }
 
 template <int R>
-static inline void tile_of(const Rows &rows, int first, const Matrix &matrix, int panel, Pass pass, float *sums) {
+static inline void tile_of(const Rows &rows, int first, const Matrix &matrix, int panel, const Pass &pass, float *sums) {
     if (matrix.bits == 32) {
         float_tile<R>(rows, first, matrix, panel, pass, sums);
         return;
@@ -126,7 +126,7 @@ static inline void tile_of(const Rows &rows, int first, const Matrix &matrix, in
 // sums [num_rows][PANEL] of the rows from `first` on, of which there are at most MAX_TILE_ROWS.
 template <int R = 1>
 static void tile(
-    const Rows &rows, int first, int num_rows, const Matrix &matrix, int panel, Pass pass, float *sums) {
+    const Rows &rows, int first, int num_rows, const Matrix &matrix, int panel, const Pass &pass, float *sums) {
     if constexpr (R < MAX_TILE_ROWS) {
         if (num_rows > R) return tile<R + 1>(rows, first, num_rows, matrix, panel, pass, sums);
     }
@@ -142,7 +142,7 @@ static inline int rows_of_a_pass(const Matrix &matrix, int num_rows) {
 
 // The sums of a pass: of more rows than a tile has, the panel is unpacked.
 static inline void pass_over(
-    const Rows &rows, int first, int num_rows, const Matrix &matrix, int panel, Pass pass, float *sums) {
+    const Rows &rows, int first, int num_rows, const Matrix &matrix, int panel, const Pass &pass, float *sums) {
 #if !defined(__AVX512F__)
     if (num_rows > MAX_TILE_ROWS) {
         const size_t size = panel_bytes(matrix);

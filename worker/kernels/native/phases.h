@@ -67,7 +67,8 @@ static inline int panels_of(const Product &product) {
 
 // Rows of a chunk stay in the second cache while panels pass by; few rows are all in every chunk. Its panels lie one
 // behind the other: a processor reads ahead of who goes straight on, and two threads that took panels in turn would
-// read each other's. There are enough chunks for threads to even out, the more the longer a panel takes.
+// read each other's. There are the more chunks the longer a panel takes, so that a thread which is displaced in one of
+// them leaves the others to the next.
 static inline int plan(Product &product) {
     constexpr int CACHED_BYTES = 320 * 1024, RUN_BYTES = 128 * 1024;
     const int cached = CACHED_BYTES / row_bytes(product.matrix);
@@ -75,7 +76,7 @@ static inline int plan(Product &product) {
     product.rows_per_chunk = std::max(1, std::min(product.num_rows, std::max(MAX_TILE_ROWS, fitting)));
     const int row_chunks = (product.num_rows + product.rows_per_chunk - 1) / product.rows_per_chunk;
     const int panels = panels_of(product), runs = int(panels * panel_bytes(product.matrix) / RUN_BYTES);
-    const int enough = std::max(runs, product.num_threads * (2 + product.num_rows / 8));
+    const int enough = std::max(runs, product.num_threads * (1 + product.num_rows));
     product.panel_chunks = std::min(panels / product.unit(), row_chunks > 1 ? 8 : enough);
     return row_chunks * product.panel_chunks;
 }
@@ -183,7 +184,7 @@ static inline void ask_for_out(const Product &product, int row, int num, int pan
 
 // Of the rows of a pass, from `row` on, with their shares, and of a unit of panels.
 static inline void compute(
-    const Product &product, int row, int num, const float *shares, int panel, Pass pass, int thread) {
+    const Product &product, int row, int num, const float *shares, int panel, const Pass &pass, int thread) {
     alignas(64) float sums[2][MAX_PASS_ROWS * PANEL], blocks[MAX_PASS_ROWS * ROW_BLOCK];
     const bool is_gated = product.into == Into::gate, is_best = product.into == Into::best;
     const bool is_streamed = product.is_streamed(), is_out = !is_streamed && !is_best && !(is_gated && product.is_rounded());
