@@ -88,7 +88,7 @@ class Results:
 
 def main() -> None:
     arguments = parse_arguments(
-        __doc__, peers="also with --quick", ours="no peers: how a change of ours did, in two minutes"
+        __doc__, peers="also with --quick", ours="no peers: how a change of ours did, in five minutes"
     )
     sizes = Sizes(1, 16, (1, 8)) if arguments.quick else Sizes(5, 128, BATCHES)
     peers_sizes = replace(sizes, repeats=min(3, sizes.repeats))
