@@ -126,7 +126,7 @@ def test_a_cache_of_bfloat16_at_each_level(level: Level, rig: Rig, head_dim: int
 
 
 @pytest.mark.parametrize("block_size", [16, 48])
-@pytest.mark.parametrize("shape", [(7, 1, 16), (6, 2, 80), (2, 2, 128), (4, 1, 256)], ids=str)
+@pytest.mark.parametrize("shape", [(7, 1, 16), (6, 3, 80), (2, 2, 128), (4, 1, 256)], ids=str)
 def test_a_cache_of_int8_at_each_level(level: Level, rig: Rig, shape: tuple[int, int, int], block_size: int) -> None:
     """Exact but for the rounding of queries, keys, values and weights; with scales of NaN where nobody wrote. And only
     what is a token's own is written."""

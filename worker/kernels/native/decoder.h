@@ -4,9 +4,11 @@
 #include <deque>
 #include <iterator>
 
+#include "pair_attention.h"
 #include "phases.h"
 #include "pool.h"
 #include "workspace.h"
+#include "write_qkv.h"
 
 constexpr int MAX_TOKENS = 1024;  // that go through the layers together: their activations stay in the caches
 constexpr int ASKED_BYTES = 3 << 19;  // of the cache, for each thread: not much more than a second cache holds

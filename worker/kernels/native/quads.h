@@ -5,6 +5,8 @@
 // its keys are [D / 4][block_size] quads, its values [block_size / 4][D], and then there is a scale for each token.
 #pragma once
 
+#include <bit>
+
 #include "across.h"
 #include "vector.h"
 
@@ -119,30 +121,43 @@ static inline void store(WordQuad *to, IntVec whole) {
 }
 #endif
 
+// W whole numbers that fit into bytes, as quads `step` from each other.
+static inline void store_apart(Quad *to, int step, IntVec whole) {
+    typedef int32_t Quads __attribute__((vector_size(W)));
+    const Quads quads = (Quads)__builtin_convertvector(whole, ByteSizedVec);
+    for (int i = 0; i < W / QUAD; i++) {
+        const int32_t quad = quads[i];
+        memcpy(to + i * step, &quad, sizeof quad);
+    }
+}
+
+// As number `number` of a quad each. All others stay untouched.
+static inline void store_number(Quad *to, int number, IntVec whole) {
+#if defined(__AVX512F__)
+    const __mmask64 which = 0x1111111111111111 << number;
+    _mm512_mask_storeu_epi8(to, which, (__m512i)(whole << (8 * number)));
+#else
+    for (int i = 0; i < W; i++) to[i].numbers[number] = uint8_t(whole[i]);
+#endif
+}
+
 // The largest of `num` numbers without its sign; what is not finite is above all others.
 static inline float largest_size(const float *x, int num) {
-    IntVec most = {};
-    for (int i = 0; i < num; i += W) {
-        const IntVec bits = (IntVec)load(x + i) & 0x7fffffff;
-        most = most > bits ? most : bits;
-    }
-    const int32_t bits = largest_of(most);
-    float largest;
-    memcpy(&largest, &bits, sizeof largest);
-    return largest;
+    return std::bit_cast<float>(largest_of(largest_bits(x, num)));
 }
 
 // From numbers up to `largest` to whole ones, and back. All that is too small for it counts as zero; where
 // something is not finite the scale is NaN.
+template <typename Floats>
 struct WholeScale {
-    float inverse, scale;
+    Floats inverse, scale;
 
-    explicit WholeScale(float largest) {
+    explicit WholeScale(Floats largest) {
         // So that weights of values of one scale are floats beside those of another: what weighs most may have a value of
         // zeros (quad_attention.h).
         constexpr float LEAST = 1e-15f;
-        largest = std::max(largest, LEAST);
-        inverse = MOST_WHOLE / largest;
-        scale = largest / MOST_WHOLE + largest * 0.0f;
+        largest = largest < LEAST ? Floats{} + LEAST : largest;
+        inverse = float(MOST_WHOLE) / largest;
+        scale = largest / float(MOST_WHOLE) + largest * 0.0f;
     }
 };

@@ -6,8 +6,6 @@
 #include "across.h"
 #include "centred.h"
 
-typedef int8_t ByteSizedVec __attribute__((vector_size(W)));
-
 // ROW_BLOCK whole numbers, each of which fits into a byte.
 static inline void store_bytes(int8_t *to, const IntVec *whole) {
 #if defined(__AVX512F__)
@@ -23,17 +21,6 @@ static inline void store_bytes(int8_t *to, const IntVec *whole) {
     const __m256i bytes = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(first, second), order);
     _mm256_storeu_si256(reinterpret_cast<__m256i *>(to), bytes);
 #endif
-}
-
-// The largest of a block without their signs, lane by lane. The bits of such floats are in the order of the floats, and
-// what is not finite is above all others.
-static inline IntVec largest_bits(const float *x) {
-    IntVec most = {};
-    for (int i = 0; i < ROW_BLOCK; i += W) {
-        const IntVec bits = (IntVec)load(x + i) & 0x7fffffff;
-        most = most > bits ? most : bits;
-    }
-    return most;
 }
 
 // A block's numbers, and their sums in PARTS of it, still in lanes.
@@ -77,7 +64,7 @@ struct Rounding {
 
     template <int PARTS>
     void round_one() const {
-        const int32_t bits = largest_of(largest_bits(x));
+        const int32_t bits = largest_of(largest_bits(x, ROW_BLOCK));
         float largest;
         memcpy(&largest, &bits, sizeof largest);
         const float scale = largest / 127.0f + largest * 0.0f;  // NaN of what is not finite
@@ -94,9 +81,8 @@ struct Rounding {
     void round_four() const {
         const float *from = x;  // numbers are bytes, which the compiler takes for anything: all else is read before
         const size_t from_step = x_step, to_step = step * ROW_BLOCK;
-        const FourFloats largest = (FourFloats)largest_of({
-            largest_bits(from), largest_bits(from + from_step), largest_bits(from + 2 * from_step),
-            largest_bits(from + 3 * from_step)});
+        const auto most = [&](int i) { return largest_bits(from + i * from_step, ROW_BLOCK); };
+        const FourFloats largest = (FourFloats)largest_of({most(0), most(1), most(2), most(3)});
         const FourFloats scale = largest / 127.0f + largest * 0.0f;
         const FourFloats inverse = largest > 0.0f ? 127.0f / largest : FourFloats{};
         IntVec by_part[PARTS][TOGETHER];

@@ -20,6 +20,7 @@ constexpr int MAX_TILE_ROWS = W == 16 ? 12 : 6;
 
 typedef float Vec __attribute__((vector_size(W * 4)));
 typedef int32_t IntVec __attribute__((vector_size(W * 4)));
+typedef int8_t ByteSizedVec __attribute__((vector_size(W)));
 
 static inline Vec load(const float *from) {
     Vec value;
@@ -102,6 +103,17 @@ static inline float sum_of(Vec value) {
     const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
     const __m128 pair = _mm_add_ps(four, _mm_movehl_ps(four, four));
     return _mm_cvtss_f32(_mm_add_ss(pair, _mm_movehdup_ps(pair)));
+}
+
+// The largest of `num` numbers without their signs, lane by lane. The bits of such floats are in the order of the floats,
+// and what is not finite is above all others.
+static inline IntVec largest_bits(const float *x, int num) {
+    IntVec most = {};
+    for (int i = 0; i < num; i += W) {
+        const IntVec bits = (IntVec)load(x + i) & 0x7fffffff;
+        most = most > bits ? most : bits;
+    }
+    return most;
 }
 
 // The second, where one is NaN.
