@@ -45,19 +45,18 @@ static inline void centred_tile(
         if (b % 2 == 0) pair = data, data += SCALES_BYTES;
         const Vec scale = load_halves(scales_of(pair, b));
         fetch.more<R>();
-        __m512i whole[R];
+        RowSum<R> whole[R];
 #pragma GCC unroll 12
-        for (int r = 0; r < R; r++) whole[r] = _mm512_set1_epi32(starts[r]);
+        for (int r = 0; r < R; r++) whole[r].begin(starts[r]);
 #pragma GCC unroll 8
         for (int s = 0; s < BLOCK / 4; s++, data += 4 * W) {
-            const __m512i bytes = (__m512i)load_bytes(data);
+            const ByteVec bytes = load_bytes(data);
 #pragma GCC unroll 12
-            for (int r = 0; r < R; r++)
-                whole[r] = _mm512_dpbusd_epi32(whole[r], bytes, _mm512_set1_epi32(four_of(numbers + r * ROW_BLOCK + 4 * s)));
+            for (int r = 0; r < R; r++) whole[r].add(bytes, numbers + r * ROW_BLOCK + 4 * s, s);
         }
 #pragma GCC unroll 12
         for (int r = 0; r < R; r++)
-            total[r] += __builtin_convertvector((IntVec)whole[r], Vec) * (scale * rows.scales[place + r]);
+            total[r] += __builtin_convertvector((IntVec)whole[r].value(), Vec) * (scale * rows.scales[place + r]);
     }
 #pragma GCC unroll 12
     for (int r = 0; r < R; r++) store(sums + r * stride, total[r]);

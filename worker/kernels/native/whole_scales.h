@@ -73,6 +73,32 @@ static inline void unpack_whole(const uint8_t *strip, int o, int in, float *out)
 }
 
 #if defined(__AVX512VNNI__)
+// What a block of W outputs and one of R rows adds up to. Of up to eight rows it is two chains of additions, since in one
+// each would wait for the one before it; more rows have no registers for that.
+template <int R>
+class RowSum {
+  public:
+    void begin(int32_t start) {
+        chains_[0] = _mm512_set1_epi32(start);
+        if constexpr (CHAINS == 2) chains_[1] = _mm512_setzero_si512();
+    }
+
+    // Byte 4 o + j of the weights times byte j of `four`; `number`: how many came before.
+    void add(ByteVec weights, const int8_t *four, int number) {
+        __m512i &chain = chains_[number % CHAINS];
+        if constexpr (R > FEW_ROWS)  // GCC has the four bytes in a register first, which is one more instruction
+            asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(chain) : "v"(weights), "m"(*reinterpret_cast<const int8_t(*)[4]>(four)));
+        else
+            chain = _mm512_dpbusd_epi32(chain, (__m512i)weights, _mm512_set1_epi32(four_of(four)));
+    }
+
+    __m512i value() const { return CHAINS == 2 ? _mm512_add_epi32(chains_[0], chains_[CHAINS - 1]) : chains_[0]; }
+
+  private:
+    static constexpr int CHAINS = R <= 8 ? 2 : 1;
+    __m512i chains_[CHAINS];
+};
+
 // sums[r * stride + o] of W outputs, as block_tile.
 template <int R>
 static inline void four_bit_tile(
@@ -88,22 +114,22 @@ static inline void four_bit_tile(
         const ByteVec pairs = load_bytes(data);
         data += sizeof pairs;
         fetch.more<R>();
-        __m512i whole[R];
+        RowSum<R> whole[R];
 #pragma GCC unroll 12
-        for (int r = 0; r < R; r++) whole[r] = _mm512_set1_epi32(rows.starts[place + r]);
+        for (int r = 0; r < R; r++) whole[r].begin(rows.starts[place + r]);
 #pragma GCC unroll 4
         for (int s = 0; s < ROW_BLOCK / 8; s++, data += 4 * W) {
             const ByteVec bytes = load_bytes(data), low = bytes & 15, high = bytes >> 4;
 #pragma GCC unroll 12
             for (int r = 0; r < R; r++) {
                 const int8_t *x = numbers + r * ROW_BLOCK + 4 * s;
-                whole[r] = _mm512_dpbusd_epi32(whole[r], (__m512i)low, _mm512_set1_epi32(four_of(x)));
-                whole[r] = _mm512_dpbusd_epi32(whole[r], (__m512i)high, _mm512_set1_epi32(four_of(x + ROW_BLOCK / 2)));
+                whole[r].add(low, x, 0);
+                whole[r].add(high, x + ROW_BLOCK / 2, 1);
             }
         }
 #pragma GCC unroll 12
         for (int r = 0; r < R; r++)
-            total[r] += __builtin_convertvector((IntVec)_mm512_madd_epi16(whole[r], (__m512i)pairs), Vec) *
+            total[r] += __builtin_convertvector((IntVec)_mm512_madd_epi16(whole[r].value(), (__m512i)pairs), Vec) *
                         rows.scales[place + r];
     }
 #pragma GCC unroll 12
