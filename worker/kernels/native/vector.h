@@ -82,6 +82,8 @@ static inline float largest_of(Vec value) { return _mm512_reduce_max_ps((__m512)
 static inline Vec root_of(Vec value) { return (Vec)_mm512_sqrt_ps((__m512)value); }
 
 static inline IntVec nearest(Vec value) { return (IntVec)_mm512_cvtps_epi32((__m512)value); }
+
+static inline Vec nearest_whole(Vec value) { return (Vec)_mm512_roundscale_ps((__m512)value, _MM_FROUND_TO_NEAREST_INT); }
 #else
 static inline float largest_of(Vec value) {
     const __m128 half = _mm_max_ps(_mm256_castps256_ps128((__m256)value), _mm256_extractf128_ps((__m256)value, 1));
@@ -92,6 +94,8 @@ static inline float largest_of(Vec value) {
 static inline Vec root_of(Vec value) { return (Vec)_mm256_sqrt_ps((__m256)value); }
 
 static inline IntVec nearest(Vec value) { return (IntVec)_mm256_cvtps_epi32((__m256)value); }
+
+static inline Vec nearest_whole(Vec value) { return (Vec)_mm256_round_ps((__m256)value, _MM_FROUND_TO_NEAREST_INT); }
 #endif
 
 static inline float sum_of(Vec value) {
@@ -153,9 +157,7 @@ static inline Vec exponential(Vec x) {
 
 // `times` 2^x within 8e-5 of it, for x <= 112; hardly more than 0 below -126. NaN stays NaN.
 static inline Vec power_of_two(Vec x, float times = 1.0f) {
-    const Vec within = larger(splat(-126.0f), x);
-    const Vec magic = splat(12582912.0f);  // 1.5 * 2^23, which rounds to whole numbers
-    const Vec whole = within + magic - magic, rest = within - whole;
+    const Vec within = larger(splat(-126.0f), x), whole = nearest_whole(within), rest = within - whole;
     Vec poly = splat(5.51716691e-2f * times);
     poly = poly * rest + 2.42611122e-1f * times;
     poly = poly * rest + 6.93260985e-1f * times;
