@@ -82,6 +82,20 @@ def test_curves(backend: str, activation: str, clamped: object) -> None:
     experts.assert_close(experts())
 
 
+@pytest.mark.parametrize("size", [2.0**-20, 2.0**50])
+@pytest.mark.parametrize(("activation", "clamped"), [("silu", None), ("gelu_tanh", None), ("silu", CLAMPED)])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_gates_of_any_size(backend: str, activation: str, clamped: object, size: float) -> None:
+    """NaN is NaN, and in its own token."""
+    spec = replace(KEPT, activation=activation, clamped=clamped)
+    experts = KeptExperts(backend, spec, 9, (FORMS[0], FORMS[0]))
+    experts.x *= size
+    experts.assert_close(experts())
+    experts.x[4, 7] = torch.nan
+    assert experts().isnan().all(-1).nonzero().tolist() == [[4]]
+    assert experts()[torch.arange(9) != 4].isfinite().all()
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_experts_of_other_ranks_add_nothing(backend: str) -> None:
     experts = KeptExperts(backend, replace(KEPT, first_expert=6), 40, (FORMS[0], FORMS[1]))

@@ -15,7 +15,7 @@ from worker.kernels.weights import Dense, Grouped, Weight
 PANELS = 32
 """As the decoder's: a gate and its up lie in panels of the same number."""
 SILU, GELU, CLAMPED = range(3)
-"""As phases.h has them."""
+"""As outputs.h has them."""
 
 
 @dataclass(frozen=True, slots=True)

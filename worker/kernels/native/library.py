@@ -64,7 +64,7 @@ class StepView(Structure):
 
 
 class Experts(Structure):
-    """See experts.h; the last three are a gate (phases.h)."""
+    """See experts.h; the last three are a gate (outputs.h)."""
 
     _fields_ = (
         ("gate_up", Matrix), ("down", Matrix),

@@ -6,18 +6,11 @@
 
 #include "best.h"
 #include "matrix.h"
+#include "outputs.h"
 #include "pool.h"
 #include "rounding.h"
 
 enum class Into { store, add, gate, best };
-
-// What becomes of a gate and its up: see ExpertsSpec (experts.py). Shared with Python (library.py), field by field.
-enum class Curve : int32_t { silu, gelu, clamped };
-
-struct Gate {
-    Curve curve;
-    float alpha, limit;  // of a clamped one
-};
 
 // A norm of the rows that a product adds to. It multiplies by its weights at once, and leaves the row's share, which needs
 // the whole row, to the next product: whole numbers of a block are the same with any factor.
@@ -81,97 +74,48 @@ static inline int plan(Product &product) {
     return row_chunks * product.panel_chunks;
 }
 
-// x times the logistic function of `at`.
-static inline Vec logistic_share(Vec x, Vec at) {
-    return x / (exponential(choose(at < -87.0f, splat(87.0f), -at)) + 1.0f);
-}
-
-static inline Vec gated(const Gate &gate, Vec x, Vec up) {
-    if (gate.curve == Curve::silu) return logistic_share(x, x) * up;
-    if (gate.curve == Curve::gelu)  // by the tangent: 1 + tanh(z) is twice the logistic function of 2 z
-        return logistic_share(x, (x + x * x * x * 0.044715f) * 1.5957691216057308f) * up;
-    const Vec limit = splat(gate.limit);
-    x = choose(x > limit, limit, x);
-    up = choose(up > limit, limit, choose(up < -limit, -limit, up));
-    return logistic_share(x, x * gate.alpha) * (up + 1.0f);
-}
-
-static inline void write_tile(
-    const Product &product, int row, int panel, float share, const float *sums, bool is_streamed) {
-    const Matrix &matrix = product.matrix;
-    const int first = panel * PANEL, num = std::min(PANEL, matrix.out - first);
-    float *out = product.out + size_t(row) * product.out_stride + first;
-    const float *bias = matrix.bias == nullptr ? nullptr : matrix.bias + first;
-    if (num == PANEL) {
-        for (int i = 0; i < PANEL; i += W) {
-            Vec value = load(sums + i) * share;
-            if (bias != nullptr) value += load(bias + i);
-            if (is_streamed)
-                stream(out + i, value);
-            else
-                store(out + i, product.into == Into::add ? load(out + i) + value : value);
-        }
-        return;
-    }
-    for (int i = 0; i < num; i++) {
-        const float value = bias == nullptr ? sums[i] * share : sums[i] * share + bias[i];
-        out[i] = product.into == Into::add ? out[i] + value : value;
+[[gnu::always_inline]] static inline void write_rows(
+    const Product &product, int row, int num, int panel, const Outputs &outputs, bool is_streamed) {
+    const int width = width_of(product.matrix, panel);
+    const size_t stride = product.out_stride;
+    const bool adds = product.into == Into::add;
+    float *out = product.out + size_t(row) * stride + panel * PANEL;
+    if (width < PANEL) {
+        for (int r = 0; r < num; r++, out += stride)
+            for (int i = 0; i < width; i++) out[i] = adds ? out[i] + outputs.one(r, i) : outputs.one(r, i);
+    } else if (is_streamed) {
+        each_vector(outputs, num, out, stride, stream);
+    } else if (adds) {
+        each_vector(outputs, num, out, stride, [](float *to, Vec value) { store(to, load(to) + value); });
+    } else {
+        each_vector(outputs, num, out, stride, [](float *to, Vec value) { store(to, value); });
     }
 }
 
-// The same of a row whose best output is looked for.
-static inline void see_tile(const Matrix &matrix, int panel, float share, const float *sums, Best &best) {
-    for (int i = 0; i < PANEL; i += W) {
-        const int first = panel * PANEL + i, num = matrix.out - first;
-        Vec value = load(sums + i) * share;
-        if (matrix.bias != nullptr && num > 0) value += load_some(matrix.bias + first, num);
-        best.see(value, num, first);
-    }
+// The same of rows whose best outputs are looked for.
+[[gnu::always_inline]] static inline void see_rows(
+    const Matrix &matrix, int num, int panel, const Outputs &outputs, Best *bests) {
+    const int first = panel * PANEL, width = width_of(matrix, panel);
+    for (int r = 0; r < num; r++)
+        for (int i = 0; i < width; i += W) bests[r].see(outputs.vector(r, i, width - i), width - i, first + i);
 }
 
-// A panel of a row times the norm's weights; returns sums of its squares.
-static inline Vec norm_panel(const float *x, const float *weights, float *normed) {
-    const Vec left = load(x), right = load(x + W);
-    store(normed, left * load(weights));
-    store(normed + W, right * load(weights + W));
-    return left * left + right * right;
-}
-
-static inline Vec norm_part(const float *x, const float *weights, int width, float *normed) {
-    Vec squares = {};
-    for (int i = 0; i < width; i++) {
-        normed[i] = x[i] * weights[i];
-        squares[0] += x[i] * x[i];
-    }
-    return squares;
-}
-
-// What the norm makes of a panel of rows, now that they are complete there: normed [num][stride].
-static inline void write_normed(const Product &product, int row, int num, int panel, float *normed, size_t stride) {
-    const int first = panel * PANEL, width = std::min(PANEL, product.matrix.out - first);
-    const float *weights = product.norm.weights + first, *x = product.out + size_t(row) * product.out_stride + first;
+// What the norm makes of a panel of rows, which are complete there now: normed [num][stride].
+[[gnu::always_inline]] static inline void add_normed_rows(
+    const Product &product, int row, int num, int panel, const Outputs &outputs, float *normed, size_t stride) {
+    const int first = panel * PANEL, width = width_of(product.matrix, panel);
+    const size_t x_stride = product.out_stride;
+    const float *weights = product.norm.weights + first;
+    float *x = product.out + size_t(row) * x_stride + first;
     float *squares = product.norm.shares.squares + size_t(panel) * product.num_rows + row;
     for (int r = 0; r < num; r += TOGETHER) {
         Vec sums[TOGETHER] = {};
         const int some = std::min(TOGETHER, num - r);
-        for (int i = 0; i < some; i++, x += product.out_stride, normed += stride)
-            sums[i] = width == PANEL ? norm_panel(x, weights, normed) : norm_part(x, weights, width, normed);
+        for (int i = 0; i < some; i++, x += x_stride, normed += stride)
+            sums[i] = width == PANEL ? add_normed(outputs, r + i, x, weights, normed)
+                                     : add_normed(outputs, r + i, x, weights, normed, width);
         const FourFloats found = sums_of(sums);
         memcpy(squares + r, &found, some * sizeof(float));
-    }
-}
-
-static inline void write_gated(
-    const Product &product, int panel, float share, const float *gates, const float *ups, float *out) {
-    const Matrix &matrix = product.matrix;
-    const int first = panel * PANEL;
-    for (int i = 0; i < PANEL; i += W) {
-        Vec gate = load(gates + i) * share, up = load(ups + i) * share;
-        if (matrix.bias != nullptr) {
-            gate += load(matrix.bias + first + i);
-            up += load(matrix.bias + matrix.out / 2 + first + i);
-        }
-        store(out + i, gated(product.gate, gate, up));
     }
 }
 
@@ -187,31 +131,31 @@ static inline void compute(
     const Product &product, int row, int num, const float *shares, int panel, const Pass &pass, int thread) {
     alignas(64) float sums[2][MAX_PASS_ROWS * PANEL], blocks[MAX_PASS_ROWS * ROW_BLOCK];
     const bool is_gated = product.into == Into::gate, is_best = product.into == Into::best;
-    const bool is_streamed = product.is_streamed(), is_out = !is_streamed && !is_best && !(is_gated && product.is_rounded());
+    const bool is_rounded = product.is_rounded(), is_streamed = product.is_streamed();
+    const bool is_out = !is_streamed && !is_best && !(is_gated && is_rounded);
     const int panels = panels_of(product), unit = product.unit();
     for (int p = 0; p < unit; p++) {
         if (is_out) ask_for_out(product, row, num, panel + p);
         pass_over(product.rows, row, num, product.matrix, panel + p, pass, sums[0]);
         if (is_gated) pass_over(product.rows, row, num, product.matrix, panels + panel + p, pass, sums[1]);
-        for (int r = 0; r < num; r++) {
-            const float *first = sums[0] + r * PANEL, *second = sums[1] + r * PANEL;
-            const size_t at = size_t(row + r) * product.out_stride + (panel + p) * PANEL;
-            float *block = blocks + r * ROW_BLOCK + p * PANEL;
-            if (is_best)
-                see_tile(product.matrix, panel + p, shares[r], first, product.bests[thread * product.num_rows + row + r]);
-            else if (is_gated)
-                write_gated(product, panel + p, shares[r], first, second, product.is_rounded() ? block : product.out + at);
-            else
-                write_tile(product, row + r, panel + p, shares[r], first, is_streamed);
-        }
-        if (!product.is_normed()) continue;
+        const Outputs outputs{sums[0], shares, bias_at(product.matrix, (panel + p) * PANEL)};
         const size_t at = size_t(row) * product.out_stride + (panel + p) * PANEL;
-        if (product.is_rounded())
-            write_normed(product, row, num, panel + p, blocks + p * PANEL, ROW_BLOCK);
-        else
-            write_normed(product, row, num, panel + p, product.norm.values + at, product.out_stride);
+        float *block = blocks + p * PANEL;
+        if (is_best) {
+            see_rows(product.matrix, num, panel + p, outputs, product.bests + size_t(thread) * product.num_rows + row);
+        } else if (is_gated) {
+            const Outputs ups{sums[1], shares, bias_at(product.matrix, (panels + panel + p) * PANEL)};
+            float *out = is_rounded ? block : product.out + at;
+            write_gated(product.gate, num, outputs, ups, out, is_rounded ? ROW_BLOCK : product.out_stride);
+        } else if (!product.is_normed()) {
+            write_rows(product, row, num, panel + p, outputs, is_streamed);
+        } else {
+            float *normed = is_rounded ? block : product.norm.values + at;
+            const size_t stride = is_rounded ? ROW_BLOCK : product.out_stride;
+            add_normed_rows(product, row, num, panel + p, outputs, normed, stride);
+        }
     }
-    if (product.is_rounded()) product.rounded.write_rows(row, num, panel * PANEL, blocks, ROW_BLOCK);
+    if (is_rounded) product.rounded.write_rows(row, num, panel * PANEL, blocks, ROW_BLOCK);
 }
 
 // For a chunk that makes so many passes over panels.

@@ -120,7 +120,7 @@ static inline IntVec largest_bits(const float *x, int num) {
     return most;
 }
 
-// The second, where one is NaN.
+// Of these each is the second, where one is NaN.
 static inline Vec larger(Vec a, Vec b) {
 #if defined(__AVX512F__)
     return (Vec)_mm512_max_ps((__m512)a, (__m512)b);
@@ -129,16 +129,38 @@ static inline Vec larger(Vec a, Vec b) {
 #endif
 }
 
-// e^x within 2 units in the last place, for x <= 88; below -87 it is 0. NaN stays NaN.
-static inline Vec exponential(Vec x) {
-    const Vec least = splat(-87.0f);
-    const IntVec vanishes = x < least;
-    const Vec within = choose(vanishes, least, x);
-    // x = n ln 2 + r; adding 1.5 * 2^23 rounds n to a whole number in the low bits of the sum.
+static inline Vec smaller(Vec a, Vec b) {
+#if defined(__AVX512F__)
+    return (Vec)_mm512_min_ps((__m512)a, (__m512)b);
+#else
+    return (Vec)_mm256_min_ps((__m256)a, (__m256)b);
+#endif
+}
+
+// a * b + c, rounded once: of such an expression the compiler decides for itself, and not everywhere alike.
+static inline Vec multiply_add(Vec a, Vec b, Vec c) {
+#if defined(__AVX512F__)
+    return (Vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#else
+    return (Vec)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#endif
+}
+
+// x times 2^whole, where that is finite and not below 2^-126. NaN stays NaN.
+static inline Vec scaled(Vec x, Vec whole) {
+#if defined(__AVX512F__)
+    return (Vec)_mm512_scalef_ps((__m512)x, (__m512)whole);
+#else
+    return (Vec)((IntVec)x + (nearest(whole) << 23));
+#endif
+}
+
+// e^x within 2 units in the last place, for -87 <= x <= 88. NaN stays NaN.
+static inline Vec exponential_within(Vec x) {
+    // x = n ln 2 + r; adding 1.5 * 2^23 rounds n to a whole number.
     const Vec magic = splat(12582912.0f);
-    const Vec shifted = within * 1.44269504088896341f + magic;
-    const Vec n = shifted - magic;
-    Vec r = within - n * 0.693145751953125f;
+    const Vec n = x * 1.44269504088896341f + magic - magic;
+    Vec r = x - n * 0.693145751953125f;
     r = r - n * 1.42860682030941723e-6f;
     Vec poly = splat(1.9875691500e-4f);
     poly = poly * r + 1.3981999507e-3f;
@@ -146,13 +168,14 @@ static inline Vec exponential(Vec x) {
     poly = poly * r + 4.1665795894e-2f;
     poly = poly * r + 1.6666665459e-1f;
     poly = poly * r + 5.0000001201e-1f;
-    poly = poly * r * r + r + 1.0f;
-    IntVec bits, scale;
-    memcpy(&bits, &shifted, sizeof bits);
-    scale = (bits << 23) + (127 << 23);
-    Vec power;
-    memcpy(&power, &scale, sizeof power);
-    return choose(vanishes, Vec{}, poly * power);
+    return scaled(poly * r * r + r + 1.0f, n);
+}
+
+// The same for all x <= 88; below -87 it is 0.
+static inline Vec exponential(Vec x) {
+    const Vec least = splat(-87.0f);
+    const IntVec vanishes = x < least;
+    return choose(vanishes, Vec{}, exponential_within(choose(vanishes, least, x)));
 }
 
 // `times` 2^x within 8e-5 of it, for x <= 112; hardly more than 0 below -126. NaN stays NaN.
@@ -162,11 +185,7 @@ static inline Vec power_of_two(Vec x, float times = 1.0f) {
     poly = poly * rest + 2.42611122e-1f * times;
     poly = poly * rest + 6.93260985e-1f * times;
     poly = poly * rest + 9.99928074e-1f * times;
-#if defined(__AVX512F__)
-    return (Vec)_mm512_scalef_ps((__m512)poly, (__m512)whole);
-#else
-    return (Vec)((IntVec)poly + (nearest(whole) << 23));
-#endif
+    return scaled(poly, whole);
 }
 
 // Within 1.5e-5 of it, for numbers that are neither below 2^-126 nor infinite.
