@@ -33,9 +33,9 @@ struct QueryQuad {
     int32_t numbers;
 };
 
-// Four keys' weights: their upper bytes, and their lower ones.
+// Four keys' weights: their upper bytes, and their lower ones, as far apart as their shuffle leaves them.
 struct WeightQuad {
-    int32_t upper, lower;
+    int32_t upper, lower, none[2];
 };
 
 // Sums of products of keys with a query.
@@ -64,8 +64,7 @@ static inline void store(QueryQuad *to, IntVec whole) {
 
 static inline void store(WeightQuad *to, IntVec whole) {
     const __m512i bytes = _mm512_shuffle_epi8((__m512i)whole, _mm512_set4_epi32(-1, -1, 0x0c080400, 0x0d090501));
-    const __m512i halves = _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 2, 4, 6, 0, 0, 0, 0), bytes);
-    _mm256_storeu_si256(reinterpret_cast<__m256i *>(to), _mm512_castsi512_si256(halves));
+    _mm512_storeu_si512(to, bytes);
 }
 #else
 // Four numbers of 16 bits: the first and the third, the second and the fourth.
