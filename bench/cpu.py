@@ -116,8 +116,8 @@ def run_ours(name: str, quantization: str, sizes: Sizes, results: dict[str, Resu
     config = RunnerConfig(
         model="smollm2",
         max_model_len=MAX_MODEL_LEN,
-        quantization=quantization,
-        num_threads=threads,  # type: ignore[arg-type]
+        quantization=quantization,  # type: ignore[arg-type]
+        num_threads=threads,
     )
     figures: dict[str, Figure] = {}
     begin = time.perf_counter()
@@ -139,11 +139,10 @@ def run_ours(name: str, quantization: str, sizes: Sizes, results: dict[str, Resu
         figures |= memory(name, cluster)
         busy = Sizes(sizes.repeats, sizes.length, sizes.batches[1:2])
         with busy_processes(2):
-            beside = measure({f"{name} beside two": service}, busy)
-        (speeds,) = (found.speeds for found in beside.values())
+            (beside,) = measure({f"{name} beside two": service}, busy).values()
         (n,) = busy.batches
         figures[f"{name}_beside_two_busy_{n}"] = ratio(
-            statistics.median(speeds[n]), statistics.median(results[name].speeds[n])
+            statistics.median(beside.speeds[n]), statistics.median(results[name].speeds[n])
         )
     return figures
 
