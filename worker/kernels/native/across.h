@@ -2,6 +2,8 @@
 // is found is of vector i. A sum is taken in the order of sum_of.
 #pragma once
 
+#include <bit>
+
 #include "vector.h"
 
 constexpr int TOGETHER = 4;
@@ -56,3 +58,8 @@ static inline FourInts largest_of(const IntVec (&values)[TOGETHER]) {
 // Of one.
 static inline int32_t sum_of(IntVec value) { return sums_of({value, value, value, value})[0]; }
 static inline int32_t largest_of(IntVec value) { return largest_of({value, value, value, value})[0]; }
+
+// The largest of `num` numbers without its sign; what is not finite is above all others.
+static inline float largest_size(const float *x, int num) {
+    return std::bit_cast<float>(largest_of(largest_bits(x, num)));
+}

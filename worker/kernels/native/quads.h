@@ -5,8 +5,6 @@
 // its keys are [D / 4][block_size] quads, its values [block_size / 4][D], and then there is a scale for each token.
 #pragma once
 
-#include <bit>
-
 #include "across.h"
 #include "vector.h"
 
@@ -138,11 +136,6 @@ static inline void store_number(Quad *to, int number, IntVec whole) {
 #else
     for (int i = 0; i < W; i++) to[i].numbers[number] = uint8_t(whole[i]);
 #endif
-}
-
-// The largest of `num` numbers without its sign; what is not finite is above all others.
-static inline float largest_size(const float *x, int num) {
-    return std::bit_cast<float>(largest_of(largest_bits(x, num)));
 }
 
 // From numbers up to `largest` to whole ones, and back. All that is too small for it counts as zero; where

@@ -64,9 +64,7 @@ struct Rounding {
 
     template <int PARTS>
     void round_one() const {
-        const int32_t bits = largest_of(largest_bits(x, ROW_BLOCK));
-        float largest;
-        memcpy(&largest, &bits, sizeof largest);
+        const float largest = largest_size(x, ROW_BLOCK);
         const float scale = largest / 127.0f + largest * 0.0f;  // NaN of what is not finite
         IntVec its_sums[PARTS];
         store_numbers<PARTS>(x, largest > 0 ? 127.0f / largest : 0.0f, numbers, its_sums);
